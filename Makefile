@@ -1,0 +1,125 @@
+# samebits: `make help` lists the targets.
+
+CC       := cc
+# The bits do not depend on the instruction set (tutorials/numerics.md), so the release build may
+# use all of this machine's; the sanitizer build uses the oldest, and the tests compare the two.
+ARCH     := -march=native
+PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash
+APT      := gcc libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev libutf8proc-dev \
+            libxxhash-dev libcmocka-dev
+CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -ffp-contract=off -I. \
+            $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+LIBS     := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lpthread -lm
+release_FLAGS := -O3 -g $(ARCH)
+asan_FLAGS    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+                 -fno-omit-frame-pointer
+fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+
+# ---- what exists by which phase: the layering rule --------------------------------------------
+PHASES    := 0 1
+MODULES_0 := $(wildcard model/*.c ref/*.c tutorials/common/*.c) \
+             scheduler/fingerprint.c scheduler/sequence.c scheduler/generate.c
+MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
+DEMO_0    := tutorials/00-no-cache/demo.c
+DEMO_1    := tutorials/01-kv-cache/demo.c
+
+# ---- tests: one program per file, linked with every module and the helpers ----------------------
+ALL_MODULES  := $(MODULES_1)
+TEST_SOURCES := $(wildcard tests/test_*.c)
+SLOW_SOURCES := $(wildcard tests/slow_*.c)
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES),$(wildcard tests/*.c))
+BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
+FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
+programs = $(patsubst %.c,build/$(1)/%,$(2))
+objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
+
+.PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands \
+        $(PHASES:%=phase%) build-test build-slow
+
+help:
+	@echo "make run           install what is missing, build phase 1 and let the model write"
+	@echo "make phase0        build ./demo: no cache, every token reads the text again"
+	@echo "make phase1        build ./demo: KV cache, static and dynamic"
+	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
+	@echo "make test-slow     the long sweeps: exp over every float, more schedules and prompts"
+	@echo "make bench         tokens/s beside the time of the matrix products alone"
+	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
+	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
+	@echo "make deps          install missing packages (apt; called by the targets above)"
+	@echo "make compile_commands   compile_commands.json for editors"
+	@echo "make clean         remove everything that was built"
+
+# Says nothing when all is there. The other targets build in a second make, which then sees the
+# packages that this one installed.
+deps:
+	@if ! (command -v $(CC) && command -v pkg-config && \
+	       pkg-config --exists $(PACKAGES) cmocka) >/dev/null 2>&1; then \
+	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
+	    echo "installing: $(APT)"; \
+	    command -v apt-get >/dev/null || \
+	        { echo "no apt-get here: install the development packages of" \
+	               "$(PACKAGES) and cmocka yourself"; exit 1; }; \
+	    $$sudo apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq $(APT) >/dev/null; \
+	fi
+
+run: phase1
+	./demo --prompt "Write a short story about a robot who learns to paint."
+
+$(PHASES:%=phase%): phase%: deps
+	@$(MAKE) --no-print-directory build/release/demo$*
+	@cp build/release/demo$* demo
+	@echo "built ./demo for phase $*; ./demo --help lists its options"
+
+test: deps
+	@$(MAKE) --no-print-directory build-test
+	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES))
+
+test-slow: deps
+	@$(MAKE) --no-print-directory build-test build-slow
+	@SLOW=1 tests/run $(call programs,release,$(SLOW_SOURCES) $(TEST_SOURCES))
+
+bench numerics: %: deps
+	@$(MAKE) --no-print-directory build-$*
+
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
+              build/$(b)/demo1)
+build-slow: $(call programs,release,$(SLOW_SOURCES))
+build-bench: $(BENCHES)
+	@for b in $(BENCHES); do $$b || exit 1; done
+build-numerics: build/release/tutorials/numerics/same_sums
+	@$<
+
+fuzz: deps
+	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
+	@$(MAKE) --no-print-directory $(FUZZERS)
+	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
+
+compile_commands: clean
+	bear -- $(MAKE) build-test build-slow build/release/tutorials/numerics/same_sums
+
+clean:
+	rm -rf build demo compile_commands.json
+
+# ---- how things are built -----------------------------------------------------------------------
+define rules
+build/$(1)/%.o: %.c
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+build/$(1)/demo%:
+	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
+build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
+	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
+	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
+build/$(1)/demo0: $$(call objects,$(1),$$(DEMO_0) $$(MODULES_0))
+build/$(1)/demo1: $$(call objects,$(1),$$(DEMO_1) $$(MODULES_1))
+endef
+$(eval $(call rules,release))
+$(eval $(call rules,asan))
+# libFuzzer comes with clang; the modules a target needs are few, so all are simply linked.
+$(eval $(call rules,fuzz))
+$(FUZZERS): CC := clang
+
+.SECONDARY:
+-include $(shell find build -name '*.d' 2>/dev/null)

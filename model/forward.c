@@ -1,0 +1,345 @@
+#include "model/forward.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const char *const tensor_names[N_TENSORS] = {
+    "embedding",
+    "attention norm",
+    "q",
+    "k",
+    "v",
+    "q after RoPE",
+    "k after RoPE",
+    "attention output",
+    "o projection",
+    "residual after attention",
+    "FFN norm",
+    "gate",
+    "up",
+    "SwiGLU",
+    "down projection",
+    "residual after FFN",
+    "final norm",
+    "logits",
+};
+
+const char *tensor_name(enum tensor_id id) {
+    return tensor_names[id];
+}
+
+/* The buffers of a pass. Rows are tokens unless a comment says otherwise. */
+struct workspace {
+    const struct model *model;
+    int max_tokens, max_logits;
+    int32_t *token_ids, *positions, *logit_rows, *drawn; /* drawn [n_logits] */
+    int64_t *slots;
+    float *x;                /* [hidden] the residual stream */
+    float *normed;           /* [hidden] */
+    float *q, *attention;    /* [n_heads * head_dim] */
+    float *k, *v;            /* [n_kv_heads * head_dim] */
+    float *gate, *up;        /* [ffn] */
+    float *branch;           /* [hidden] what a branch adds to the residual stream */
+    float *logits;           /* [n_logits, vocab_size] */
+    struct bfp_rows snapped; /* [widest input of a linear layer] */
+    struct kv_layer passing; /* keys and values of one layer when there is no cache */
+};
+
+struct workspace *workspace_new(const struct model *model, struct error *err) {
+    struct workspace *ws = calloc(1, sizeof *ws);
+    if (!ws)
+        error_set(err, "out of memory");
+    else
+        ws->model = model;
+    return ws;
+}
+
+static size_t max_size(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+enum { N_BUFFERS = 17 };
+
+struct buffer {
+    void **data;
+    size_t bytes;
+};
+
+/* Every buffer of ws with its size for the given batch: one list for allocating and freeing. */
+static void list_buffers(struct workspace *ws, int n_tokens, int n_logits,
+                         struct buffer out[N_BUFFERS]) {
+    const struct model_config *c = &ws->model->config;
+    size_t t = (size_t)n_tokens, l = (size_t)n_logits, f = sizeof(float);
+    size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
+    size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    size_t hidden = (size_t)c->hidden, ffn = (size_t)c->ffn;
+    size_t widest = max_size(max_size(hidden, q), ffn);
+    struct buffer list[N_BUFFERS] = {
+        {(void **)&ws->token_ids, sizeof(int32_t) * t},
+        {(void **)&ws->positions, sizeof(int32_t) * t},
+        {(void **)&ws->slots, sizeof(int64_t) * t},
+        {(void **)&ws->logit_rows, sizeof(int32_t) * l},
+        {(void **)&ws->drawn, sizeof(int32_t) * l},
+        {(void **)&ws->x, f * t * hidden},
+        {(void **)&ws->normed, f * t * hidden},
+        {(void **)&ws->q, f * t * q},
+        {(void **)&ws->attention, f * t * q},
+        {(void **)&ws->k, f * t * kv},
+        {(void **)&ws->v, f * t * kv},
+        {(void **)&ws->gate, f * t * ffn},
+        {(void **)&ws->up, f * t * ffn},
+        {(void **)&ws->branch, f * t * hidden},
+        {(void **)&ws->logits, f * l * (size_t)c->vocab_size},
+        {(void **)&ws->snapped.mantissas, sizeof(int16_t) * t * widest},
+        {(void **)&ws->snapped.exponents, t},
+    };
+    for (int i = 0; i < N_BUFFERS; i++)
+        out[i] = list[i];
+}
+
+static void release_all(struct workspace *ws) {
+    struct device *dev = ws->model->dev;
+    const struct model_config *c = &ws->model->config;
+    struct buffer list[N_BUFFERS];
+    list_buffers(ws, ws->max_tokens, ws->max_logits, list);
+    for (int i = 0; i < N_BUFFERS; i++) {
+        dev->ops->free(dev, *list[i].data, list[i].bytes);
+        *list[i].data = NULL;
+    }
+    kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim);
+    ws->max_tokens = ws->max_logits = 0;
+}
+
+void workspace_free(struct workspace *ws) {
+    if (!ws)
+        return;
+    release_all(ws);
+    free(ws);
+}
+
+static int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
+    if (ws->max_tokens >= n_tokens && ws->max_logits >= n_logits && ws->logits)
+        return 0;
+    struct device *dev = ws->model->dev;
+    int tokens = n_tokens > ws->max_tokens ? n_tokens : ws->max_tokens;
+    int logits = n_logits > ws->max_logits ? n_logits : ws->max_logits;
+    release_all(ws);
+    ws->max_tokens = tokens;
+    ws->max_logits = logits;
+    struct buffer list[N_BUFFERS];
+    list_buffers(ws, tokens, logits, list);
+    for (int i = 0; i < N_BUFFERS; i++) {
+        *list[i].data = dev->ops->alloc(dev, list[i].bytes, "the forward pass", err);
+        if (!*list[i].data) {
+            release_all(ws);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* What the steps of one pass share. */
+struct pass {
+    struct model *model;
+    struct workspace *ws;
+    const struct batch *batch;
+    const struct probe *probe;
+    struct device *dev;
+    const struct ops *ops;
+    int layer;
+};
+
+static int site(const struct pass *p, enum tensor_id id) {
+    return p->layer * N_TENSORS + (int)id;
+}
+
+static void see(const struct pass *p, enum tensor_id id, const float *x, int n_rows, int n_cols) {
+    if (p->probe)
+        p->probe->see(p->probe->context, id, p->layer, x, n_rows, n_cols);
+}
+
+/* y = x W^T + bias for the rows that were snapped last. */
+static void linear(const struct pass *p, float *y, const struct matrix *w, const float *bias,
+                   enum tensor_id id, int n_rows) {
+    p->ops->linear(p->dev, y, p->ws->snapped, w, n_rows);
+    if (bias)
+        p->ops->add_bias(p->dev, y, bias, n_rows, w->n);
+    see(p, id, y, n_rows, w->n);
+}
+
+/* Normalises the residual stream and snaps the result: the input of what follows. */
+static void norm_and_snap(const struct pass *p, const float *x, const float *gain,
+                          enum tensor_id before, enum tensor_id id, int n_rows) {
+    int hidden = p->model->config.hidden;
+    p->ops->rmsnorm(p->dev, p->ws->normed, x, gain, n_rows, hidden, 1, p->model->config.rms_eps,
+                    site(p, before));
+    see(p, id, p->ws->normed, n_rows, hidden);
+    p->ops->snap_rows(p->dev, p->ws->snapped, p->ws->normed, n_rows, hidden, site(p, id));
+}
+
+/* The q or k rows: normalised per head (Qwen3), then rotated. */
+static void norm_and_rotate(const struct pass *p, float *x, const float *gain,
+                            enum tensor_id before, enum tensor_id id, int n_heads) {
+    const struct model_config *c = &p->model->config;
+    int n = p->batch->n_tokens;
+    if (gain)
+        p->ops->rmsnorm(p->dev, x, x, gain, n * n_heads, c->head_dim, n_heads, c->rms_eps,
+                        site(p, before));
+    p->ops->rope(p->dev, x, p->ws->positions, p->model->rope_cos, p->model->rope_sin, n, n_heads,
+                 c->head_dim);
+    see(p, id, x, n, n_heads * c->head_dim);
+}
+
+/* Where the keys and values of sequence i go in this layer. Without a cache they live for this
+ * layer only, each sequence in the rows of its own tokens. */
+static struct kv_layer kv_of(const struct pass *p, int i) {
+    if (p->batch->caches)
+        return p->batch->caches[i]->layers[p->layer];
+    const struct model_config *c = &p->model->config;
+    size_t row = (size_t)p->batch->qo_indptr[i] * (size_t)c->n_kv_heads;
+    const struct kv_layer *all = &p->ws->passing;
+    return (struct kv_layer){all->k + row * (size_t)c->head_dim, all->v + row * (size_t)c->head_dim,
+                             all->k_exponents + row, all->v_exponents + row};
+}
+
+static void attend(const struct pass *p) {
+    const struct model_config *c = &p->model->config;
+    struct workspace *ws = p->ws;
+    struct attention_shape shape = {c->n_heads, c->n_kv_heads, c->head_dim,
+                                    1.0 / sqrt(c->head_dim)};
+    size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
+    size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    for (int i = 0; i < p->batch->n_sequences; i++) {
+        int first = p->batch->qo_indptr[i], end = p->batch->qo_indptr[i + 1];
+        struct kv_layer layer = kv_of(p, i);
+        p->ops->kv_append(p->dev, &layer, ws->k + (size_t)first * kv, ws->v + (size_t)first * kv,
+                          ws->slots + first, end - first, c->n_kv_heads, c->head_dim,
+                          site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
+        p->ops->attention(p->dev, ws->attention + (size_t)first * q, ws->q + (size_t)first * q,
+                          &layer, end - first, p->batch->positions[end - 1] + 1, &shape,
+                          site(p, TENSOR_ATTENTION));
+    }
+    see(p, TENSOR_ATTENTION, ws->attention, p->batch->n_tokens, (int)q);
+}
+
+/* x += branch */
+static void add_branch(const struct pass *p, enum tensor_id id) {
+    int n = p->batch->n_tokens, hidden = p->model->config.hidden;
+    p->ops->add(p->dev, p->ws->x, p->ws->x, p->ws->branch, (size_t)n * (size_t)hidden);
+    see(p, id, p->ws->x, n, hidden);
+}
+
+static void attention_block(const struct pass *p, const struct layer_weights *w) {
+    const struct model_config *c = &p->model->config;
+    struct workspace *ws = p->ws;
+    int n = p->batch->n_tokens;
+    norm_and_snap(p, ws->x, w->attention_norm, TENSOR_EMBEDDING, TENSOR_ATTENTION_NORM, n);
+    linear(p, ws->q, &w->q, w->q_bias, TENSOR_Q, n);
+    linear(p, ws->k, &w->k, w->k_bias, TENSOR_K, n);
+    linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
+    norm_and_rotate(p, ws->q, w->q_norm, TENSOR_Q, TENSOR_Q_ROTATED, c->n_heads);
+    norm_and_rotate(p, ws->k, w->k_norm, TENSOR_K, TENSOR_K_ROTATED, c->n_kv_heads);
+    attend(p);
+    p->ops->snap_rows(p->dev, ws->snapped, ws->attention, n, c->n_heads * c->head_dim,
+                      site(p, TENSOR_ATTENTION));
+    linear(p, ws->branch, &w->o, w->o_bias, TENSOR_O, n);
+    add_branch(p, TENSOR_MIDDLE);
+}
+
+static void ffn_block(const struct pass *p, const struct layer_weights *w) {
+    struct workspace *ws = p->ws;
+    int n = p->batch->n_tokens, ffn = p->model->config.ffn;
+    norm_and_snap(p, ws->x, w->ffn_norm, TENSOR_MIDDLE, TENSOR_FFN_NORM, n);
+    linear(p, ws->gate, &w->gate, w->gate_bias, TENSOR_GATE, n);
+    linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
+    p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
+    see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
+    p->ops->snap_rows(p->dev, ws->snapped, ws->gate, n, ffn, site(p, TENSOR_ACTIVATION));
+    linear(p, ws->branch, &w->down, w->down_bias, TENSOR_DOWN, n);
+    add_branch(p, TENSOR_RESIDUAL);
+}
+
+/* Final norm and output matrix, for the rows whose logits are wanted. */
+static void output_block(const struct pass *p) {
+    struct workspace *ws = p->ws;
+    int n = p->batch->n_logits, hidden = p->model->config.hidden;
+    if (!n)
+        return;
+    p->ops->take_rows(p->dev, ws->branch, ws->x, ws->logit_rows, n, hidden);
+    norm_and_snap(p, ws->branch, p->model->final_norm, TENSOR_RESIDUAL, TENSOR_FINAL_NORM, n);
+    linear(p, ws->logits, model_output(p->model), NULL, TENSOR_LOGITS, n);
+}
+
+/* Gets memory and uploads what the ops read of the batch. */
+static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
+                   struct error *err) {
+    struct device *dev = model->dev;
+    const struct model_config *c = &model->config;
+    int n = batch->n_tokens, last = 0;
+    for (int i = 0; i < n; i++)
+        last = batch->positions[i] > last ? batch->positions[i] : last;
+    if (model_reserve_positions(model, last + 1, err) ||
+        workspace_reserve(ws, n, batch->n_logits, err))
+        return -1;
+    if (!batch->caches && !ws->passing.k &&
+        kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, err))
+        return -1;
+    int64_t *slots = malloc(sizeof *slots * (size_t)n);
+    if (!slots)
+        return error_set(err, "out of memory");
+    for (int i = 0; i < n; i++)
+        slots[i] = batch->positions[i];
+    dev->ops->upload(dev, ws->slots, slots, sizeof *slots * (size_t)n);
+    free(slots);
+    dev->ops->upload(dev, ws->token_ids, batch->token_ids, sizeof(int32_t) * (size_t)n);
+    dev->ops->upload(dev, ws->positions, batch->positions, sizeof(int32_t) * (size_t)n);
+    dev->ops->upload(dev, ws->logit_rows, batch->logit_rows,
+                     sizeof(int32_t) * (size_t)batch->n_logits);
+    return 0;
+}
+
+float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
+               const struct probe *probe, struct error *err) {
+    if (prepare(model, ws, batch, err))
+        return NULL;
+    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
+    p.ops->embed(p.dev, ws->x, ws->token_ids, &model->embedding, batch->n_tokens);
+    see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
+    for (; p.layer < model->config.n_layers; p.layer++) {
+        attention_block(&p, &model->layers[p.layer]);
+        ffn_block(&p, &model->layers[p.layer]);
+    }
+    output_block(&p);
+    return ws->logits;
+}
+
+/* Turns a fault into a sentence: which tensor, where in the model, where in the text. */
+static int describe_fault(const struct batch *batch, struct fault fault, int n_layers,
+                          struct error *err) {
+    int layer = fault.site / N_TENSORS;
+    enum tensor_id id = (enum tensor_id)(fault.site % N_TENSORS);
+    int row = layer == n_layers ? batch->logit_rows[fault.token] : fault.token;
+    int sequence = 0;
+    while (batch->qo_indptr[sequence + 1] <= row)
+        sequence++;
+    return error_set(
+        err,
+        "layer %d of %d, %s, sequence %d, position %d: a NaN, an infinity or a value too "
+        "large appeared. Are the weights those of this config?",
+        layer, n_layers, tensor_name(id), sequence, batch->positions[row]);
+}
+
+int forward_finish(struct model *model, struct workspace *ws, const struct batch *batch,
+                   const struct sampling *how, int32_t *token_ids, struct error *err) {
+    struct device *dev = model->dev;
+    int n = batch->n_logits;
+    if (n) {
+        dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
+                         model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
+        dev->ops->download(dev, token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
+    }
+    struct fault fault;
+    if (dev->ops->sync(dev, &fault, err))
+        return -1;
+    return fault.site < 0 ? 0 : describe_fault(batch, fault, model->config.n_layers, err);
+}

@@ -1,0 +1,35 @@
+/*
+ * kv_cache.h - what the forward pass needs of a contiguous KV cache of one sequence.
+ *
+ * The kinds of cache (static, dynamic) are in scheduler/kv_contiguous.h. The position of a token
+ * in its sequence is its slot.
+ */
+#ifndef SAMEBITS_KV_CACHE_H
+#define SAMEBITS_KV_CACHE_H
+
+#include "model/error.h"
+#include "model/ops.h"
+
+struct kv_cache {
+    struct kv_layer *layers; /* host array [n_layers] of device pointers */
+    int n_layers, n_kv_heads, head_dim;
+    int capacity;       /* positions that fit now */
+    size_t bytes;       /* device memory held */
+    struct device *dev; /* not owned */
+    /* Makes room for n_positions, keeping what is stored. Returns 0, or -1 with err set. */
+    int (*reserve)(struct kv_cache *cache, int n_positions, struct error *err);
+};
+
+/* Allocates k, v and their exponents of one layer for n_slots tokens. Returns 0, or -1 with err set
+ * and nothing allocated. */
+int kv_layer_alloc(struct kv_layer *layer, struct device *dev, int n_slots, int n_kv_heads,
+                   int head_dim, struct error *err);
+
+/* Frees what kv_layer_alloc with the same sizes gave. */
+void kv_layer_free(struct kv_layer *layer, struct device *dev, int n_slots, int n_kv_heads,
+                   int head_dim);
+
+/* Device memory of one layer of n_slots tokens, in bytes. */
+size_t kv_layer_bytes(int n_slots, int n_kv_heads, int head_dim);
+
+#endif

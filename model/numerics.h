@@ -1,0 +1,225 @@
+/*
+ * numerics.h - the arithmetic that every device shares, from one source.
+ *
+ * gcc, g++ and nvcc compile these lines with contraction off, so a value computed here has the
+ * same bits on every CPU and GPU. Only IEEE 754 operations, fmaf and bit patterns are used: never
+ * libm's or CUDA's exp, whose last bit differs between versions.
+ *
+ * BFP16 (block floating point, 16 bits): a row of n values is stored as int16 mantissas q[i] and
+ * one exponent e and stands for q[i] * 2^(e-15). The sum of products of two such rows is an
+ * integer below 2^53, so it is exact in int64 and in double, in every order.
+ * The idea of exact, order-free sums: Demmel and Nguyen, "Fast Reproducible Floating-Point
+ * Summation", 2013; block floating point: Wilkinson, "Rounding Errors in Algebraic Processes".
+ */
+#ifndef SAMEBITS_NUMERICS_H
+#define SAMEBITS_NUMERICS_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define NUM_FN static __host__ __device__ __forceinline__
+#else
+#define NUM_FN static inline
+#endif
+
+enum {
+    BFP_MAX_MANTISSA = 32639, /* 0x7F7F: splits into 256*h + l with h and l signed 8-bit digits */
+    BFP_MIN_EXPONENT = -100,
+    BFP_MAX_EXPONENT = 127,
+    ATTENTION_TILE = 256, /* KV positions per tile: the one order that this engine fixes */
+};
+
+NUM_FN uint32_t num_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+NUM_FN float num_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* 2^n as a float, -126 <= n <= 127. */
+NUM_FN float num_pow2f(int n) {
+    return num_float((uint32_t)(n + 127) << 23);
+}
+
+/* 2^n as a double, -1022 <= n <= 1023. */
+NUM_FN double num_pow2(int n) {
+    uint64_t bits = (uint64_t)(n + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/*
+ * x rounded to the nearest integer, ties to even, for |x| <= 2^22. Adding 1.5 * 2^23 leaves no
+ * fraction bits, so the hardware's own rounding does the work and the low bits are the integer.
+ * (rintf would need a rounding instruction that old CPUs lack, and a call there.)
+ */
+NUM_FN int32_t num_rint(float x) {
+    const float shift = 12582912.0f;
+    return (int32_t)(num_bits(x + shift) - num_bits(shift));
+}
+
+/* |x| as an integer that orders like the magnitude, with infinity and NaN above everything: the
+ * maximum over a row of these finds the largest value and any non-finite one, in any order. */
+NUM_FN uint32_t num_magnitude(float x) {
+    return num_bits(x) & 0x7fffffffu;
+}
+
+/*
+ * The exponent of a BFP16 row whose largest num_magnitude is `largest`: the smallest e >= -100
+ * with rint(max * 2^(15-e)) <= 32639. More than BFP_MAX_EXPONENT means that the row cannot be
+ * stored: it holds a NaN, an infinity or a value too large.
+ */
+NUM_FN int num_row_exponent(uint32_t largest) {
+    int e = (int)(largest >> 23) - 126;
+    if (e > BFP_MAX_EXPONENT)
+        return BFP_MAX_EXPONENT + 1;
+    if (e < BFP_MIN_EXPONENT)
+        e = BFP_MIN_EXPONENT;
+    if (num_rint(num_float(largest) * num_pow2f(15 - e)) > BFP_MAX_MANTISSA)
+        e++;
+    return e;
+}
+
+/* The mantissa of x in a row with scale = num_pow2f(15 - e). */
+NUM_FN int16_t num_mantissa(float x, float scale) {
+    return (int16_t)num_rint(x * scale);
+}
+
+/* Snaps x[n] to mantissas q[n] and returns the exponent; BFP_MAX_EXPONENT + 1, with q all zero,
+ * when the row cannot be stored. For one thread; kernels share the pieces above. */
+NUM_FN int num_snap_row(int16_t *q, const float *x, int n) {
+    uint32_t largest = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t m = num_magnitude(x[i]);
+        largest = m > largest ? m : largest;
+    }
+    int e = num_row_exponent(largest);
+    if (e > BFP_MAX_EXPONENT) {
+        memset(q, 0, sizeof *q * (size_t)n);
+        return e;
+    }
+    float scale = num_pow2f(15 - e);
+    for (int i = 0; i < n; i++)
+        q[i] = num_mantissa(x[i], scale);
+    return e;
+}
+
+/* An exact integer sum of products, scaled by 2^exponent: the one rounding of a linear layer.
+ * -1022 <= exponent <= 1023. */
+NUM_FN float num_dot_to_float(double dot, int exponent) {
+    return (float)(dot * num_pow2(exponent));
+}
+
+/*
+ * e^x to within 1 ulp for every float; exp(0) = 1, exp(-inf) = 0, exp(inf) = inf, NaN stays NaN.
+ *
+ * Cody and Waite's reduction x = n*ln2 + r, |r| <= ln2/2 (ln2 in two pieces), a polynomial for
+ * e^r, then 2^n in two factors, so that results below 2^-126 are rounded once and not flushed.
+ * The coefficients interpolate (e^r - 1 - r) / r^2 at Chebyshev points.
+ */
+NUM_FN float num_exp(float x) {
+    const float shift = 12582912.0f;
+    /* Outside these bounds the result is 0 or infinity already; NaN fails both comparisons. */
+    x = x < -105.0f ? -105.0f : x;
+    x = x > 89.0f ? 89.0f : x;
+    float shifted = fmaf(x, 0x1.715476p+0f, shift);
+    int32_t n = (int32_t)(num_bits(shifted) - num_bits(shift));
+    float whole = shifted - shift;
+    float high = fmaf(whole, -0x1.62e430p-1f, x); /* exact: a multiple of 2^-24 below 1 */
+    float low = whole * 0x1.05c610p-29f;
+    float r = high + low;
+    float q = 0x1.a1256cp-13f;
+    q = fmaf(q, r, 0x1.6d43b0p-10f);
+    q = fmaf(q, r, 0x1.1110e0p-7f);
+    q = fmaf(q, r, 0x1.5554e8p-5f);
+    q = fmaf(q, r, 0x1.555556p-3f);
+    q = fmaf(q, r, 0.5f);
+    /* 1 + high + (low + r^2 q), with what the first addition loses carried into the small part. */
+    float sum = 1.0f + high;
+    float lost = high - (sum - 1.0f);
+    float y = sum + (lost + fmaf(r * r, q, low));
+    /* Unsigned, because n is meaningless when x is a NaN and must only not be undefined. */
+    uint32_t half = (uint32_t)(n + 256) >> 1;
+    uint32_t rest = (uint32_t)(n + 256) - half;
+    y = y * num_float((half - 128u + 127u) << 23);
+    return y * num_float((rest - 128u + 127u) << 23);
+}
+
+/* silu(x) = x / (1 + e^-x) (Elfwing et al., 2017; SwiGLU: Shazeer, 2020). */
+NUM_FN float num_silu(float x) {
+    return x / (1.0f + num_exp(-x));
+}
+
+/* 0 <= x <= 2^23 rounded to the nearest integer, ties to even: adding 2^23 leaves no fraction bits,
+ * and the bit pattern of 2^23 + i is i above that of 2^23. */
+NUM_FN uint32_t num_rint_positive(float x) {
+    return num_bits(x + 8388608.0f) - num_bits(8388608.0f);
+}
+
+/* A probability p in [0, 1] as an integer in units of 2^-23: tiles sum these, so that the order of
+ * the sum cannot matter. */
+NUM_FN uint32_t num_probability_units(float p) {
+    return num_rint_positive(p * 8388608.0f);
+}
+
+/*
+ * The weight of a value row in attention: p * 2^e, exact, with results below 2^-126 set to 0.
+ * In double, because the float product would round up to 2^-126 just below it.
+ */
+NUM_FN float num_value_weight(float p, int e) {
+    double w = (double)p * num_pow2(e);
+    return (float)(w * (w >= 0x1p-126)); /* no branch: compilers turn the loop into vectors */
+}
+
+/* ---- sampling ---------------------------------------------------------------------------------
+ */
+
+/* The weight of a logit in sampling, in units of 2^-30; logit <= max, temperature > 0. */
+NUM_FN uint32_t num_sampling_weight(float logit, float max, float temperature) {
+    float p = num_exp((logit - max) / temperature) * 1073741824.0f;
+    return p >= 8388608.0f ? (uint32_t)p : num_rint_positive(p); /* from 2^23 on, no fraction */
+}
+
+struct philox_key {
+    uint32_t word[2];
+};
+struct philox_block {
+    uint32_t word[4];
+};
+
+/* Philox4x32-10, a counter-based generator: Salmon et al., "Parallel Random Numbers: As Easy as
+ * 1, 2, 3", 2011. The same key and counter give the same 128 bits everywhere, in any order. */
+NUM_FN struct philox_block num_philox(struct philox_key key, struct philox_block counter) {
+    struct philox_block x = counter;
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * x.word[0];
+        uint64_t b = (uint64_t)0xCD9E8D57u * x.word[2];
+        uint32_t y0 = (uint32_t)(b >> 32) ^ x.word[1] ^ key.word[0];
+        uint32_t y2 = (uint32_t)(a >> 32) ^ x.word[3] ^ key.word[1];
+        x.word[1] = (uint32_t)b;
+        x.word[3] = (uint32_t)a;
+        x.word[0] = y0;
+        x.word[2] = y2;
+        key.word[0] += 0x9E3779B9u;
+        key.word[1] += 0xBB67AE85u;
+    }
+    return x;
+}
+
+/* The upper 64 bits of a * b: maps a random 64-bit a to 0 ... b-1. */
+NUM_FN uint64_t num_mul_high(uint64_t a, uint64_t b) {
+    uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
+    uint64_t low = a0 * b0, mid = a1 * b0 + (low >> 32);
+    uint64_t mid2 = a0 * b1 + (uint32_t)mid;
+    return a1 * b1 + (mid >> 32) + (mid2 >> 32);
+}
+
+#endif

@@ -1,0 +1,195 @@
+/*
+ * ops.h - the op table: everything the model asks of a device.
+ *
+ * One table per device: ref_ops (C over OpenBLAS) today, CUDA and its emulation beside it. The
+ * forward pass (forward.c) knows only this table. All tables give the same bits (numerics.h).
+ *
+ * Rules for the caller
+ * - Every data pointer below is memory of the device (from `alloc`), unless the comment says
+ *   "host". Arrays are dense and row-major; dimensions stand in brackets, slowest first.
+ * - Ops run in the order of the calls and may be still running when the call returns; `download`
+ *   and `sync` wait for them.
+ * - Output and input may be the same array only where the comment says "in place".
+ * - Ops that snap rows to BFP16 take a `site`: a number that the caller chooses to recognise the
+ *   tensor. A row that holds a NaN, an infinity or a value too large is stored as zeros, and the
+ *   fault (lowest site, then lowest token) is kept until the next `sync` reports it.
+ *
+ * Dimension names, the same everywhere: n_tokens (rows of this call, of all sequences), hidden,
+ * n_heads, n_kv_heads, head_dim, n (outputs), k (inputs), vocab.
+ */
+#ifndef SAMEBITS_OPS_H
+#define SAMEBITS_OPS_H
+
+#include "model/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct ops;
+
+/* What every device begins with. Its maker embeds it in a larger struct. */
+struct device {
+    const struct ops *ops;
+    size_t bytes;      /* allocated now */
+    size_t peak_bytes; /* most allocated at once; the caller may reset it to `bytes` */
+};
+
+struct device_options {
+    int n_threads; /* CPU threads for matrix products; 0: as many as the library likes */
+};
+
+/* The first row that could not be snapped since the last sync. */
+struct fault {
+    int site;  /* -1: none */
+    int token; /* row of the call that failed, counted in tokens */
+};
+
+/* Weights W[n][k] of a linear layer, each output row snapped to BFP16, in the device's own form. */
+struct matrix {
+    int n, k;
+    void *mantissas;   /* cpu: double [n, k], integer-valued, as dgemm wants them */
+    int8_t *exponents; /* [n] */
+};
+
+/* Rows of activations snapped to BFP16: row i stands for mantissas[i] * 2^(exponents[i]-15). */
+struct bfp_rows {
+    int16_t *mantissas; /* [n_rows, n_cols] */
+    int8_t *exponents;  /* [n_rows] */
+};
+
+/* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
+ * exponent. A contiguous cache is one sequence with slot = position. */
+struct kv_layer {
+    int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
+    int8_t *k_exponents, *v_exponents; /* [n_slots, n_kv_heads] */
+};
+
+struct attention_shape {
+    int n_heads, n_kv_heads, head_dim; /* query head h reads kv head h / (n_heads / n_kv_heads) */
+    double scale;                      /* multiplies the scores, usually 1 / sqrt(head_dim) */
+};
+
+/* How the next token of one row of logits is drawn. */
+struct sampling {
+    float temperature; /* 0: greedy */
+    int top_k;         /* keep the k largest; 0: all */
+    float top_p;       /* keep the fewest largest that hold this share; 1: all */
+    uint64_t seed;
+    uint32_t sequence; /* number of the sequence: with seed, the key of the random numbers */
+    uint32_t position; /* position of the token to be drawn: their counter */
+};
+
+struct ops {
+    const char *name; /* as in --device */
+
+    /* ---- device and memory ------------------------------------------------------------------ */
+
+    /* Returns the device, or NULL with err set. close frees it; all its memory must be freed. */
+    struct device *(*open)(const struct device_options *options, struct error *err);
+    void (*close)(struct device *dev);
+
+    /* At least 64-byte aligned, contents undefined. NULL with err set (`what` names the purpose)
+     * when there is not enough; bytes = 0 gives a valid pointer. free takes the same bytes; NULL is
+     * fine. */
+    void *(*alloc)(struct device *dev, size_t bytes, const char *what, struct error *err);
+    void (*free)(struct device *dev, void *data, size_t bytes);
+    void (*upload)(struct device *dev, void *to, const void *from_host, size_t bytes);
+    void (*download)(struct device *dev, void *to_host, const void *from, size_t bytes);
+    void (*copy)(struct device *dev, void *to, const void *from, size_t bytes);
+
+    /* Waits for all ops. Returns -1 with err set when the device failed. *fault tells of the first
+     * row that could not be snapped and forgets it. */
+    int (*sync)(struct device *dev, struct fault *fault, struct error *err);
+
+    /* Room for W[n][k]; then its rows, from host memory: mantissas [n_rows, k], exponents
+     * [n_rows]. Returns 0, or -1 with err set. */
+    int (*matrix_create)(struct device *dev, struct matrix *w, int n, int k, struct error *err);
+    void (*matrix_put)(struct device *dev, struct matrix *w, int first_row, int n_rows,
+                       const int16_t *mantissas, const int8_t *exponents);
+    void (*matrix_free)(struct device *dev, struct matrix *w);
+
+    /* ---- operations ------------------------------------------------------------------------- */
+
+    /* The rows of the embedding matrix w, back in float32. Ids must be in 0 ... w->n - 1. */
+    void (*embed)(struct device *dev, float *y, /* [n_tokens, w->k] */
+                  const int32_t *token_ids,     /* [n_tokens] */
+                  const struct matrix *w, int n_tokens);
+
+    /* y[i] = x[rows[i]]: picks the rows whose logits are wanted. */
+    void (*take_rows)(struct device *dev, float *y, /* [n_rows, n_cols] */
+                      const float *x,               /* [any, n_cols] */
+                      const int32_t *rows,          /* [n_rows] */
+                      int n_rows, int n_cols);
+
+    /* Row snap to BFP16. */
+    void (*snap_rows)(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
+                      const float *x,                        /* [n_rows, n_cols] */
+                      int n_rows, int n_cols, int site);
+
+    /* y = x W^T: exact integer dot products, each rounded once. */
+    void (*linear)(struct device *dev, float *y, /* [n_tokens, w->n] */
+                   struct bfp_rows x,            /* [n_tokens, w->k] */
+                   const struct matrix *w, int n_tokens);
+
+    /* y += bias, in place. */
+    void (*add_bias)(struct device *dev, float *y, /* [n_tokens, n] */
+                     const float *bias,            /* [n] */
+                     int n_tokens, int n);
+
+    /* y = x / sqrt(mean(x^2) + eps) * gain per row (Zhang and Sennrich, 2019); in place is fine.
+     * Qwen3's q/k norm is the same with a row per head: rows_per_token = heads, else 1. */
+    void (*rmsnorm)(struct device *dev, float *y, /* [n_rows, n_cols] */
+                    const float *x,               /* [n_rows, n_cols] */
+                    const float *gain,            /* [n_cols] */
+                    int n_rows, int n_cols, int rows_per_token, double eps, int site);
+
+    /* Rotary position embedding (Su et al., 2021), half-split pairs (d, d + head_dim/2), in place.
+     * cos and sin come from rope_table.h. */
+    void (*rope)(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
+                 const int32_t *positions,     /* [n_tokens] */
+                 const float *cos_table,       /* [n_positions, head_dim / 2] */
+                 const float *sin_table,       /* [n_positions, head_dim / 2] */
+                 int n_tokens, int n_heads, int head_dim);
+
+    /* Snaps each key row and value row and writes it to its slot; a negative slot is skipped. */
+    void (*kv_append)(struct device *dev, const struct kv_layer *kv,
+                      const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
+                      const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
+                      const int64_t *slots, /* [n_tokens] */
+                      int n_tokens, int n_kv_heads, int head_dim, int site_k, int site_v);
+
+    /* Causal attention of one sequence over its contiguous cache: the queries are the last
+     * n_tokens of kv_len positions, already appended. Tiles and merge order: numerics.h and the
+     * comment in ref/attention.c (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et
+     * al., 2022). */
+    void (*attention)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                      const float *q,               /* [n_tokens, n_heads, head_dim] */
+                      const struct kv_layer *kv, int n_tokens, int kv_len,
+                      const struct attention_shape *shape, int site);
+
+    /* y = silu(gate) * up; y may be gate or up. */
+    void (*silu_mul)(struct device *dev, float *y, /* [count] */
+                     const float *gate,            /* [count] */
+                     const float *up,              /* [count] */
+                     size_t count);
+
+    /* y = x + z; y may be x or z. */
+    void (*add)(struct device *dev, float *y, /* [count] */
+                const float *x,               /* [count] */
+                const float *z,               /* [count] */
+                size_t count);
+
+    /* The next token of each row: greedy (lowest id on ties) or drawn. A logit that is not finite
+     * is a fault and gives token 0. */
+    void (*sample)(struct device *dev, int32_t *token_ids, /* [n_rows] */
+                   const float *logits,                    /* [n_rows, vocab] */
+                   const struct sampling *how,             /* host [n_rows] */
+                   int n_rows, int vocab, int site);
+};
+
+extern const struct ops ref_ops;
+
+/* The table called `name`, or NULL with err set to a line that lists the ones built in. */
+const struct ops *ops_find(const char *name, struct error *err);
+
+#endif

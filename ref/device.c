@@ -1,0 +1,139 @@
+/* The reference device: ordinary memory, OpenBLAS threads, and the op table itself. */
+#include "ref/ref.h"
+
+#include <cblas.h>
+#include <stdlib.h>
+
+enum { ALIGNMENT = 64 };
+
+static struct device *open_device(const struct device_options *options, struct error *err) {
+    struct ref_device *ref = calloc(1, sizeof *ref);
+    if (!ref) {
+        error_set(err, "cpu: out of memory");
+        return NULL;
+    }
+    ref->base.ops = &ref_ops;
+    ref->fault.site = -1;
+    if (options->n_threads > 0)
+        openblas_set_num_threads(options->n_threads);
+    return &ref->base;
+}
+
+static void close_device(struct device *dev) {
+    struct ref_device *ref = (struct ref_device *)dev;
+    if (!ref)
+        return;
+    for (int i = 0; i < N_SCRATCH; i++)
+        dev->ops->free(dev, ref->scratch[i].data, ref->scratch[i].bytes);
+    free(ref);
+}
+
+static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    /* aligned_alloc wants a multiple of the alignment. */
+    size_t rounded = (bytes / ALIGNMENT + 1) * ALIGNMENT;
+    void *data = rounded > bytes ? aligned_alloc(ALIGNMENT, rounded) : NULL;
+    if (!data) {
+        error_set(err, "cpu: not enough memory for %s (%.1f MB)", what, (double)bytes / 1e6);
+        return NULL;
+    }
+    dev->bytes += bytes;
+    if (dev->bytes > dev->peak_bytes)
+        dev->peak_bytes = dev->bytes;
+    return data;
+}
+
+static void release(struct device *dev, void *data, size_t bytes) {
+    if (!data)
+        return;
+    dev->bytes -= bytes;
+    free(data);
+}
+
+static void copy_bytes(struct device *dev, void *to, const void *from, size_t bytes) {
+    (void)dev;
+    if (bytes)
+        memcpy(to, from, bytes);
+}
+
+static int sync_device(struct device *dev, struct fault *fault, struct error *err) {
+    struct ref_device *ref = (struct ref_device *)dev;
+    *fault = ref->fault;
+    ref->fault.site = -1;
+    if (ref->out_of_memory) {
+        error_set(err, "cpu: not enough memory for the scratch space of %s", ref->out_of_memory);
+        ref->out_of_memory = NULL;
+        return -1;
+    }
+    return 0;
+}
+
+void ref_fault(struct device *dev, int site, int token) {
+    struct fault *known = &((struct ref_device *)dev)->fault;
+    if (known->site < 0 || site < known->site || (site == known->site && token < known->token))
+        *known = (struct fault){site, token};
+}
+
+void *ref_scratch(struct device *dev, enum ref_scratch which, size_t bytes, const char *op) {
+    struct ref_device *ref = (struct ref_device *)dev;
+    if (bytes > ref->scratch[which].bytes || !ref->scratch[which].data) {
+        release(dev, ref->scratch[which].data, ref->scratch[which].bytes);
+        ref->scratch[which].data = allocate(dev, bytes, op, NULL);
+        ref->scratch[which].bytes = ref->scratch[which].data ? bytes : 0;
+        if (!ref->scratch[which].data)
+            ref->out_of_memory = op;
+    }
+    return ref->scratch[which].data;
+}
+
+static void matrix_release(struct device *dev, struct matrix *w) {
+    release(dev, w->mantissas, sizeof(double) * (size_t)w->n * (size_t)w->k);
+    release(dev, w->exponents, (size_t)w->n);
+    *w = (struct matrix){0};
+}
+
+static int matrix_create(struct device *dev, struct matrix *w, int n, int k, struct error *err) {
+    *w = (struct matrix){.n = n, .k = k};
+    w->mantissas = allocate(dev, sizeof(double) * (size_t)n * (size_t)k, "weights", err);
+    w->exponents = allocate(dev, (size_t)n, "weights", err);
+    if (w->mantissas && w->exponents)
+        return 0;
+    matrix_release(dev, w);
+    return -1;
+}
+
+static void matrix_put(struct device *dev, struct matrix *w, int first_row, int n_rows,
+                       const int16_t *mantissas, const int8_t *exponents) {
+    (void)dev;
+    double *to = (double *)w->mantissas + (size_t)first_row * (size_t)w->k;
+    size_t count = (size_t)n_rows * (size_t)w->k;
+    for (size_t i = 0; i < count; i++)
+        to[i] = mantissas[i];
+    memcpy(w->exponents + first_row, exponents, (size_t)n_rows);
+}
+
+const struct ops ref_ops = {
+    .name = "cpu",
+    .open = open_device,
+    .close = close_device,
+    .alloc = allocate,
+    .free = release,
+    .upload = copy_bytes,
+    .download = copy_bytes,
+    .copy = copy_bytes,
+    .sync = sync_device,
+    .matrix_create = matrix_create,
+    .matrix_put = matrix_put,
+    .matrix_free = matrix_release,
+    .embed = ref_embed,
+    .take_rows = ref_take_rows,
+    .snap_rows = ref_snap_rows,
+    .linear = ref_linear,
+    .add_bias = ref_add_bias,
+    .rmsnorm = ref_rmsnorm,
+    .rope = ref_rope,
+    .kv_append = ref_kv_append,
+    .attention = ref_attention,
+    .silu_mul = ref_silu_mul,
+    .add = ref_add,
+    .sample = ref_sample,
+};

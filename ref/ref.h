@@ -1,0 +1,55 @@
+/*
+ * ref.h - what the reference's files share: the device and its scratch memory.
+ *
+ * The reference is plain C; every matrix product is a cblas_dgemm or cblas_dgemv on doubles that
+ * hold integers, so any OpenBLAS kernel and any number of threads gives the same bits.
+ */
+#ifndef SAMEBITS_REF_H
+#define SAMEBITS_REF_H
+
+#include "model/numerics.h"
+#include "model/ops.h"
+
+/* Scratch areas that ops use at the same time; each grows to the largest size ever asked for. */
+enum ref_scratch { SCRATCH_X, SCRATCH_Y, SCRATCH_Q, SCRATCH_SOFTMAX, SCRATCH_STATE, N_SCRATCH };
+
+struct ref_device {
+    struct device base;
+    struct fault fault;
+    const char *out_of_memory; /* the op that could not get scratch memory, or NULL */
+    struct {
+        void *data;
+        size_t bytes;
+    } scratch[N_SCRATCH];
+};
+
+/* Scratch memory of at least this size, contents undefined; NULL when there is none: the op then
+ * returns at once and the next sync reports it under the name `op`. */
+void *ref_scratch(struct device *dev, enum ref_scratch which, size_t bytes, const char *op);
+
+/* Remembers the fault if it comes before the one already known. */
+void ref_fault(struct device *dev, int site, int token);
+
+/* num_snap_row that reports a bad row as a fault and gives it the exponent of a row of zeros. */
+int8_t ref_snap_or_fault(struct device *dev, int16_t *q, const float *x, int n, int site,
+                         int token);
+
+/* The entries of ref_ops, described in model/ops.h. */
+void ref_embed(struct device *, float *, const int32_t *, const struct matrix *, int);
+void ref_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
+void ref_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);
+void ref_linear(struct device *, float *, struct bfp_rows, const struct matrix *, int);
+void ref_add_bias(struct device *, float *, const float *, int, int);
+void ref_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
+                 int);
+void ref_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
+              int);
+void ref_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
+                   const int64_t *, int, int, int, int, int);
+void ref_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
+                   const struct attention_shape *, int);
+void ref_silu_mul(struct device *, float *, const float *, const float *, size_t);
+void ref_add(struct device *, float *, const float *, const float *, size_t);
+void ref_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);
+
+#endif

@@ -1,0 +1,23 @@
+/* rmsnorm: the sum of squares is an exact integer; the root is taken in double and rounded once. */
+#include "ref/ref.h"
+
+void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
+                 const float *x,               /* [n_rows, n_cols] */
+                 const float *gain,            /* [n_cols] */
+                 int n_rows, int n_cols, int rows_per_token, double eps, int site) {
+    int16_t *q = ref_scratch(dev, SCRATCH_Q, sizeof *q * (size_t)n_cols, "rmsnorm");
+    if (!q)
+        return;
+    for (int row = 0; row < n_rows; row++) {
+        const float *from = x + (size_t)row * (size_t)n_cols;
+        float *to = y + (size_t)row * (size_t)n_cols;
+        int e = ref_snap_or_fault(dev, q, from, n_cols, site, row / rows_per_token);
+        int64_t sum = 0;
+        for (int i = 0; i < n_cols; i++)
+            sum += (int32_t)q[i] * q[i];
+        double mean = (double)sum * num_pow2(2 * (e - 15)) / n_cols;
+        float r = (float)(1.0 / sqrt(mean + eps));
+        for (int i = 0; i < n_cols; i++)
+            to[i] = from[i] * r * gain[i];
+    }
+}

@@ -1,0 +1,110 @@
+/*
+ * sample: greedy choice, or a draw whose probabilities are integers (units of 2^-30 of the most
+ * likely token), so that prefix sums are exact and the same token is drawn on every device.
+ *
+ * 1. The largest logit, lowest id on ties. Temperature 0 ends here.
+ * 2. w_i = rint(exp((l_i - max) / T) * 2^30).
+ * 3. Tokens ordered by (logit descending, id ascending): top-k keeps the first k, then top-p the
+ *    shortest prefix whose weights reach top_p times the sum of the kept ones (at least one).
+ * 4. A 64-bit Philox number becomes r in [0, sum of kept); walking the kept tokens in order of id,
+ *    the first whose running sum exceeds r is drawn.
+ */
+#include "ref/ref.h"
+
+#include <stdlib.h>
+
+struct candidate {
+    float logit;
+    int32_t id;
+    uint32_t weight;
+};
+
+static int by_logit(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+static int by_id(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    return x->id < y->id ? -1 : 1;
+}
+
+/* -1 when a logit is not finite. */
+static int32_t argmax(const float *logits, int vocab) {
+    int32_t best = 0;
+    uint32_t largest = 0;
+    for (int i = 0; i < vocab; i++) {
+        uint32_t m = num_magnitude(logits[i]);
+        largest = m > largest ? m : largest;
+        best = logits[i] > logits[best] ? i : best;
+    }
+    return largest >= 0x7f800000u ? -1 : best;
+}
+
+static uint64_t sum_of(const struct candidate *c, int n) {
+    uint64_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += c[i].weight;
+    return sum;
+}
+
+/* Orders the candidates by likelihood and returns how many of them stay. */
+static int truncate_candidates(struct candidate *c, int n, int top_k, float top_p) {
+    qsort(c, (size_t)n, sizeof *c, by_logit);
+    if (top_k > 0 && top_k < n)
+        n = top_k;
+    double enough = ceil((double)top_p * (double)sum_of(c, n));
+    uint64_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += c[i].weight;
+        if ((double)sum >= enough)
+            return i + 1;
+    }
+    return n;
+}
+
+static uint64_t random_bits(const struct sampling *how) {
+    struct philox_key key = {{(uint32_t)how->seed, how->sequence}};
+    struct philox_block counter = {{how->position, (uint32_t)(how->seed >> 32), 0, 0}};
+    struct philox_block bits = num_philox(key, counter);
+    return (uint64_t)bits.word[1] << 32 | bits.word[0];
+}
+
+static int32_t draw(const float *logits, int vocab, float max, const struct sampling *how,
+                    struct candidate *c) {
+    int n = vocab;
+    for (int i = 0; i < n; i++)
+        c[i] =
+            (struct candidate){logits[i], i, num_sampling_weight(logits[i], max, how->temperature)};
+    if ((how->top_k > 0 && how->top_k < vocab) || how->top_p < 1) {
+        n = truncate_candidates(c, vocab, how->top_k, how->top_p);
+        qsort(c, (size_t)n, sizeof *c, by_id);
+    }
+    uint64_t r = num_mul_high(random_bits(how), sum_of(c, n));
+    uint64_t sum = 0;
+    int i = 0;
+    while ((sum += c[i].weight) <= r)
+        i++;
+    return c[i].id;
+}
+
+void ref_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
+                const float *logits,                    /* [n_rows, vocab] */
+                const struct sampling *how,             /* host [n_rows] */
+                int n_rows, int vocab, int site) {
+    for (int row = 0; row < n_rows; row++) {
+        const float *l = logits + (size_t)row * (size_t)vocab;
+        token_ids[row] = argmax(l, vocab);
+        if (token_ids[row] < 0) {
+            ref_fault(dev, site, row);
+            token_ids[row] = 0;
+        } else if (how[row].temperature > 0) {
+            struct candidate *c = ref_scratch(dev, SCRATCH_X, sizeof *c * (size_t)vocab, "sample");
+            if (!c)
+                return;
+            token_ids[row] = draw(l, vocab, l[token_ids[row]], &how[row], c);
+        }
+    }
+}

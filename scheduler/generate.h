@@ -1,0 +1,39 @@
+/*
+ * generate.h - writes one sequence to its end, a token at a time.
+ *
+ * Without a cache every step reads the whole sequence again (phase 0). With one, a step reads only
+ * the tokens that are not in it yet: the prompt once, in chunks, then each new token (phase 1).
+ */
+#ifndef SAMEBITS_GENERATE_H
+#define SAMEBITS_GENERATE_H
+
+#include "model/forward.h"
+#include "scheduler/sequence.h"
+
+struct generator {
+    struct model *model;
+    struct workspace *ws;
+    int context;      /* most tokens a sequence may have, at most the model's context */
+    int chunk;        /* most prompt tokens read in one pass; needs a cache */
+    bool ignore_stop; /* stop tokens do not end the answer: for measurements */
+    /* Called for each token drawn, in order, with its row of logits, host [vocab_size]. Returns 0,
+     * or -1 with err set, which ends the generation. May be NULL. */
+    int (*on_token)(void *context, const struct sequence *s, const float *logits,
+                    struct error *err);
+    void *on_token_context;
+};
+
+/* A generator for model with its own workspace, the model's whole context and chunks of 512.
+ * Returns 0, or -1 with err set. */
+int generator_start(struct generator *g, struct model *model, struct error *err);
+
+void generator_end(struct generator *g);
+
+/*
+ * Draws tokens until s->finish says why it ended. cache belongs to s, or is NULL.
+ * Returns 0, or -1 with err set: a prompt that is empty or does not fit in the context, or what
+ * forward reports. The sequence keeps the tokens that it has.
+ */
+int generate(struct generator *g, struct sequence *s, struct kv_cache *cache, struct error *err);
+
+#endif

@@ -1,0 +1,109 @@
+#include "scheduler/kv_contiguous.h"
+
+#include <stdlib.h>
+
+enum { FIRST_CAPACITY = 64 }; /* a short question fits without a copy */
+
+struct contiguous {
+    struct kv_cache base;
+    int limit; /* positions it may ever hold */
+};
+
+static int refuse(const struct kv_cache *cache, int n_positions, struct error *err) {
+    return error_set(err, "the KV cache holds %d positions, %d are needed. Raise --context",
+                     ((const struct contiguous *)cache)->limit, n_positions);
+}
+
+static int static_reserve(struct kv_cache *cache, int n_positions, struct error *err) {
+    return n_positions <= cache->capacity ? 0 : refuse(cache, n_positions, err);
+}
+
+/* Moves one layer into a new piece of memory. */
+static int grow_layer(struct kv_cache *c, struct kv_layer *layer, int capacity, struct error *err) {
+    struct kv_layer bigger;
+    if (kv_layer_alloc(&bigger, c->dev, capacity, c->n_kv_heads, c->head_dim, err))
+        return -1;
+    size_t rows = (size_t)c->capacity * (size_t)c->n_kv_heads;
+    size_t bytes = sizeof(int16_t) * rows * (size_t)c->head_dim;
+    c->dev->ops->copy(c->dev, bigger.k, layer->k, bytes);
+    c->dev->ops->copy(c->dev, bigger.v, layer->v, bytes);
+    c->dev->ops->copy(c->dev, bigger.k_exponents, layer->k_exponents, rows);
+    c->dev->ops->copy(c->dev, bigger.v_exponents, layer->v_exponents, rows);
+    kv_layer_free(layer, c->dev, c->capacity, c->n_kv_heads, c->head_dim);
+    *layer = bigger;
+    return 0;
+}
+
+static void free_layers(struct kv_cache *c, int first, int end, int capacity) {
+    for (int i = first; i < end; i++)
+        kv_layer_free(&c->layers[i], c->dev, capacity, c->n_kv_heads, c->head_dim);
+}
+
+static int set_capacity(struct kv_cache *c, int capacity, struct error *err) {
+    for (int i = 0; i < c->n_layers; i++)
+        if (grow_layer(c, &c->layers[i], capacity, err)) {
+            /* Layers of two sizes are of no use: what was computed is given up. */
+            free_layers(c, 0, i, capacity);
+            free_layers(c, i, c->n_layers, c->capacity);
+            c->capacity = 0;
+            c->bytes = 0;
+            return -1;
+        }
+    c->capacity = capacity;
+    c->bytes = (size_t)c->n_layers * kv_layer_bytes(capacity, c->n_kv_heads, c->head_dim);
+    return 0;
+}
+
+static int dynamic_reserve(struct kv_cache *cache, int n_positions, struct error *err) {
+    int limit = ((struct contiguous *)cache)->limit;
+    if (n_positions <= cache->capacity)
+        return 0;
+    if (n_positions > limit)
+        return refuse(cache, n_positions, err);
+    int capacity = cache->capacity ? cache->capacity : FIRST_CAPACITY;
+    while (capacity < n_positions)
+        capacity *= 2;
+    return set_capacity(cache, capacity < limit ? capacity : limit, err);
+}
+
+static struct kv_cache *new_cache(const struct model *model, int limit,
+                                  int (*reserve)(struct kv_cache *, int, struct error *),
+                                  struct error *err) {
+    struct contiguous *c = calloc(1, sizeof *c);
+    struct kv_layer *layers = calloc((size_t)model->config.n_layers, sizeof *layers);
+    if (!c || !layers) {
+        error_set(err, "out of memory for a KV cache");
+        free(layers);
+        free(c);
+        return NULL;
+    }
+    c->limit = limit;
+    c->base = (struct kv_cache){.layers = layers,
+                                .n_layers = model->config.n_layers,
+                                .n_kv_heads = model->config.n_kv_heads,
+                                .head_dim = model->config.head_dim,
+                                .dev = model->dev,
+                                .reserve = reserve};
+    return &c->base;
+}
+
+struct kv_cache *kv_static_new(const struct model *model, int capacity, struct error *err) {
+    struct kv_cache *cache = new_cache(model, capacity, static_reserve, err);
+    if (cache && set_capacity(cache, capacity, err)) {
+        kv_cache_free(cache);
+        return NULL;
+    }
+    return cache;
+}
+
+struct kv_cache *kv_dynamic_new(const struct model *model, int limit, struct error *err) {
+    return new_cache(model, limit, dynamic_reserve, err);
+}
+
+void kv_cache_free(struct kv_cache *cache) {
+    if (!cache)
+        return;
+    free_layers(cache, 0, cache->n_layers, cache->capacity);
+    free(cache->layers);
+    free(cache);
+}

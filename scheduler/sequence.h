@@ -1,0 +1,70 @@
+/*
+ * sequence.h - one request on its way from prompt to text: its tokens, how they are drawn, where
+ * it stands, and what was measured.
+ */
+#ifndef SAMEBITS_SEQUENCE_H
+#define SAMEBITS_SEQUENCE_H
+
+#include "model/error.h"
+#include "scheduler/fingerprint.h"
+
+#include <stdint.h>
+
+enum finish {
+    FINISH_NOT_YET,
+    FINISH_STOP,   /* drew a stop token */
+    FINISH_LENGTH, /* reached max_new */
+    FINISH_CONTEXT /* the context is full */
+};
+
+/* How a sequence draws its tokens; struct sampling of model/ops.h without what changes by step. */
+struct sampling_options {
+    float temperature; /* 0: greedy */
+    int top_k;         /* 0: all */
+    float top_p;       /* 1: all */
+    uint64_t seed;
+};
+
+struct sequence {
+    uint32_t id;     /* its number in the run; part of the key of its random numbers */
+    int32_t *tokens; /* [n_tokens] prompt and answer, owned */
+    int n_tokens, capacity;
+    int n_prompt; /* tokens before the answer that is being written */
+    int n_cached; /* tokens whose keys and values are in the cache */
+    int max_new;  /* most tokens to draw for this answer */
+    struct sampling_options sampling;
+    enum finish finish;
+    struct fingerprint fingerprint; /* of all its logits */
+    /* Seconds of clock_now: when the answer was asked for, its first and its last token. */
+    double asked, first, last;
+};
+
+/* Seconds of a clock that only runs forward. */
+double clock_now(void);
+
+/* A sequence without tokens. Returns 0, or -1 with err set. */
+int sequence_start(struct sequence *s, uint32_t id, const struct sampling_options *sampling,
+                   struct error *err);
+
+/* Appends n prompt ids and opens the next answer of at most max_new tokens; asked is set to now.
+ * Returns 0, or -1 with err set (no memory). */
+int sequence_ask(struct sequence *s, const int32_t *ids, int n, int max_new, struct error *err);
+
+/* Appends one drawn token and notes the time. Returns 0, or -1 with err set (no memory). */
+int sequence_append(struct sequence *s, int32_t id, struct error *err);
+
+/* Tokens of the answer so far. */
+int sequence_new_tokens(const struct sequence *s);
+
+/* Seconds from the question to the first token (TTFT), and milliseconds per token after it (0 when
+ * there is no second one). */
+double sequence_ttft(const struct sequence *s);
+double sequence_ms_per_token(const struct sequence *s);
+
+/* "stop", "length" or "context". */
+const char *finish_name(enum finish finish);
+
+/* Frees the tokens; a zeroed sequence is fine. */
+void sequence_end(struct sequence *s);
+
+#endif

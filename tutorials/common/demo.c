@@ -1,0 +1,112 @@
+#include "tutorials/common/demo.h"
+
+#include "tutorials/common/complete.h"
+#include "tutorials/common/terminal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static int open_model(struct demo *demo, struct error *err) {
+    const struct options *o = &demo->options;
+    struct device_options device = {.n_threads = o->threads};
+    const struct ops *ops = ops_find(o->device, err);
+    if (!ops || model_folder_check(o->model, err) ||
+        tokenizer_load(&demo->tokenizer, o->model, err))
+        return -1;
+    demo->dev = ops->open(&device, err);
+    if (!demo->dev)
+        return -1;
+    struct progress_bar bar = progress_bar_start("loading");
+    struct progress progress = progress_of_loading(&bar);
+    int result = model_load(&demo->model, demo->dev, o->model, &progress, err);
+    progress_bar_end(&bar);
+    if (result)
+        return -1;
+    if (o->context > demo->model.config.max_positions)
+        return error_set(err, "--context %d: the model has %d positions", o->context,
+                         demo->model.config.max_positions);
+    if (tokenizer_vocab_size(demo->tokenizer) > demo->model.config.vocab_size)
+        return error_set(err, "%s: tokenizer.json has ids up to %d, config.json says vocab_size %d",
+                         o->model, tokenizer_vocab_size(demo->tokenizer) - 1,
+                         demo->model.config.vocab_size);
+    if (generator_start(&demo->generator, &demo->model, err))
+        return -1;
+    demo->generator.chunk = o->chunk;
+    if (o->context)
+        demo->generator.context = o->context;
+    return 0;
+}
+
+static int run_task(struct demo *demo, struct error *err) {
+    const struct options *o = &demo->options;
+    if (o->prompt)
+        return complete_prompt(demo, err);
+    if (o->prompts)
+        return complete_prompts(demo, err);
+    if (o->messages)
+        return complete_messages(demo, err);
+    if (o->chat)
+        return complete_chat(demo, err);
+    return demo->phase->tables(demo, err);
+}
+
+/* Ends the report: the fingerprint on stderr and the file of --json. */
+static int finish_report(struct demo *demo, struct error *err) {
+    char fingerprint[17];
+    snprintf(fingerprint, sizeof fingerprint, "%016llx",
+             (unsigned long long)fingerprint_value(&demo->run));
+    json_object_set_new(demo->json, "fingerprint", json_string(fingerprint));
+    if (demo->options.json &&
+        json_dump_file(demo->json, demo->options.json, JSON_INDENT(2) | JSON_REAL_PRECISION(9)))
+        return error_set(err, "%s: cannot write: %s", demo->options.json, strerror(errno));
+    if (fflush(stdout) || ferror(stdout))
+        return error_set(err, "stdout: %s", strerror(errno));
+    fprintf(stderr, "fingerprint %s\n", fingerprint);
+    return 0;
+}
+
+static int run_model(struct demo *demo, struct error *err) {
+    demo->json = json_pack("{si ss ss}", "phase", demo->phase->number, "model", demo->options.model,
+                           "device", demo->options.device);
+    if (!demo->json)
+        return error_set(err, "--model: the name of the folder is not valid UTF-8");
+    if (open_model(demo, err) || fingerprint_start(&demo->run, err) || run_task(demo, err))
+        return -1;
+    return finish_report(demo, err);
+}
+
+static int run_tokenizer(struct demo *demo, struct error *err) {
+    if (model_folder_check(demo->options.model, err) ||
+        tokenizer_load(&demo->tokenizer, demo->options.model, err))
+        return -1;
+    return tokenize_lines(demo->tokenizer, demo->options.tokenize, err);
+}
+
+static void close_all(struct demo *demo) {
+    fingerprint_end(&demo->run);
+    generator_end(&demo->generator);
+    model_free(&demo->model);
+    if (demo->dev)
+        demo->dev->ops->close(demo->dev);
+    tokenizer_free(demo->tokenizer);
+    json_decref(demo->json);
+}
+
+int demo_main(int argc, char **argv, const struct phase *phase) {
+    struct demo demo = {.phase = phase};
+    struct error err;
+    int result = options_parse(&demo.options, argc, argv, phase, &err);
+    if (!result && demo.options.help) {
+        options_help(argv[0], phase);
+        return 0;
+    }
+    if (!result)
+        result = demo.options.tokenize ? run_tokenizer(&demo, &err) : run_model(&demo, &err);
+    close_all(&demo);
+    if (result) {
+        fflush(stdout); /* what was written so far comes before the reason why it ends */
+        fprintf(stderr, "demo: %s\n", err.text);
+    }
+    return result ? 2 : 0;
+}

@@ -1,0 +1,68 @@
+/*
+ * demo.h - what the phases' demos share: command line, loading, completing prompts, tables.
+ *
+ * A demo is a `struct phase` and one function that makes the phase's tables; its main is one call
+ * of demo_main. Everything a user can do with a prompt is the same in every phase.
+ */
+#ifndef SAMEBITS_DEMO_H
+#define SAMEBITS_DEMO_H
+
+#include "model/json.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "scheduler/generate.h"
+#include "tutorials/common/options.h"
+
+/* A kind of KV cache that a phase offers. */
+struct cache_kind {
+    const char *name;
+    struct kv_cache *(*create)(const struct model *model, int context, struct error *err);
+    void (*destroy)(struct kv_cache *cache);
+};
+
+struct demo;
+
+struct phase {
+    int number;
+    const char *title;               /* "no cache" */
+    const char *about;               /* one sentence for --help */
+    const struct cache_kind *caches; /* the first is the default; none: no cache */
+    int n_caches;
+    /* Runs the phase's tables with demo_table; 0, or -1 with err set. */
+    int (*tables)(struct demo *demo, struct error *err);
+};
+
+struct demo {
+    const struct phase *phase;
+    struct options options;
+    struct device *dev;
+    struct model model;
+    struct tokenizer *tokenizer;
+    struct generator generator;
+    struct fingerprint run; /* of all sequences so far */
+    uint32_t n_sequences;   /* run so far */
+    json_t *json;           /* what --json writes */
+};
+
+/* One column of a table: the key of a row's field and how it is shown. */
+struct column {
+    const char *key, *title;
+    int decimals; /* of a number; -1: text */
+};
+
+/* Runs the program. Returns its exit status: 0, or 2 after one line on stderr. */
+int demo_main(int argc, char **argv, const struct phase *phase);
+
+/* Prints rows (a JSON list of objects) as a table on stdout and keeps them, under `key`, for
+ * --json. Takes over the reference to rows. */
+void demo_table(struct demo *demo, const char *key, const char *title, const struct column *columns,
+                int n_columns, json_t *rows);
+
+/* One measurement for a table: answers `prompt` with exactly n_new tokens (stop tokens do not end
+ * it), with the cache kind (NULL: none). Returns a row with the keys new, tok_s, ms_tok, last_ms
+ * (mean of the last eighth), ttft_ms, cache_mb, peak_mb and fingerprint, or NULL with err set.
+ * The caller adds the fingerprint to the run's. */
+json_t *demo_measure(struct demo *demo, const char *prompt, int n_new,
+                     const struct cache_kind *kind, uint64_t *fingerprint, struct error *err);
+
+#endif

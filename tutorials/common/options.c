@@ -1,0 +1,232 @@
+#include "tutorials/common/options.h"
+
+#include "tutorials/common/demo.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One row per option serves the parser and --help. */
+struct row {
+    const char *name, *argument, *help;
+    int key;
+};
+
+enum {
+    MODEL = 256,
+    DEVICE,
+    THREADS,
+    CONTEXT,
+    CHUNK,
+    CACHE,
+    PROMPT,
+    PROMPTS,
+    MESSAGES,
+    CHAT,
+    RAW,
+    MAX_NEW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    SEED,
+    IDS,
+    DUMP_LOGITS,
+    TOKENIZE,
+    JSON,
+    HELP
+};
+
+static const struct row rows[] = {
+    {NULL, NULL, "What to run (nothing of these: this phase's tables)", 0},
+    {"prompt", "TEXT", "complete one prompt; the text streams to stdout", PROMPT},
+    {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new", PROMPTS},
+    {"messages", "FILE.json", "answer a JSON list of chat messages", MESSAGES},
+    {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", CHAT},
+    {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line", TOKENIZE},
+    {NULL, NULL, "How to sample", 0},
+    {"max-new", "N", "most tokens to write (512)", MAX_NEW},
+    {"temperature", "T", "0 is greedy (0)", TEMPERATURE},
+    {"top-k", "K", "draw among the K most likely; 0: all (0)", TOP_K},
+    {"top-p", "P", "draw among the most likely that hold a share P (1)", TOP_P},
+    {"seed", "S", "of the random numbers (0)", SEED},
+    {NULL, NULL, "What to run it on", 0},
+    {"model", "DIR", "Hugging Face folder (data/model)", MODEL},
+    {"device", "NAME", "cpu (cpu)", DEVICE},
+    {"threads", "N", "for matrix products (all cores); changes no bit", THREADS},
+    {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
+    {"cache", "KIND", "static or dynamic, from phase 1 on (dynamic)", CACHE},
+    {"chunk", "N", "prompt tokens read in one pass (512); changes no bit", CHUNK},
+    {NULL, NULL, "What to print", 0},
+    {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
+    {"ids", NULL, "token ids instead of text: lines prompt: ... and output: ...", IDS},
+    {"dump-logits", "FILE.npy", "float32 [steps, vocab], a row per token drawn", DUMP_LOGITS},
+    {"json", "FILE", "the tables, or the run's metrics, as JSON", JSON},
+    {"help", NULL, "this text", HELP},
+};
+
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+void options_help(const char *program, const struct phase *phase) {
+    printf("Phase %d, %s. %s\n\nUsage: %s [OPTION]...\n", phase->number, phase->title, phase->about,
+           program);
+    for (int i = 0; i < N_ROWS; i++) {
+        char option[64];
+        if (!rows[i].name) {
+            printf("\n%s:\n", rows[i].help);
+            continue;
+        }
+        snprintf(option, sizeof option, "--%s%s%s", rows[i].name, rows[i].argument ? " " : "",
+                 rows[i].argument ? rows[i].argument : "");
+        printf("  %-26s %s\n", option, rows[i].help);
+    }
+    printf("\nExample: %s --prompt \"What is the capital of France?\"\n", program);
+}
+
+static int parse_int(const char *name, const char *text, int min, int max, int *out,
+                     struct error *err) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || errno || value < min || value > max)
+        return error_set(err, "--%s %s: must be a whole number from %d to %d", name, text, min,
+                         max);
+    *out = (int)value;
+    return 0;
+}
+
+static int parse_float(const char *name, const char *text, float min, float max, float *out,
+                       struct error *err) {
+    char *end;
+    float value = strtof(text, &end);
+    if (end == text || *end || !(value >= min && value <= max))
+        return error_set(err, "--%s %s: must be a number from %g to %g", name, text, (double)min,
+                         (double)max);
+    *out = value;
+    return 0;
+}
+
+static int parse_seed(const char *text, uint64_t *out, struct error *err) {
+    char *end;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    if (end == text || *end || errno || strchr(text, '-'))
+        return error_set(err, "--seed %s: must be a whole number from 0 to 2^64-1", text);
+    return 0;
+}
+
+static int parse_cache(const char *text, const struct phase *phase, int *out, struct error *err) {
+    for (int i = 0; i < phase->n_caches; i++)
+        if (!strcmp(text, phase->caches[i].name)) {
+            *out = i;
+            return 0;
+        }
+    if (!phase->n_caches)
+        return error_set(
+            err, "--cache %s: this phase has no cache; make phase1 builds one that has", text);
+    return error_set(err, "--cache %s: must be static or dynamic", text);
+}
+
+static int set_option(struct options *o, int key, const char *text, const struct phase *phase,
+                      struct error *err) {
+    switch (key) {
+    case MODEL:
+        o->model = text;
+        return 0;
+    case DEVICE:
+        o->device = text;
+        return 0;
+    case THREADS:
+        return parse_int("threads", text, 1, 1024, &o->threads, err);
+    case CONTEXT:
+        return parse_int("context", text, 2, INT_MAX, &o->context, err);
+    case CHUNK:
+        return parse_int("chunk", text, 1, 1 << 20, &o->chunk, err);
+    case CACHE:
+        return parse_cache(text, phase, &o->cache, err);
+    case PROMPT:
+        o->prompt = text;
+        return 0;
+    case PROMPTS:
+        o->prompts = text;
+        return 0;
+    case MESSAGES:
+        o->messages = text;
+        return 0;
+    case CHAT:
+        o->chat = true;
+        return 0;
+    case RAW:
+        o->raw = true;
+        return 0;
+    case MAX_NEW:
+        return parse_int("max-new", text, 1, INT_MAX, &o->max_new, err);
+    case TEMPERATURE:
+        return parse_float("temperature", text, 0, 1e30f, &o->sampling.temperature, err);
+    case TOP_K:
+        return parse_int("top-k", text, 0, INT_MAX, &o->sampling.top_k, err);
+    case TOP_P:
+        return parse_float("top-p", text, 0, 1, &o->sampling.top_p, err);
+    case SEED:
+        return parse_seed(text, &o->sampling.seed, err);
+    case IDS:
+        o->ids = true;
+        return 0;
+    case DUMP_LOGITS:
+        o->dump_logits = text;
+        return 0;
+    case TOKENIZE:
+        o->tokenize = text;
+        return 0;
+    case JSON:
+        o->json = text;
+        return 0;
+    default:
+        o->help = true;
+        return 0;
+    }
+}
+
+static int check_combination(const struct options *o, struct error *err) {
+    int tasks = !!o->prompt + !!o->prompts + !!o->messages + o->chat + !!o->tokenize;
+    if (tasks > 1)
+        return error_set(err, "--prompt, --prompts, --messages, --chat and --tokenize exclude each "
+                              "other: give one");
+    if (o->raw && (o->chat || o->messages))
+        return error_set(err, "--raw: chat messages need the chat template");
+    if (o->tokenize && (o->dump_logits || o->json))
+        return error_set(err, "--tokenize runs no model: it has nothing for --dump-logits or "
+                              "--json");
+    return 0;
+}
+
+int options_parse(struct options *out, int argc, char **argv, const struct phase *phase,
+                  struct error *err) {
+    struct option table[N_ROWS + 1] = {{0}};
+    int n = 0;
+    for (int i = 0; i < N_ROWS; i++)
+        if (rows[i].name)
+            table[n++] = (struct option){rows[i].name, rows[i].argument != NULL, NULL, rows[i].key};
+    *out = (struct options){.model = "data/model",
+                            .device = "cpu",
+                            .chunk = 512,
+                            .max_new = 512,
+                            .sampling = {.top_p = 1}};
+    opterr = 0;
+    int key;
+    while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
+        if (key == ':')
+            return error_set(err, "%s needs a value; see --help", argv[optind - 1]);
+        if (key == '?')
+            return error_set(err, "%s: unknown option; see --help", argv[optind - 1]);
+        if (set_option(out, key, optarg, phase, err))
+            return -1;
+    }
+    if (optind < argc)
+        return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",
+                         argv[optind]);
+    return check_combination(out, err);
+}

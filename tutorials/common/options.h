@@ -1,0 +1,43 @@
+/*
+ * options.h - the command line that every demo shares.
+ */
+#ifndef SAMEBITS_OPTIONS_H
+#define SAMEBITS_OPTIONS_H
+
+#include "model/error.h"
+#include "scheduler/sequence.h"
+
+#include <stdbool.h>
+
+struct phase;
+
+struct options {
+    const char *model;  /* folder */
+    const char *device; /* name of an op table */
+    int threads;        /* 0: as many as OpenBLAS likes */
+    int context;        /* 0: the model's */
+    int chunk;          /* prompt tokens per pass */
+    int cache;          /* index into the phase's caches */
+    const char *prompt; /* one of these four, or none: the phase's tables */
+    const char *prompts;
+    const char *messages;
+    bool chat;
+    const char *tokenize; /* instead of running the model */
+    bool raw;             /* no chat template */
+    bool ids;
+    int max_new;
+    struct sampling_options sampling;
+    const char *dump_logits;
+    const char *json;
+    bool help;
+};
+
+/* Reads argv for a phase. The strings point into argv. Returns 0, or -1 with err naming the
+ * option. */
+int options_parse(struct options *out, int argc, char **argv, const struct phase *phase,
+                  struct error *err);
+
+/* Prints --help to stdout. */
+void options_help(const char *program, const struct phase *phase);
+
+#endif
