@@ -41,10 +41,10 @@ size_t checkpoint_bytes(const struct checkpoint *c);
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 
 /*
- * The tensor of that name, which must be F32, F16 or BF16 and have this shape[n_dims], the one that
- * config.json implies. Returns it (it belongs to c), or NULL with err set: missing, of another
- * dtype, or of another shape; the message names the file, the tensor, what was found and what was
- * expected.
+ * The tensor of that name, which must be F32, F16 or BF16 and have this shape[n_dims] (NULL for no
+ * dimensions), the one that config.json implies. Returns it (it belongs to c), or NULL with err
+ * set: missing, of another dtype, or of another shape; the message names the file, the tensor, what
+ * was found and what was expected.
  */
 const struct tensor *checkpoint_need(const struct checkpoint *c, const char *name, int n_dims,
                                      const int64_t *shape, struct error *err);

@@ -2,11 +2,12 @@
  * config.h - what a Hugging Face folder says about its model: config.json and, if there is one,
  * generation_config.json.
  *
- * Field names, and their defaults when a field is absent or null, are those of the Hugging Face
- * configuration classes LlamaConfig, MistralConfig, Qwen2Config and Qwen3Config. Two fields of
- * those classes have no default here because a config.json without them is damaged: the five
- * sizes (hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size) must
- * be written; and without an eos_token_id in either file there are no stop ids.
+ * Field names, and their defaults when a field is absent, are those of the Hugging Face
+ * configuration classes LlamaConfig, MistralConfig, Qwen2Config and Qwen3Config. A null is the
+ * default too, except that num_key_value_heads then is num_attention_heads and sliding_window then
+ * is none. Two differences: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads
+ * and vocab_size must be written, because a file without them is damaged; and without an
+ * eos_token_id in either file there are no stop ids.
  *
  * Whatever would change the numbers and is not implemented is refused by name, never ignored.
  */

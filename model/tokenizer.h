@@ -60,10 +60,11 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes
                      int32_t **out, size_t *n_out, struct error *err);
 
 /*
- * Decodes n ids; with skip_special the special tokens are left out. Ids without a token are left
- * out too. Bytes that form no character become U+FFFD, so the text is always valid UTF-8.
- * On success *out is malloc'ed, the caller's to free, and has a NUL behind its *n_bytes bytes.
- * Returns 0, or -1 with err set (out of memory, PCRE2 limits).
+ * Decodes n ids; with skip_special the special tokens are left out (but not one that the normalizer
+ * changes: the library does not recognise it). Ids without a token are left out too. Bytes that
+ * form no character become U+FFFD, so the text is always valid UTF-8. On success *out is malloc'ed,
+ * the caller's to free, and has a NUL behind its *n_bytes bytes. Returns 0, or -1 with err set (out
+ * of memory, PCRE2 limits).
  */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                      char **out, size_t *n_bytes, struct error *err);
@@ -71,7 +72,7 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
 /* The id of exactly this token (as it is spelled in the file), or -1. */
 int32_t tokenizer_id(const struct tokenizer *t, const char *token);
 
-/* Whether skip_special leaves this id out. False for ids that do not exist. */
+/* Whether the file calls this token special. False for ids that do not exist. */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 
 /* Whether the chat template is ChatML: it names <|im_start|> and <|im_end|> and both are added

@@ -117,15 +117,17 @@ void tok_added_split(const struct tokenizer *t, const struct trie *trie, struct 
         i = end;
         if (added->single_word && !stands_alone(text, n, start, end))
             continue;
-        if (added->lstrip)
+        if (added->lstrip) {
             start = skip_spaces_left(text, start);
-        if (start < done) /* spaces that the token before has taken */
-            start = done;
+            start = start < done ? done : start;
+        }
         if (added->rstrip)
             end = skip_spaces_right(text, n, end);
         if (done < start)
             tok_piece_add(p, at + done, start - done, -1, first && done == 0);
-        tok_piece_add(p, at + start, 0, added->id, false);
+        /* A token that is nothing but spaces may find that the one before has taken them all. */
+        if (start < end)
+            tok_piece_add(p, at + start, 0, added->id, false);
         done = end;
     }
     if (done < n)

@@ -258,13 +258,14 @@ static int finish(struct decode_stream *s) {
 static int add_id(struct decode_stream *s, int32_t id) {
     const struct vocab *v = &s->t->vocab;
     if (id < 0 || (size_t)id >= v->n_tokens || !v->tokens[id].exists ||
-        (s->skip_special && v->tokens[id].special))
+        (s->skip_special && v->tokens[id].skipped))
         return 0;
     if (!s->t->has_decoder && s->n_tokens > 0)
         tok_bytes_add(&s->out, " ", 1);
     s->n_tokens++;
     const struct token *token = &v->tokens[id];
-    return pass_token(s, 0, token->n ? v->texts.data + token->at : "", token->n);
+    return pass_token(s, 0, token->decoded_n ? v->texts.data + token->decoded_at : "",
+                      token->decoded_n);
 }
 
 struct decode_stream *decode_stream_new(const struct tokenizer *t, bool skip_special,

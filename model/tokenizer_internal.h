@@ -167,12 +167,15 @@ void tok_steps_free(struct steps *steps);
 enum { TOKEN_ID_MAX = (1 << 24) - 1 }; /* far above any vocabulary; bounds the table */
 
 struct token {
-    size_t at; /* in struct vocab's texts */
+    size_t at; /* the text in struct vocab's texts: as it is spelled in the file ... */
     uint32_t n;
+    uint32_t decoded_n; /* ... and as it is decoded, normalised if it was found so */
+    size_t decoded_at;
     bool exists;
     bool in_model; /* in the BPE vocabulary, as opposed to only added */
     bool added;
     bool special;
+    bool skipped; /* special under the name that it is decoded to: what skip_special leaves out */
 };
 
 struct merge {

@@ -65,30 +65,40 @@ static int load_added_token(struct tokenizer *t, const json_t *spec, size_t inde
     return 0;
 }
 
+/* A token that is looked for after the normalizer looks as the normalizer leaves it, there and when
+ * it is decoded. */
+static int add_normalized(struct tokenizer *t, size_t index, const struct matcher *m,
+                          struct bytes *text, const char *where, struct error *err) {
+    struct vocab *v = &t->vocab;
+    struct token *token = &v->tokens[t->added[index].id];
+    if (tok_normalize(t, m, v->texts.data + token->at, token->n, text, err) != 0)
+        return -1;
+    if (text->n == 0)
+        return error_set(err, "%s: added_tokens[%zu]: nothing is left of it after the normalizer",
+                         where, index);
+    int32_t same = tok_vocab_find(v, text->data, text->n);
+    token->skipped = same >= 0 && v->tokens[same].special;
+    token->decoded_at = v->texts.n;
+    token->decoded_n = (uint32_t)text->n;
+    tok_bytes_add(&v->texts, text->data, text->n);
+    if (v->texts.failed || tok_trie_add(&t->normalized, text->data, text->n, (int32_t)index) != 0)
+        return tok_out_of_memory(err);
+    return 0;
+}
+
 static int add_to_trie(struct tokenizer *t, size_t index, const struct matcher *m,
                        const char *where, struct error *err) {
-    const struct added *added = &t->added[index];
-    const struct token *token = &t->vocab.tokens[added->id];
-    const char *text = t->vocab.texts.data + token->at;
-    struct bytes normalized = {0};
-    int result;
-    if (!added->normalized) {
-        result = tok_trie_add(&t->raw, text, token->n, (int32_t)index);
-        return result == 0 ? 0 : tok_out_of_memory(err);
+    struct token *token = &t->vocab.tokens[t->added[index].id];
+    struct bytes text = {0};
+    if (t->added[index].normalized) {
+        int result = add_normalized(t, index, m, &text, where, err);
+        tok_bytes_free(&text);
+        return result;
     }
-    if (tok_normalize(t, m, text, token->n, &normalized, err) != 0)
-        result = -1;
-    else if (normalized.n == 0)
-        result = error_set(err,
-                           "%s: added_tokens[%zu]: nothing is left of \"%.*s\" after the "
-                           "normalizer",
-                           where, index, (int)token->n, text);
-    else if (tok_trie_add(&t->normalized, normalized.data, normalized.n, (int32_t)index) != 0)
-        result = tok_out_of_memory(err);
-    else
-        result = 0;
-    tok_bytes_free(&normalized);
-    return result;
+    token->skipped = token->special;
+    if (tok_trie_add(&t->raw, t->vocab.texts.data + token->at, token->n, (int32_t)index) != 0)
+        return tok_out_of_memory(err);
+    return 0;
 }
 
 /* Special tokens first: where two are the same text once normalised, the first one is found. */
@@ -199,6 +209,30 @@ done:
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
+static bool inserts_text(const struct step *s) {
+    return s->kind == STEP_PREPEND || s->kind == STEP_REPLACE ||
+           (s->kind == STEP_BYTE_LEVEL && s->add_prefix_space) ||
+           (s->kind == STEP_METASPACE && s->prepend_scheme != PREPEND_NEVER);
+}
+
+/* A Metaspace that marks the first word asks which piece begins the text. Once a step has put text
+ * in front and another one has cut it, the library finds several such pieces. */
+static int check_first_pieces(const struct tokenizer *t, const char *where, struct error *err) {
+    bool inserted = false;
+    for (size_t i = 0; i < t->normalizers.n; i++)
+        inserted = inserted || inserts_text(&t->normalizers.items[i]);
+    for (size_t i = 0; i < t->pre_tokenizers.n; i++) {
+        const struct step *s = &t->pre_tokenizers.items[i];
+        if (i > 0 && inserted && s->kind == STEP_METASPACE && s->prepend_scheme == PREPEND_FIRST)
+            return error_set(err,
+                             "%s: Metaspace with \"prepend_scheme\" \"first\" is not supported "
+                             "behind steps that insert text",
+                             where);
+        inserted = inserted || inserts_text(s);
+    }
+    return 0;
+}
+
 static int load_json(struct tokenizer **out, const json_t *root, const char *where,
                      struct error *err) {
     *out = NULL;
@@ -215,7 +249,7 @@ static int load_json(struct tokenizer **out, const json_t *root, const char *whe
         tok_load_steps(&t->pre_tokenizers, json_object_get(root, "pre_tokenizer"),
                        USE_PRE_TOKENIZER, where, err) != 0 ||
         tok_load_steps(&t->decoders, decoder, USE_DECODER, where, err) != 0 ||
-        load_added(t, root, where, err) != 0 ||
+        check_first_pieces(t, where, err) != 0 || load_added(t, root, where, err) != 0 ||
         tok_load_post_processor(t, json_object_get(root, "post_processor"), where, err) != 0) {
         tokenizer_free(t);
         return -1;

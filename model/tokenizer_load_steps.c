@@ -243,17 +243,19 @@ static int add_special_ids(struct ids *out, const json_t *spec, const char *name
     return out->failed ? tok_out_of_memory(err) : 0;
 }
 
-static int load_template(const json_t *spec, struct ids *before, struct ids *after, size_t n_tokens,
-                         const char *where, struct error *err) {
+static int load_template(struct tokenizer *t, const json_t *spec, const char *where,
+                         struct error *err) {
     const json_t *list = json_object_get(spec, "single");
     int sequences = 0;
+    if (t->prefix.n + t->suffix.n > 0) /* the library takes its result for a pair of texts */
+        return error_set(err, "%s: a second TemplateProcessing is not supported", where);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *piece = json_array_get(list, i);
         const json_t *special = json_object_get(json_object_get(piece, "SpecialToken"), "id");
         const json_t *sequence = json_object_get(json_object_get(piece, "Sequence"), "id");
         if (json_is_string(special)) {
-            if (add_special_ids(sequences ? after : before, spec, json_string_value(special),
-                                n_tokens, where, err) != 0)
+            if (add_special_ids(sequences ? &t->suffix : &t->prefix, spec,
+                                json_string_value(special), t->vocab.n_tokens, where, err) != 0)
                 return -1;
         } else if (json_is_string(sequence) && strcmp(json_string_value(sequence), "A") == 0) {
             sequences++;
@@ -272,20 +274,6 @@ static int load_template(const json_t *spec, struct ids *before, struct ids *aft
     return 0;
 }
 
-/* A later template goes around what the earlier ones made. */
-static int add_template(struct tokenizer *t, const json_t *spec, const char *where,
-                        struct error *err) {
-    struct ids before = {0};
-    int result = load_template(spec, &before, &t->suffix, t->vocab.n_tokens, where, err);
-    for (size_t i = 0; i < t->prefix.n; i++)
-        tok_ids_add(&before, t->prefix.items[i]);
-    free(t->prefix.items);
-    t->prefix = before;
-    if (result == 0 && before.failed)
-        result = tok_out_of_memory(err);
-    return result;
-}
-
 int tok_load_post_processor(struct tokenizer *t, const json_t *spec, const char *where,
                             struct error *err) {
     const json_t *list;
@@ -297,7 +285,7 @@ int tok_load_post_processor(struct tokenizer *t, const json_t *spec, const char 
     if (strcmp(type, "ByteLevel") == 0) /* moves offsets, leaves the ids as they are */
         return 0;
     if (strcmp(type, "TemplateProcessing") == 0)
-        return add_template(t, spec, where, err);
+        return load_template(t, spec, where, err);
     if (strcmp(type, "Sequence") != 0)
         return error_set(err, "%s: post_processor \"%s\" is not supported", where, type);
     if (get_list(spec, "processors", &list, "post_processor", where, err) != 0)

@@ -9,8 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Oniguruma's \w; PCRE2's has no marks and no connectors but '_'. */
+/* Oniguruma's \w; PCRE2's has no marks and no connectors but '_'. Outside of [ ] Oniguruma also
+ * counts the Latin-1 superscripts and fractions. */
 #define WORD_CLASS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define LONE_WORD_CLASS WORD_CLASS "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
 
 enum { JIT_STACK_MIN = 32 * 1024, JIT_STACK_MAX = 4 * 1024 * 1024 };
 
@@ -68,9 +70,9 @@ static void translate_escape(struct translation *t) {
     } else if (c == 'S') {
         put(t, "\\P{White_Space}");
     } else if (c == 'w') {
-        put(t, t->in_class ? WORD_CLASS : "[" WORD_CLASS "]");
+        put(t, t->in_class ? WORD_CLASS : "[" LONE_WORD_CLASS "]");
     } else if (c == 'W' && !t->in_class) {
-        put(t, "[^" WORD_CLASS "]");
+        put(t, "[^" LONE_WORD_CLASS "]");
     } else if (c == 'W') {
         t->refused = "\\W inside [ ]";
     } else if (c == 'h' || c == 'H') {
@@ -85,16 +87,14 @@ static void translate_escape(struct translation *t) {
 }
 
 static void translate_in_class(struct translation *t) {
-    const char *rest = t->in + t->at;
     if (looking_at(t, "[:")) {
-        const char *end = memmem(rest, t->n - t->at, ":]", 2);
-        copy(t, end ? (size_t)(end - rest) + 2 : 1);
-    } else if (*rest == '[') {
+        t->refused = "[: :]"; /* other members there */
+    } else if (looking_at(t, "[")) {
         t->refused = "[ ] inside [ ]";
     } else if (looking_at(t, "&&")) {
         t->refused = "&& inside [ ]";
     } else {
-        t->in_class = *rest != ']';
+        t->in_class = !looking_at(t, "]");
         copy(t, 1);
     }
 }

@@ -57,8 +57,8 @@ static size_t text_slot(const struct vocab *v, const char *text, size_t n) {
 void tok_vocab_add(struct vocab *v, int32_t id, const char *text, size_t n, bool in_model) {
     size_t slot = text_slot(v, text, n);
     struct token *token = &v->tokens[id];
-    token->at = v->texts.n;
-    token->n = (uint32_t)n;
+    token->at = token->decoded_at = v->texts.n;
+    token->n = token->decoded_n = (uint32_t)n;
     token->exists = true;
     token->in_model = in_model;
     tok_bytes_add(&v->texts, text, n);

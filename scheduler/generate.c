@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 int generator_start(struct generator *g, struct model *model, struct error *err) {
-    *g = (struct generator){.model = model, .context = model->config.max_positions, .chunk = 512};
+    *g = (struct generator){.model = model, .context = model->config.max_positions, .chunk = 128};
     g->ws = workspace_new(model, err);
     return g->ws ? 0 : -1;
 }

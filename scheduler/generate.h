@@ -23,7 +23,7 @@ struct generator {
     void *on_token_context;
 };
 
-/* A generator for model with its own workspace, the model's whole context and chunks of 512.
+/* A generator for model with its own workspace, the model's whole context and chunks of 128.
  * Returns 0, or -1 with err set. */
 int generator_start(struct generator *g, struct model *model, struct error *err);
 

@@ -59,7 +59,7 @@ static const struct row rows[] = {
     {"threads", "N", "for matrix products (all cores); changes no bit", THREADS},
     {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
     {"cache", "KIND", "static or dynamic, from phase 1 on (dynamic)", CACHE},
-    {"chunk", "N", "prompt tokens read in one pass (512); changes no bit", CHUNK},
+    {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", CHUNK},
     {NULL, NULL, "What to print", 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
     {"ids", NULL, "token ids instead of text: lines prompt: ... and output: ...", IDS},
@@ -212,7 +212,7 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
             table[n++] = (struct option){rows[i].name, rows[i].argument != NULL, NULL, rows[i].key};
     *out = (struct options){.model = "data/model",
                             .device = "cpu",
-                            .chunk = 512,
+                            .chunk = 128,
                             .max_new = 512,
                             .sampling = {.top_p = 1}};
     opterr = 0;

@@ -1,12 +1,11 @@
 /*
  * same_sums: does the BLAS of this computer give the same dot products the same bits?
  *
- * One set of matrices, the same on every computer, is multiplied in many ways: sgemv and sgemm; 1,
- * 7 and 64 rows at a time; weights stored by rows or by columns; 1 and 2 threads; with the code
- * that OpenBLAS has for each family of chips. First in float32, then with rows snapped to BFP16
- * (model/numerics.h). OpenBLAS reads OPENBLAS_CORETYPE when it is loaded, so the program starts
- * itself once per family (`same_sums --one`) and collects one line from each.
- * The chapter that explains what comes out: tutorials/numerics.md.
+ * One set of matrices, the same on every computer, is multiplied by sgemv and sgemm, by 1, 7 and 64
+ * rows at a time, with weights stored by rows or by columns, on 1 and 2 threads, and with the code
+ * that OpenBLAS has for each family of chips: in float32, and snapped to BFP16 (numerics.h).
+ * OpenBLAS reads OPENBLAS_CORETYPE when it is loaded, so the program starts itself again for each
+ * family and collects one line from each. The chapter about it: tutorials/numerics.md.
  */
 #include "model/numerics.h"
 
@@ -16,58 +15,48 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-enum { N = 256, MAX_M = 64, MAX_K = 1024, N_KS = 5, N_WAYS = 4, N_ANSWERS = 2 + 2 * N_WAYS };
+enum { N = 250, MAX_M = 64, MAX_K = 1024, N_KS = 5, N_WAYS = 4, N_CORES = 8 };
+enum { N_OUTPUTS = N_KS * 2 * 2 * (1 + 1 + 7 + 64) * N }; /* every K, layout, thread count, way */
 
-static const int all_k[N_KS] = {64, 256, 288, 640, 1024};
+static const int all_k[N_KS] = {64, 256, 288, 640, MAX_K};
 static const int way_rows[N_WAYS] = {1, 1, 7, 64}; /* way 0 is gemv, the others are gemm */
-static const char *const answer_names[N_ANSWERS] = {
-    "one fmaf chain",  "plain sum",       "sgemv, rows",       "sgemm M=1, rows",
-    "sgemm M=7, rows", "sgemm M=64, rows", "sgemv, columns",   "sgemm M=1, columns",
-    "sgemm M=7, columns", "sgemm M=64, columns"};
 
-/* What one core type's code did. Fingerprints are FNV-1a, 64 bits, over all outputs. */
+/* OpenBLAS's names for families of x86 chips, the oldest first. */
+static const char *const core_names[N_CORES] = {"Prescott", "Core2", "Nehalem",  "Sandybridge",
+                                                "Haswell",  "Zen",   "SkylakeX", "Cooperlake"};
+
+/* What the code for one core type did. Fingerprints are FNV-1a, 64 bits, over all outputs. */
 struct findings {
-    char core[32], skipped[64]; /* why there is nothing to report, or "" */
-    long n_outputs, float_differ, snapped_differ;
+    char core[32];
+    long float_differ, snapped_differ;
     uint64_t float_print, snapped_print;
-};
-
-/* The dot product, of all, with the most different float32 answers. */
-struct example {
-    int k, column, n_different;
-    float answers[N_ANSWERS];
 };
 
 /* y = x w^T with everything around it. The first M rows of x are the M-row problem. */
 struct problem {
     int k;
-    float x[MAX_M * MAX_K];              /* [MAX_M, k] */
-    float w[2][N * MAX_K];               /* by rows [N, k] and by columns [k, N] */
-    double x_whole[MAX_M * MAX_K];       /* mantissas, in the same layouts */
+    float x[MAX_M * MAX_K];        /* [MAX_M, k] */
+    float w[2][N * MAX_K];         /* by rows [N, k], by columns [k, N] */
+    double x_whole[MAX_M * MAX_K]; /* mantissas in the same layouts */
     double w_whole[2][N * MAX_K];
     int x_exponents[MAX_M], w_exponents[N];
-    float order[2][MAX_M * N];           /* float32 results: an fmaf chain, a plain sum */
-    int64_t exact[MAX_M * N];            /* dot products of the mantissas */
-    float y[2][2][N_WAYS][MAX_M * N];    /* OpenBLAS's, by [threads - 1][layout][way] */
+    float order[2][MAX_M * N];        /* two float32 results: an fmaf chain, a plain sum */
+    int64_t exact[MAX_M * N];         /* dot products of the mantissas */
+    float y[2][2][N_WAYS][MAX_M * N]; /* OpenBLAS's results: [threads - 1][layout][way] */
     double y_whole[MAX_M * N];
 };
 
 /* Numbers in [-1, 1) of very different sizes, like activations; exact on every machine. */
-static float make_number(uint32_t stream, uint32_t index) {
-    struct philox_block random =
-        num_philox((struct philox_key){{stream, 0}}, (struct philox_block){{index, 0, 0, 0}});
-    int32_t whole = (int32_t)(random.word[0] >> 7) - (1 << 24);
-    return (float)whole * num_pow2f(-24 - (int)(random.word[1] % 8));
-}
-
 static void make_rows(float *x, double *x_whole, int *exponents, int n_rows, int k, int stream) {
     int16_t q[MAX_K];
     for (int row = 0; row < n_rows; row++) {
-        for (int i = row * k; i < (row + 1) * k; i++)
-            x[i] = make_number((uint32_t)stream, (uint32_t)i);
+        for (int i = row * k; i < (row + 1) * k; i++) {
+            struct philox_block random = num_philox((struct philox_key){{(uint32_t)stream, 0}},
+                                                    (struct philox_block){{(uint32_t)i, 0, 0, 0}});
+            x[i] = (float)((int32_t)(random.word[0] >> 7) - (1 << 24)) *
+                   num_pow2f(-24 - (int)(random.word[1] % 8));
+        }
         exponents[row] = num_snap_row(q, x + row * k, k);
         for (int i = 0; i < k; i++)
             x_whole[row * k + i] = q[i];
@@ -84,8 +73,7 @@ static void make_problem(struct problem *p, int k) {
     }
     for (int at = 0; at < MAX_M * N; at++) {
         int x = at / N * k, w = at % N * k;
-        p->order[0][at] = p->order[1][at] = 0;
-        p->exact[at] = 0;
+        p->order[0][at] = p->order[1][at] = p->exact[at] = 0;
         for (int i = 0; i < k; i++) {
             p->order[0][at] = fmaf(p->x[x + i], p->w[0][w + i], p->order[0][at]);
             p->order[1][at] += p->x[x + i] * p->w[0][w + i]; /* two roundings: no contraction */
@@ -95,26 +83,18 @@ static void make_problem(struct problem *p, int k) {
 }
 
 static void multiply(float *y, struct problem *p, int layout, int way) {
-    enum CBLAS_ORDER by_row = CblasRowMajor;
-    enum CBLAS_TRANSPOSE no = CblasNoTrans, gemv = layout ? CblasTrans : no;
-    enum CBLAS_TRANSPOSE gemm = layout ? no : CblasTrans;
-    int m = way_rows[way], k = p->k, height = layout ? k : N, width = layout ? N : k;
-    const float *w = p->w[layout];
-    const double *v = p->w_whole[layout];
+    CBLAS_TRANSPOSE no = CblasNoTrans, yes = CblasTrans, gemv = layout ? yes : no;
+    int m = way_rows[way], k = p->k, high = layout ? k : N, wide = layout ? N : k;
+    const float *x = p->x, *w = p->w[layout];
+    const double *xd = p->x_whole, *wd = p->w_whole[layout];
     if (way == 0) {
-        cblas_sgemv(by_row, gemv, height, width, 1, w, width, p->x, 1, 0, y, 1);
-        cblas_dgemv(by_row, gemv, height, width, 1, v, width, p->x_whole, 1, 0, p->y_whole, 1);
+        cblas_sgemv(CblasRowMajor, gemv, high, wide, 1, w, wide, x, 1, 0, y, 1);
+        cblas_dgemv(CblasRowMajor, gemv, high, wide, 1, wd, wide, xd, 1, 0, p->y_whole, 1);
     } else {
-        cblas_sgemm(by_row, no, gemm, m, N, k, 1, p->x, k, w, width, 0, y, N);
-        cblas_dgemm(by_row, no, gemm, m, N, k, 1, p->x_whole, k, v, width, 0, p->y_whole, N);
+        cblas_sgemm(CblasRowMajor, no, layout ? no : yes, m, N, k, 1, x, k, w, wide, 0, y, N);
+        cblas_dgemm(CblasRowMajor, no, layout ? no : yes, m, N, k, 1, xd, k, wd, wide, 0,
+                    p->y_whole, N);
     }
-}
-
-static long count_differences(const float *a, const float *b, int n) {
-    long count = 0;
-    for (int i = 0; i < n; i++)
-        count += num_bits(a[i]) != num_bits(b[i]);
-    return count;
 }
 
 static uint64_t add_to_print(uint64_t print, float y) {
@@ -123,14 +103,20 @@ static uint64_t add_to_print(uint64_t print, float y) {
     return print;
 }
 
+static long count_different(const float *a, const float *b, int n) {
+    long count = 0;
+    for (int i = 0; i < n; i++)
+        count += num_bits(a[i]) != num_bits(b[i]);
+    return count;
+}
+
 static void multiply_all_ways(struct findings *f, struct problem *p) {
     for (int i = 0; i < 4 * N_WAYS; i++) {
         int threads = 1 + i / (2 * N_WAYS), layout = i / N_WAYS % 2, way = i % N_WAYS;
         float *y = p->y[threads - 1][layout][way];
         openblas_set_num_threads(threads);
         multiply(y, p, layout, way);
-        f->n_outputs += way_rows[way] * N;
-        f->float_differ += count_differences(y, p->order[0], way_rows[way] * N);
+        f->float_differ += count_different(y, p->order[0], way_rows[way] * N);
         for (int at = 0; at < way_rows[way] * N; at++) {
             int exponent = p->x_exponents[at / N] + p->w_exponents[at % N] - 30;
             float rounded = num_dot_to_float(p->y_whole[at], exponent);
@@ -142,71 +128,129 @@ static void multiply_all_ways(struct findings *f, struct problem *p) {
 }
 
 static void print_shape(struct problem *p, int layout) {
-    float(*y)[MAX_M * N] = p->y[0][layout];
-    long by_threads = 0, by_rows = 0;
-    printf("%5d %-7s", p->k, layout ? "columns" : "rows");
-    for (int order = 0; order < 2; order++)
-        for (int way = 0; way < N_WAYS; way++)
-            printf("%s%6ld", way ? "" : " |",
-                   count_differences(y[way], p->order[order], way_rows[way] * N));
-    for (int way = 0; way < N_WAYS; way++)
-        by_threads += count_differences(y[way], p->y[1][layout][way], way_rows[way] * N);
-    for (int n = 0; n < N; n++)
-        by_rows += count_differences(y[1] + n, y[2] + n, 1) | count_differences(y[1] + n, y[3] + n, 1);
-    printf(" |%7ld |%7ld\n", by_rows, by_threads);
+    float(*y)[MAX_M * N] = p->y[0][layout], (*y2)[MAX_M * N] = p->y[1][layout];
+    printf("%4d %s", p->k, layout ? "cols" : "rows");
+    for (int i = 0; i < 2 * N_WAYS; i++)
+        printf(i % N_WAYS == 0   ? " |%6ld"
+               : i % N_WAYS == 1 ? "%5ld"
+                                 : "%6ld",
+               count_different(y[i % N_WAYS], p->order[i / N_WAYS], way_rows[i % N_WAYS] * N));
+    printf(" |%4ld %5ld", count_different(y[1], y[2], N), count_different(y[1], y[3], N));
+    printf(" |%5ld %5ld\n", count_different(y[0], y2[0], N), count_different(y[3], y2[3], 64 * N));
 }
 
-static void look_for_example(struct example *best, struct problem *p) {
-    for (int column = 0; column < N; column++) {
-        struct example e = {.k = p->k, .column = column};
-        for (int i = 0; i < N_ANSWERS; i++) {
-            e.answers[i] = i < 2 ? p->order[i][column] : p->y[0][(i - 2) / 4][(i - 2) % 4][column];
-            bool new = true;
-            for (int j = 0; j < i; j++)
-                new = new && num_bits(e.answers[i]) != num_bits(e.answers[j]);
-            e.n_different += new;
-        }
-        if (e.n_different > best->n_different)
-            *best = e;
-    }
+/* One dot product (number n of row 0), ten times. */
+static void print_example(const struct problem *p) {
+    const char *ways[N_WAYS] = {"sgemv", "sgemm, M=1", "sgemm, M=7", "sgemm, M=64"};
+    int n = 4; /* an output with many answers */
+    printf("\nOne dot product (K = %d, row 0, output %d, 1 thread):\n"
+           "    %08" PRIx32 "  one fmaf chain\n    %08" PRIx32 "  plain sum\n",
+           p->k, n, num_bits(p->order[0][n]), num_bits(p->order[1][n]));
+    for (int i = 0; i < 2 * N_WAYS; i++)
+        printf("    %08" PRIx32 "  %s, weights by %s\n",
+               num_bits(p->y[0][i / N_WAYS][i % N_WAYS][n]), ways[i % N_WAYS],
+               i < N_WAYS ? "rows" : "columns");
 }
 
-/* Measures the core type that this process runs; tells the details unless quiet. */
-static void measure(struct findings *f, struct problem *p, bool quiet) {
-    struct example example = {0};
+static void print_findings(const struct findings *f) {
+    printf("%-12s %7ld of %d  %016" PRIx64 " %7ld  %016" PRIx64 "\n", f->core, f->float_differ,
+           N_OUTPUTS, f->float_print, f->snapped_differ, f->snapped_print);
+}
+
+/* Measures with this process's OpenBLAS and prints its line of the last table, or all details. */
+static void measure(struct findings *f, struct problem *p, bool one_line) {
     *f = (struct findings){.float_print = 0xcbf29ce484222325, .snapped_print = 0xcbf29ce484222325};
     snprintf(f->core, sizeof f->core, "%s", openblas_get_corename());
-    if (!quiet)
-        printf("float32, core type %s: outputs with other bits than\n"
-               "    K weights | one fmaf chain          | one plain sum           | M=1,7, | 1 or 2\n"
-               "      by      | sgemv   M=1   M=7  M=64 | sgemv   M=1   M=7  M=64 | 64     | threads\n"
-               "       out of |   256   256  1792 16384 |   256   256  1792 16384 |    256 |  18688\n", f->core);
+    if (!one_line)
+        printf(
+            "float32, OpenBLAS's code for %s: how many outputs have other bits than\n\n"
+            "weights  | an fmaf chain          | a plain sum            |M=1, row 0 |1 thread\n"
+            "   K by  | sgemv  M=1   M=7  M=64 | sgemv  M=1   M=7  M=64 | M=7  M=64 |sgemv M=64\n"
+            "  out of |%6d%5d%6d%6d |%6d%5d%6d%6d |%4d %5d |%5d %4d\n",
+            f->core, N, N, 7 * N, 64 * N, N, N, 7 * N, 64 * N, N, N, N, 64 * N);
     for (int i = 0; i < N_KS; i++) {
         make_problem(p, all_k[i]);
         multiply_all_ways(f, p);
-        look_for_example(&example, p);
-        for (int layout = 0; layout < 2 && !quiet; layout++)
+        for (int layout = 0; layout < 2 && !one_line; layout++)
             print_shape(p, layout);
     }
-    if (quiet)
-        return;
-    printf("\nOne dot product, %d answers (K = %d, row 0, column %d, 1 thread):\n", example.n_different,
-           example.k, example.column);
-    for (int i = 0; i < N_ANSWERS; i++)
-        printf("    %-20s %08" PRIx32 "  %.9g\n", answer_names[i], num_bits(example.answers[i]),
-               (double)example.answers[i]);
+    if (one_line)
+        print_findings(f);
+    else
+        print_example(p);
 }
 
-/* Runs this program with OPENBLAS_CORETYPE = core; f->skipped says why there is no result. */
-static void measure_child(struct findings *f, const char *core) {
-    int ends[2], status = 0;
-    FILE *in = NULL;
-    pid_t child = -1;
-    *f = (struct findings){0};
-    if (pipe(ends) == 0 && (child = fork()) == 0) {
-        setenv("OPENBLAS_CORETYPE", core, 1);
-        dup2(ends[1], STDOUT_FILENO);
-        execl("/proc/self/exe", "same_sums", "--one", (char *)NULL);
-        _exit(127);
+/* Runs this program again for one core type and reads its line. False if that code did not run. */
+static bool measure_child(struct findings *f, const char *core) {
+    int n_read = 0;
+    setenv("OPENBLAS_CORETYPE", core, 1); /* not for us: our own OpenBLAS is loaded already */
+    FILE *in = popen("exec /proc/$PPID/exe --one", "r");
+    if (in)
+        n_read = fscanf(in, "%31s %ld of %*d %" SCNx64 " %ld %" SCNx64, f->core, &f->float_differ,
+                        &f->float_print, &f->snapped_differ, &f->snapped_print);
+    return in && pclose(in) == 0 && n_read == 5 && !strcasecmp(f->core, core);
+}
+
+/* Which of core_names this CPU has the instructions for. */
+static void find_cores(bool runs[N_CORES]) {
+#ifdef __x86_64__
+    runs[0] = __builtin_cpu_supports("sse3");
+    runs[1] = __builtin_cpu_supports("ssse3");
+    runs[2] = __builtin_cpu_supports("sse4.2");
+    runs[3] = __builtin_cpu_supports("avx");
+    runs[4] = runs[5] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    runs[6] = __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    runs[7] = runs[6] && __builtin_cpu_supports("avx512bf16");
+#endif
+}
+
+/* Prints the table. Returns the exit status: 0 if all snapped results are exact and equal. */
+static int compare_cores(const struct findings *first) {
+    struct findings all[N_CORES + 1] = {*first};
+    bool runs[N_CORES] = {false}, exact = true;
+    int n = 1, n_float = 0, n_snapped = 0;
+    find_cores(runs);
+    printf("\n             float32: not as     float32           snapped: snapped\n"
+           "core type    one fmaf chain      fingerprint       not exact fingerprint\n");
+    print_findings(first);
+    for (int i = 0; i < N_CORES; i++) {
+        if (!strcasecmp(core_names[i], first->core))
+            continue;
+        if (runs[i] && measure_child(&all[n], core_names[i]))
+            print_findings(&all[n++]);
+        else
+            printf("%-12s skipped: %s\n", core_names[i],
+                   runs[i] ? "OpenBLAS lacks its code, or it failed" : "the CPU cannot run it");
     }
+    for (int i = 0; i < n; i++) {
+        bool new_float = true, new_snapped = true;
+        for (int j = 0; j < i; j++) {
+            new_float = new_float && all[i].float_print != all[j].float_print;
+            new_snapped = new_snapped && all[i].snapped_print != all[j].snapped_print;
+        }
+        n_float += new_float;
+        n_snapped += new_snapped;
+        exact = exact && all[i].snapped_differ == 0;
+    }
+    printf("\nfloat32: %d different result%s; snapped: %d result%s\n", n_float,
+           n_float == 1 ? "" : "s", n_snapped, n_snapped == 1 ? "" : "s");
+    return !exact || n_snapped != 1;
+}
+
+int main(int argc, char **argv) {
+    static struct problem problem; /* too large for a stack */
+    bool one = argc == 2 && !strcmp(argv[1], "--one");
+    bool asked = argc == 2 && !strcmp(argv[1], "--help");
+    if (argc > 1 && !one) {
+        fputs(
+            "usage: same_sums [--one]\n"
+            "Compares the bits of float32 and snapped matrix products by shape, threads and chip.\n"
+            "Exit status: 0; 1: snapped results are inexact or not the same; 2: wrong argument.\n"
+            "--one: only this process's line of the last table.\n",
+            asked ? stdout : stderr);
+        return asked ? 0 : 2;
+    }
+    struct findings own;
+    measure(&own, &problem, one);
+    return one ? 0 : compare_cores(&own);
 }
