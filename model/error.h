@@ -8,6 +8,10 @@
 #ifndef SAMEBITS_ERROR_H
 #define SAMEBITS_ERROR_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct error {
     char text[1024]; /* one line without a newline; longer messages are cut */
 };
@@ -18,5 +22,9 @@ struct error {
  * can write `return error_set(err, "...")`.
  */
 int error_set(struct error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -118,6 +118,13 @@ NUM_FN float num_dot_to_float(double dot, int exponent) {
     return (float)(dot * num_pow2(exponent));
 }
 
+/* What RMSNorm multiplies a row of n values by, from the exact sum of the squares of its mantissas
+ * and its exponent e. */
+NUM_FN float num_rms_factor(int64_t sum, int e, int n, double eps) {
+    double mean = (double)sum * num_pow2(2 * (e - 15)) / n;
+    return (float)(1.0 / sqrt(mean + eps));
+}
+
 /*
  * e^x to within 1 ulp for every float; exp(0) = 1, exp(-inf) = 0, exp(inf) = inf, NaN stays NaN.
  *
@@ -162,6 +169,12 @@ NUM_FN float num_silu(float x) {
  * and the bit pattern of 2^23 + i is i above that of 2^23. */
 NUM_FN uint32_t num_rint_positive(float x) {
     return num_bits(x + 8388608.0f) - num_bits(8388608.0f);
+}
+
+/* An attention score from the exact dot product of a query and a key: k_unit = 2^ek, q_unit =
+ * 2^(eq-30) * scale. Only the product with scale and the conversion round. */
+NUM_FN float num_score(double dot, double k_unit, double q_unit) {
+    return (float)(dot * k_unit * q_unit);
 }
 
 /* A probability p in [0, 1] as an integer in units of 2^-23: tiles sum these, so that the order of
@@ -220,6 +233,15 @@ NUM_FN uint64_t num_mul_high(uint64_t a, uint64_t b) {
     uint64_t low = a0 * b0, mid = a1 * b0 + (low >> 32);
     uint64_t mid2 = a0 * b1 + (uint32_t)mid;
     return a1 * b1 + (mid >> 32) + (mid2 >> 32);
+}
+
+/* A number in 0 ... range-1 for one draw: the key is the seed and the sequence's number, the counter
+ * the position of the token to be drawn, so no draw depends on any other. */
+NUM_FN uint64_t num_draw(uint64_t seed, uint32_t sequence, uint32_t position, uint64_t range) {
+    struct philox_key key = {{(uint32_t)seed, sequence}};
+    struct philox_block counter = {{position, (uint32_t)(seed >> 32), 0, 0}};
+    struct philox_block bits = num_philox(key, counter);
+    return num_mul_high((uint64_t)bits.word[1] << 32 | bits.word[0], range);
 }
 
 #endif

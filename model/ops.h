@@ -25,6 +25,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct ops;
 
 /* What every device begins with. Its maker embeds it in a larger struct. */
@@ -187,9 +191,14 @@ struct ops {
                    int n_rows, int vocab, int site);
 };
 
-extern const struct ops ref_ops;
+/* The tables that exist; a program is linked with ref_ops and at most one of the others. */
+extern const struct ops ref_ops, gpu_ops, emu_ops;
 
 /* The table called `name`, or NULL with err set to a line that lists the ones built in. */
 const struct ops *ops_find(const char *name, struct error *err);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -44,9 +44,11 @@ enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 
 /* Sets t's dtype; returns its size in bits, or -1 for a name the format does not have. */
 static int read_dtype(struct tensor *t, const json_t *entry) {
-    t->dtype_name = json_string_value(json_object_get(entry, "dtype"));
+    const json_t *value = json_object_get(entry, "dtype");
+    t->dtype_name = json_string_value(value);
     for (int i = 0; t->dtype_name && i < N_DTYPES; i++) {
-        if (!strcmp(dtypes[i].name, t->dtype_name)) {
+        size_t n = strlen(dtypes[i].name) + 1; /* the string may hold NULs */
+        if (json_string_length(value) + 1 == n && !memcmp(dtypes[i].name, t->dtype_name, n)) {
             t->dtype = dtypes[i].dtype;
             return dtypes[i].bits;
         }

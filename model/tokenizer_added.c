@@ -50,7 +50,8 @@ int tok_trie_add(struct trie *t, const char *text, size_t n, int32_t added) {
         }
         node = child;
     }
-    /* Two tokens can be the same text once normalised: the first one keeps it. */
+    /* Two tokens can be the same text once normalised. Which one the library finds then differs
+     * from run to run; here it is the first. */
     if (t->nodes[node].added < 0)
         t->nodes[node].added = added;
     return 0;
@@ -86,9 +87,10 @@ static bool stands_alone(const char *text, size_t n, size_t start, size_t end) {
     return end == n || tok_utf8_next(text + end, n - end, &c) <= 0 || !tok_is_word(c);
 }
 
-static size_t skip_spaces_left(const char *text, size_t start) {
+/* Not further than to `done`: what lies before has been given away. */
+static size_t skip_spaces_left(const char *text, size_t done, size_t start) {
     size_t length;
-    while (start > 0 && tok_is_space(tok_utf8_last(text, start, &length)))
+    while (start > done && tok_is_space(tok_utf8_last(text, start, &length)))
         start -= length;
     return start;
 }
@@ -104,7 +106,7 @@ static size_t skip_spaces_right(const char *text, size_t n, size_t end) {
 void tok_added_split(const struct tokenizer *t, const struct trie *trie, struct pieces *p,
                      size_t at, size_t n, bool first) {
     const char *text = n ? p->text.data + at : "";
-    size_t done = 0, i = 0;
+    size_t done = 0, i = 0, spaces_end = 0;
     while (trie->n > 0 && i < n) {
         int32_t index = -1;
         size_t length = longest(trie, text + i, n - i, &index);
@@ -117,12 +119,10 @@ void tok_added_split(const struct tokenizer *t, const struct trie *trie, struct 
         i = end;
         if (added->single_word && !stands_alone(text, n, start, end))
             continue;
-        if (added->lstrip) {
-            start = skip_spaces_left(text, start);
-            start = start < done ? done : start;
-        }
-        if (added->rstrip)
-            end = skip_spaces_right(text, n, end);
+        if (added->lstrip)
+            start = start < done ? done : skip_spaces_left(text, done, start);
+        if (added->rstrip) /* a row of spaces is walked only once */
+            end = spaces_end = end < spaces_end ? spaces_end : skip_spaces_right(text, n, end);
         if (done < start)
             tok_piece_add(p, at + done, start - done, -1, first && done == 0);
         /* A token that is nothing but spaces may find that the one before has taken them all. */

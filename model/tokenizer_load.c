@@ -209,26 +209,29 @@ done:
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
-static bool inserts_text(const struct step *s) {
-    return s->kind == STEP_PREPEND || s->kind == STEP_REPLACE ||
-           (s->kind == STEP_BYTE_LEVEL && s->add_prefix_space) ||
+static bool lengthens(const struct step *s) {
+    return s->kind == STEP_PREPEND || s->kind == STEP_BYTE_LEVEL ||
            (s->kind == STEP_METASPACE && s->prepend_scheme != PREPEND_NEVER);
 }
 
-/* A Metaspace that marks the first word asks which piece begins the text. Once a step has put text
- * in front and another one has cut it, the library finds several such pieces. */
-static int check_first_pieces(const struct tokenizer *t, const char *where, struct error *err) {
-    bool inserted = false;
-    for (size_t i = 0; i < t->normalizers.n; i++)
-        inserted = inserted || inserts_text(&t->normalizers.items[i]);
+/* A Metaspace that marks only the first word asks which piece begins the text. Where a step has
+ * replaced the beginning, or made it longer and another one has cut there, the library finds none
+ * or several. */
+static int check_first_word(const struct tokenizer *t, const char *where, struct error *err) {
+    bool longer = false, replaced = false;
+    for (size_t i = 0; i < t->normalizers.n; i++) {
+        longer = longer || lengthens(&t->normalizers.items[i]);
+        replaced = replaced || t->normalizers.items[i].kind == STEP_REPLACE;
+    }
     for (size_t i = 0; i < t->pre_tokenizers.n; i++) {
         const struct step *s = &t->pre_tokenizers.items[i];
-        if (i > 0 && inserted && s->kind == STEP_METASPACE && s->prepend_scheme == PREPEND_FIRST)
+        if (s->kind == STEP_METASPACE && s->prepend_scheme == PREPEND_FIRST &&
+            (replaced || (longer && i > 0)))
             return error_set(err,
                              "%s: Metaspace with \"prepend_scheme\" \"first\" is not supported "
-                             "behind steps that insert text",
+                             "behind steps that change the beginning of a text",
                              where);
-        inserted = inserted || inserts_text(s);
+        longer = longer || lengthens(s);
     }
     return 0;
 }
@@ -249,7 +252,7 @@ static int load_json(struct tokenizer **out, const json_t *root, const char *whe
         tok_load_steps(&t->pre_tokenizers, json_object_get(root, "pre_tokenizer"),
                        USE_PRE_TOKENIZER, where, err) != 0 ||
         tok_load_steps(&t->decoders, decoder, USE_DECODER, where, err) != 0 ||
-        check_first_pieces(t, where, err) != 0 || load_added(t, root, where, err) != 0 ||
+        check_first_word(t, where, err) != 0 || load_added(t, root, where, err) != 0 ||
         tok_load_post_processor(t, json_object_get(root, "post_processor"), where, err) != 0) {
         tokenizer_free(t);
         return -1;

@@ -97,6 +97,8 @@ static int load_merge(struct tokenizer *t, const json_t *merge, size_t index, st
                       const char *where, struct error *err) {
     struct text left, right;
     int32_t left_id, right_id, id;
+    if (json_is_string(merge) && strncmp(json_string_value(merge), "#version", 8) == 0)
+        return 0; /* the head of an old merges.txt, which the library skips wherever it stands */
     if (read_merge(merge, &left, &right) != 0)
         return error_set(err, "%s: merges[%zu] must be \"a b\" or [\"a\", \"b\"]", where, index);
     joined->n = 0;

@@ -54,7 +54,7 @@ static int softmax_row(struct pass *p, double *row, int n, int n_tile, double q_
                        float *max_out, float *sum_out) {
     float s[TILE], w[TILE];
     for (int j = 0; j < n; j++)
-        s[j] = (float)(row[j] * p->k_unit[j] * q_unit);
+        s[j] = num_score(row[j], p->k_unit[j], q_unit);
     float max = -INFINITY;
     for (int j = 0; j < n; j++)
         max = s[j] > max ? s[j] : max;

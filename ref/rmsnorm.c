@@ -15,8 +15,7 @@ void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
         int64_t sum = 0;
         for (int i = 0; i < n_cols; i++)
             sum += (int32_t)q[i] * q[i];
-        double mean = (double)sum * num_pow2(2 * (e - 15)) / n_cols;
-        float r = (float)(1.0 / sqrt(mean + eps));
+        float r = num_rms_factor(sum, e, n_cols, eps);
         for (int i = 0; i < n_cols; i++)
             to[i] = from[i] * r * gain[i];
     }

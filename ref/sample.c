@@ -65,13 +65,6 @@ static int truncate_candidates(struct candidate *c, int n, int top_k, float top_
     return n;
 }
 
-static uint64_t random_bits(const struct sampling *how) {
-    struct philox_key key = {{(uint32_t)how->seed, how->sequence}};
-    struct philox_block counter = {{how->position, (uint32_t)(how->seed >> 32), 0, 0}};
-    struct philox_block bits = num_philox(key, counter);
-    return (uint64_t)bits.word[1] << 32 | bits.word[0];
-}
-
 static int32_t draw(const float *logits, int vocab, float max, const struct sampling *how,
                     struct candidate *c) {
     int n = vocab;
@@ -82,7 +75,7 @@ static int32_t draw(const float *logits, int vocab, float max, const struct samp
         n = truncate_candidates(c, vocab, how->top_k, how->top_p);
         qsort(c, (size_t)n, sizeof *c, by_id);
     }
-    uint64_t r = num_mul_high(random_bits(how), sum_of(c, n));
+    uint64_t r = num_draw(how->seed, how->sequence, how->position, sum_of(c, n));
     uint64_t sum = 0;
     int i = 0;
     while ((sum += c[i].weight) <= r)

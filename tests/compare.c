@@ -1,14 +1,8 @@
 #include "tests/compare.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-enum { REPORT_SIZE = 512 };
 
 static size_t element_size(enum element type) {
     static const size_t sizes[] = {
@@ -99,13 +93,4 @@ void poison(void *data, size_t bytes) {
     unsigned char *to = data;
     for (size_t i = 0; i < bytes; i++)
         to[i] = pattern[i & 1];
-}
-
-void assert_same_bits_at(const struct tensor_view *want, const struct tensor_view *got,
-                         const char *file, int line) {
-    char report[REPORT_SIZE];
-    if (!compare_bits(want, got, report, sizeof report))
-        return;
-    print_error("%s\n", report);
-    _fail(file, line);
 }

@@ -3,14 +3,16 @@
  *
  * There is no tolerance. -0 is not +0, and one NaN is the same as another only if the payloads
  * are. Outputs are filled with a pattern before the op that writes them, so that an element that
- * was never written cannot pass by luck.
- *
- * Include cmocka.h (and what it wants before it) ahead of assert_same_bits.
+ * was never written cannot pass by luck. C and C++; assert_bits.h makes a cmocka assertion of it.
  */
 #ifndef SAMEBITS_TESTS_COMPARE_H
 #define SAMEBITS_TESTS_COMPARE_H
 
 #include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum element { ELEMENT_FLOAT, ELEMENT_DOUBLE, ELEMENT_INT8, ELEMENT_INT16, ELEMENT_INT32 };
 
@@ -35,9 +37,8 @@ int compare_bits(const struct tensor_view *want, const struct tensor_view *got, 
  * any mantissa. */
 void poison(void *data, size_t bytes);
 
-/* Fails the test with the report when the tensors differ. */
-#define assert_same_bits(want, got) assert_same_bits_at(want, got, __FILE__, __LINE__)
-void assert_same_bits_at(const struct tensor_view *want, const struct tensor_view *got,
-                         const char *file, int line);
+#ifdef __cplusplus
+}
+#endif
 
 #endif

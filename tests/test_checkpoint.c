@@ -2,14 +2,13 @@
  * tensors of another config. */
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "tests/checkpoint_writer.h"
 
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -17,21 +16,6 @@
 static const char small_config[] =
     "{\"architectures\":[\"LlamaForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":64,"
     "\"num_attention_heads\":4,\"intermediate_size\":96,\"vocab_size\":128,\"eos_token_id\":2}";
-
-static void make_folder(char dir[32]) {
-    strcpy(dir, "/tmp/checkpoint-XXXXXX");
-    assert_non_null(mkdtemp(dir));
-}
-
-static void remove_folder(const char *dir) {
-    DIR *folder = opendir(dir);
-    assert_non_null(folder);
-    for (struct dirent *entry; (entry = readdir(folder));)
-        if (entry->d_name[0] != '.')
-            unlinkat(dirfd(folder), entry->d_name, 0);
-    closedir(folder);
-    assert_int_equal(rmdir(dir), 0);
-}
 
 static FILE *create(const char *dir, const char *name) {
     char path[100];
@@ -88,7 +72,7 @@ static struct checkpoint *accept(const char *dir) {
 static void test_single_file(void **state) {
     (void)state;
     char dir[32];
-    make_folder(dir);
+    temporary_folder_make(dir);
     write_weights(dir, "model.safetensors",
                   "{\"k_proj.weight\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
                   "\"codes\":{\"dtype\":\"I8\",\"shape\":[5],\"data_offsets\":[12,17]},"
@@ -108,13 +92,13 @@ static void test_single_file(void **state) {
     assert_ptr_equal(checkpoint_need(c, "scale", 0, NULL, &err), checkpoint_find(c, "scale"));
     checkpoint_close(c);
     checkpoint_close(NULL);
-    remove_folder(dir);
+    temporary_folder_remove(dir);
 }
 
 static void test_need_says_what_is_wrong(void **state) {
     (void)state;
     char dir[32], expected[300];
-    make_folder(dir);
+    temporary_folder_make(dir);
     write_weights(dir, "model.safetensors",
                   "{\"k\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
                   "\"codes\":{\"dtype\":\"I8\",\"shape\":[5],\"data_offsets\":[12,17]}}",
@@ -147,7 +131,7 @@ static void test_need_says_what_is_wrong(void **state) {
     assert_null(checkpoint_need(c, "nope", 1, (int64_t[]){5}, &err));
     assert_says(&err, dir, ": tensor \"nope\" is missing");
     checkpoint_close(c);
-    remove_folder(dir);
+    temporary_folder_remove(dir);
 }
 
 static void write_shards(const char *dir) {
@@ -165,7 +149,7 @@ static void write_index(const char *dir, const char *map) {
 static void test_shards(void **state) {
     (void)state;
     char dir[32];
-    make_folder(dir);
+    temporary_folder_make(dir);
     write_shards(dir);
     write_index(dir, "{\"x\":\"a.safetensors\",\"b\":\"b.safetensors\",\"m\":\"a.safetensors\"}");
     struct checkpoint *c = accept(dir);
@@ -178,7 +162,7 @@ static void test_shards(void **state) {
     assert_int_equal(checkpoint_find(c, "extra")->data[3], 2);
     assert_non_null(strstr(checkpoint_find(c, "b")->file, "/b.safetensors"));
     checkpoint_close(c);
-    remove_folder(dir);
+    temporary_folder_remove(dir);
 }
 
 static void test_refuses_an_index_that_lies(void **state) {
@@ -203,7 +187,7 @@ static void test_refuses_an_index_that_lies(void **state) {
         {"{", "model.safetensors.index.json: line 1"},
     };
     char dir[32];
-    make_folder(dir);
+    temporary_folder_make(dir);
     write_shards(dir);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         write_index(dir, bad[i][0]);
@@ -217,7 +201,7 @@ static void test_refuses_an_index_that_lies(void **state) {
     refuse(dir, "tensor \"x\" is also in ");
     write_weights(dir, "c.safetensors", "{" PAIR("z", "0", "4") "}", 3, 3);
     refuse(dir, "/c.safetensors: tensor \"z\" ends at byte 4 of the data, but there are only 3");
-    remove_folder(dir);
+    temporary_folder_remove(dir);
 }
 
 static void test_refuses_folders_without_weights(void **state) {
@@ -225,20 +209,20 @@ static void test_refuses_folders_without_weights(void **state) {
     refuse("nosuch", "nosuch: no such folder. --model needs a Hugging Face folder with "
                      "config.json, model.safetensors and tokenizer.json");
     char dir[32], link[50];
-    make_folder(dir);
+    temporary_folder_make(dir);
     refuse(dir, ": neither model.safetensors nor model.safetensors.index.json is there");
     write_text(dir, "pytorch_model.bin", "");
     refuse(dir, ": has pytorch_model.bin but no model.safetensors. Only the safetensors format");
     write_text(dir, "model.safetensors", "");
     refuse(dir, "/model.safetensors: the file is empty");
-    remove_folder(dir);
-    make_folder(dir);
+    temporary_folder_remove(dir);
+    temporary_folder_make(dir);
     write_text(dir, "pytorch_model.bin.index.json", "{}");
     refuse(dir, ": has pytorch_model.bin but");
     snprintf(link, sizeof link, "%s/model.safetensors", dir);
     assert_int_equal(symlink("nowhere", link), 0); /* a download cache can look like this */
     refuse(dir, "/model.safetensors: No such file");
-    remove_folder(dir);
+    temporary_folder_remove(dir);
 }
 
 static void load_says(const char *dir, const char *part) {
@@ -256,7 +240,7 @@ static void test_loads_a_folder(void **state) {
     load_says("/dev/null", "/dev/null: no such folder");
     load_says("", "no such folder");
     char dir[32], slashed[40], config[50];
-    make_folder(dir);
+    temporary_folder_make(dir);
     snprintf(slashed, sizeof slashed, "%s//", dir);
     snprintf(config, sizeof config, "%s/config.json", dir);
     load_says(slashed, config); /* the slashes are not repeated */
@@ -278,7 +262,7 @@ static void test_loads_a_folder(void **state) {
     load_says(dir, "generation_config.json: line 1");
     write_text(dir, "generation_config.json", "{\"eos_token_id\":999}");
     load_says(dir, "generation_config.json: \"eos_token_id\" is 999");
-    remove_folder(dir);
+    temporary_folder_remove(dir);
 }
 
 static void test_joins_paths(void **state) {

@@ -1,14 +1,9 @@
 /* The checker is checked first: what it must not let pass, and what its report must say. */
-#include "tests/compare.h"
+#include "tests/assert_bits.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 3, COLS = 5, COUNT = ROWS * COLS };
 

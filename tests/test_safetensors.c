@@ -170,6 +170,8 @@ static void test_refuses_broken_headers(void **state) {
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}", 8,
          "duplicate object key"},
         {"{" TENSOR("a", "F33", "[1]", "[0,4]") "}", 4, "dtype \"F33\" is unknown"},
+        {"{" TENSOR("a", "F32\\u0000", "[1]", "[0,4]") "}", 4, "dtype \"F32\" is unknown"},
+        {"{" TENSOR("a", "f32", "[1]", "[0,4]") "}", 4, "dtype \"f32\" is unknown"},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype \"?\" is unknown"},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "\"shape\" must be a list"},
         {"{" TENSOR("a", "F32", "1", "[0,4]") "}", 4, "\"shape\" must be a list"},

@@ -4,8 +4,7 @@
  * One set of matrices, the same on every computer, is multiplied by sgemv and sgemm, by 1, 7 and 64
  * rows at a time, with weights stored by rows or by columns, on 1 and 2 threads, and with the code
  * that OpenBLAS has for each family of chips: in float32, and snapped to BFP16 (numerics.h).
- * OpenBLAS reads OPENBLAS_CORETYPE when it is loaded, so the program starts itself again for each
- * family and collects one line from each. The chapter about it: tutorials/numerics.md.
+ * OpenBLAS reads OPENBLAS_CORETYPE when loaded, so a child process with --one measures each family.
  */
 #include "model/numerics.h"
 
@@ -26,7 +25,10 @@ static const int way_rows[N_WAYS] = {1, 1, 7, 64}; /* way 0 is gemv, the others 
 static const char *const core_names[N_CORES] = {"Prescott", "Core2", "Nehalem",  "Sandybridge",
                                                 "Haswell",  "Zen",   "SkylakeX", "Cooperlake"};
 
-/* What the code for one core type did. Fingerprints are FNV-1a, 64 bits, over all outputs. */
+/* Fingerprints are 64-bit FNV-1a hashes (Fowler, Noll and Vo) over the bits of all outputs. */
+static const uint64_t fnv_start = 0xcbf29ce484222325, fnv_prime = 0x100000001b3;
+
+/* What the code for one core type did. */
 struct findings {
     char core[32];
     long float_differ, snapped_differ;
@@ -44,7 +46,7 @@ struct problem {
     float order[2][MAX_M * N];        /* two float32 results: an fmaf chain, a plain sum */
     int64_t exact[MAX_M * N];         /* dot products of the mantissas */
     float y[2][2][N_WAYS][MAX_M * N]; /* OpenBLAS's results: [threads - 1][layout][way] */
-    double y_whole[MAX_M * N];
+    double sums[MAX_M * N];           /* the mantissas' dot products by OpenBLAS */
 };
 
 /* Numbers in [-1, 1) of very different sizes, like activations; exact on every machine. */
@@ -84,23 +86,16 @@ static void make_problem(struct problem *p, int k) {
 
 static void multiply(float *y, struct problem *p, int layout, int way) {
     CBLAS_TRANSPOSE no = CblasNoTrans, yes = CblasTrans, gemv = layout ? yes : no;
-    int m = way_rows[way], k = p->k, high = layout ? k : N, wide = layout ? N : k;
+    int m = way_rows[way], k = p->k, rows = layout ? k : N, cols = layout ? N : k;
     const float *x = p->x, *w = p->w[layout];
-    const double *xd = p->x_whole, *wd = p->w_whole[layout];
+    const double *u = p->x_whole, *v = p->w_whole[layout];
     if (way == 0) {
-        cblas_sgemv(CblasRowMajor, gemv, high, wide, 1, w, wide, x, 1, 0, y, 1);
-        cblas_dgemv(CblasRowMajor, gemv, high, wide, 1, wd, wide, xd, 1, 0, p->y_whole, 1);
+        cblas_sgemv(CblasRowMajor, gemv, rows, cols, 1, w, cols, x, 1, 0, y, 1);
+        cblas_dgemv(CblasRowMajor, gemv, rows, cols, 1, v, cols, u, 1, 0, p->sums, 1);
     } else {
-        cblas_sgemm(CblasRowMajor, no, layout ? no : yes, m, N, k, 1, x, k, w, wide, 0, y, N);
-        cblas_dgemm(CblasRowMajor, no, layout ? no : yes, m, N, k, 1, xd, k, wd, wide, 0,
-                    p->y_whole, N);
+        cblas_sgemm(CblasRowMajor, no, layout ? no : yes, m, N, k, 1, x, k, w, cols, 0, y, N);
+        cblas_dgemm(CblasRowMajor, no, layout ? no : yes, m, N, k, 1, u, k, v, cols, 0, p->sums, N);
     }
-}
-
-static uint64_t add_to_print(uint64_t print, float y) {
-    for (int shift = 0; shift < 32; shift += 8)
-        print = (print ^ (num_bits(y) >> shift & 0xff)) * 0x100000001b3u;
-    return print;
 }
 
 static long count_different(const float *a, const float *b, int n) {
@@ -115,31 +110,31 @@ static void multiply_all_ways(struct findings *f, struct problem *p) {
         int threads = 1 + i / (2 * N_WAYS), layout = i / N_WAYS % 2, way = i % N_WAYS;
         float *y = p->y[threads - 1][layout][way];
         openblas_set_num_threads(threads);
+        memset(p->sums, 1, sizeof p->sums); /* so that an unwritten sum is a wrong one */
         multiply(y, p, layout, way);
         f->float_differ += count_different(y, p->order[0], way_rows[way] * N);
         for (int at = 0; at < way_rows[way] * N; at++) {
             int exponent = p->x_exponents[at / N] + p->w_exponents[at % N] - 30;
-            float rounded = num_dot_to_float(p->y_whole[at], exponent);
-            f->snapped_differ += p->y_whole[at] != (double)p->exact[at];
-            f->float_print = add_to_print(f->float_print, y[at]);
-            f->snapped_print = add_to_print(f->snapped_print, rounded);
+            float rounded = num_dot_to_float(p->sums[at], exponent);
+            f->snapped_differ += p->sums[at] != (double)p->exact[at];
+            f->float_print = (f->float_print ^ num_bits(y[at])) * fnv_prime;
+            f->snapped_print = (f->snapped_print ^ num_bits(rounded)) * fnv_prime;
         }
     }
 }
 
 static void print_shape(struct problem *p, int layout) {
     float(*y)[MAX_M * N] = p->y[0][layout], (*y2)[MAX_M * N] = p->y[1][layout];
-    printf("%4d %s", p->k, layout ? "cols" : "rows");
+    printf("%4d %s ", p->k, layout ? "cols" : "rows");
     for (int i = 0; i < 2 * N_WAYS; i++)
-        printf(i % N_WAYS == 0   ? " |%6ld"
-               : i % N_WAYS == 1 ? "%5ld"
-                                 : "%6ld",
-               count_different(y[i % N_WAYS], p->order[i / N_WAYS], way_rows[i % N_WAYS] * N));
-    printf(" |%4ld %5ld", count_different(y[1], y[2], N), count_different(y[1], y[3], N));
-    printf(" |%5ld %5ld\n", count_different(y[0], y2[0], N), count_different(y[3], y2[3], 64 * N));
+        printf("%s%5ld%s", i % N_WAYS ? " " : "|",
+               count_different(y[i % N_WAYS], p->order[i / N_WAYS], way_rows[i % N_WAYS] * N),
+               i % N_WAYS == N_WAYS - 1 ? " " : "");
+    printf("|%4ld %5ld", count_different(y[1], y[2], N), count_different(y[1], y[3], N));
+    printf("|%4ld %5ld\n", count_different(y[0], y2[0], N), count_different(y[3], y2[3], 64 * N));
 }
 
-/* One dot product (number n of row 0), ten times. */
+/* One dot product, computed ten times. */
 static void print_example(const struct problem *p) {
     const char *ways[N_WAYS] = {"sgemv", "sgemm, M=1", "sgemm, M=7", "sgemm, M=64"};
     int n = 4; /* an output with many answers */
@@ -159,15 +154,14 @@ static void print_findings(const struct findings *f) {
 
 /* Measures with this process's OpenBLAS and prints its line of the last table, or all details. */
 static void measure(struct findings *f, struct problem *p, bool one_line) {
-    *f = (struct findings){.float_print = 0xcbf29ce484222325, .snapped_print = 0xcbf29ce484222325};
+    *f = (struct findings){.float_print = fnv_start, .snapped_print = fnv_start};
     snprintf(f->core, sizeof f->core, "%s", openblas_get_corename());
     if (!one_line)
-        printf(
-            "float32, OpenBLAS's code for %s: how many outputs have other bits than\n\n"
-            "weights  | an fmaf chain          | a plain sum            |M=1, row 0 |1 thread\n"
-            "   K by  | sgemv  M=1   M=7  M=64 | sgemv  M=1   M=7  M=64 | M=7  M=64 |sgemv M=64\n"
-            "  out of |%6d%5d%6d%6d |%6d%5d%6d%6d |%4d %5d |%5d %4d\n",
-            f->core, N, N, 7 * N, 64 * N, N, N, 7 * N, 64 * N, N, N, N, 64 * N);
+        printf("float32, OpenBLAS's code for %s: how many outputs have other bits than\n\n"
+               "weights  |an fmaf chain           |a plain sum             |M=1, row 0|1 thread\n"
+               "   K by  |sgemv   M=1   M=7  M=64 |sgemv   M=1   M=7  M=64 | M=7  M=64|sgemv M=64\n"
+               "  out of |%5d%6d%6d%6d |%5d%6d%6d%6d |%4d %5d|%4d %5d\n",
+               f->core, N, N, 7 * N, 64 * N, N, N, 7 * N, 64 * N, N, N, N, 64 * N);
     for (int i = 0; i < N_KS; i++) {
         make_problem(p, all_k[i]);
         multiply_all_ways(f, p);
@@ -210,8 +204,8 @@ static int compare_cores(const struct findings *first) {
     bool runs[N_CORES] = {false}, exact = true;
     int n = 1, n_float = 0, n_snapped = 0;
     find_cores(runs);
-    printf("\n             float32: not as     float32           snapped: snapped\n"
-           "core type    one fmaf chain      fingerprint       not exact fingerprint\n");
+    printf("\n             float32 outputs not               snapped\n"
+           "core type    as the fmaf chain  fingerprint      inexact  fingerprint\n");
     print_findings(first);
     for (int i = 0; i < N_CORES; i++) {
         if (!strcasecmp(core_names[i], first->core))
@@ -242,12 +236,11 @@ int main(int argc, char **argv) {
     bool one = argc == 2 && !strcmp(argv[1], "--one");
     bool asked = argc == 2 && !strcmp(argv[1], "--help");
     if (argc > 1 && !one) {
-        fputs(
-            "usage: same_sums [--one]\n"
-            "Compares the bits of float32 and snapped matrix products by shape, threads and chip.\n"
-            "Exit status: 0; 1: snapped results are inexact or not the same; 2: wrong argument.\n"
-            "--one: only this process's line of the last table.\n",
-            asked ? stdout : stderr);
+        fputs("usage: same_sums [--one]\n"
+              "Compares the bits of float32 and snapped products by shape, threads and chip.\n"
+              "Exit status: 0; 1: snapped results inexact or not the same; 2: wrong argument.\n"
+              "--one: only this process's line of the last table.\n",
+              asked ? stdout : stderr);
         return asked ? 0 : 2;
     }
     struct findings own;

@@ -1,0 +1,56 @@
+/*
+ * device.h - a device under test: moves arrays to it and back, fills its memory with poison before
+ * every op writes there, and owns all of that memory until device_clear.
+ */
+#ifndef SAMEBITS_TESTS_DEVICE_H
+#define SAMEBITS_TESTS_DEVICE_H
+
+#include "model/ops.h"
+
+enum { MAX_BUFFERS = 64 };
+
+struct test_device {
+    const struct ops *ops;
+    struct device *dev;
+    int n_buffers;
+    struct {
+        void *data;
+        size_t bytes;
+    } buffers[MAX_BUFFERS];
+};
+
+/* A device of the table, with this many threads. Every failure fails the test. */
+void device_open(struct test_device *t, const struct ops *ops, int n_threads);
+
+/* Frees all memory and checks that the device's count of it returns to what it was. */
+void device_clear(struct test_device *t);
+
+/* device_clear, and the device is closed. */
+void device_close(struct test_device *t);
+
+/* Device memory with a copy of the host's bytes, or with poison. Freed by device_clear. */
+void *device_put(struct test_device *t, const void *host, size_t bytes);
+void *device_poisoned(struct test_device *t, size_t bytes);
+
+/* The same for BFP16 rows. */
+struct bfp_rows device_put_rows(struct test_device *t, struct bfp_rows host, int n_rows,
+                                int n_cols);
+
+/* Host memory with a copy of the device's bytes; the caller frees it. */
+void *device_get(struct test_device *t, const void *data, size_t bytes);
+
+/* Fails unless got (device memory) has the bits of want (host memory). */
+void device_expect_floats(struct test_device *t, const char *name, const float *want,
+                          const float *got, int n_rows, int n_cols);
+void device_expect_rows(struct test_device *t, const char *name, struct bfp_rows want,
+                        struct bfp_rows got, int n_rows, int n_cols);
+
+/* Syncs and fails unless the fault is this one; site -1: none. */
+void device_expect_fault(struct test_device *t, int site, int token);
+
+/* Host memory of n elements, or the test fails. The caller frees it. */
+void *host_array(size_t n, size_t element_size);
+struct bfp_rows host_rows(int n_rows, int n_cols);
+void free_host_rows(struct bfp_rows rows);
+
+#endif

@@ -1,0 +1,492 @@
+/*
+ * Faults that the emulation must find: each kernel here is wrong on purpose. On a GPU only the
+ * launches that its driver refuses are tried. What needs the compiler's help (every load and store
+ * of shared memory) is tried where this file is compiled with it: see gpu/emu/cuda_emu.h.
+ */
+#include "tests/emu/device_test.h"
+
+__global__ void idle() {
+}
+
+__global__ void touch_dynamic(int n) {
+    SHARED_DYNAMIC(char, bytes);
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+        bytes[i] = 1;
+}
+
+static void test_impossible_launches_are_refused(void **) {
+    LAUNCH(idle, 1, 1025, 0, 0);
+    assert_int_equal(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    assert_cuda(cudaGetLastError()); /* told once */
+    LAUNCH(idle, dim3(0, 1), 32, 0, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    LAUNCH(idle, dim3(1, 65536), 32, 0, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    LAUNCH(idle, 1, dim3(1, 1, 65), 0, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    LAUNCH(idle, dim3(65536, 1), 32, 0, 0);
+    assert_cuda(cudaGetLastError());
+}
+
+static void test_much_shared_memory_must_be_asked_for(void **) {
+    LAUNCH(touch_dynamic, 1, 64, 48 * 1024, 0, 48 * 1024);
+    assert_cuda(cudaGetLastError());
+    LAUNCH(touch_dynamic, 1, 64, 48 * 1024 + 1, 0, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidValue);
+    const int most = 227 * 1024;
+    assert_cuda(
+        cudaFuncSetAttribute(touch_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+    LAUNCH(touch_dynamic, 1, 64, most, 0, most);
+    assert_cuda(cudaGetLastError());
+    LAUNCH(touch_dynamic, 1, 64, most + 1, 0, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidValue);
+    assert_int_equal(
+        cudaFuncSetAttribute(touch_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, most + 1),
+        cudaErrorInvalidValue);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidValue);
+    assert_cuda(cudaDeviceSynchronize());
+}
+
+#ifdef SAMEBITS_EMU
+
+static int n_reports;
+static struct emu_report reported;
+
+static void keep_report(const struct emu_report *report) {
+    n_reports++;
+    reported = *report;
+}
+
+/* Asserts that the launch just made ended with this fault, told once in a line that has `words`,
+ * and that the device is unusable until it is reset. */
+static void expect_fault(enum emu_fault fault, const char *words) {
+    struct emu_report last = emu_last_report();
+    if (last.fault != fault || !strstr(last.text, words))
+        fail_msg("fault %d, expected %d with \"%s\": %s", last.fault, fault, words, last.text);
+    assert_int_equal(n_reports, 1);
+    assert_string_equal(reported.text, last.text);
+    assert_null(strchr(last.text, '\n'));
+    assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure);
+    assert_int_equal(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+    void *p;
+    assert_int_equal(cudaMalloc(&p, 16), cudaErrorLaunchFailure);
+    assert_cuda(cudaDeviceReset());
+    assert_cuda(cudaGetLastError());
+    n_reports = 0;
+}
+
+static void expect_no_fault(void) {
+    assert_string_equal(emu_last_report().text, "");
+    assert_cuda(cudaGetLastError());
+    assert_int_equal(n_reports, 0);
+}
+
+/* ---- barriers and warps ----------------------------------------------------------------------- */
+
+__global__ void divergent_barrier(int n) {
+    if ((int)threadIdx.x < n)
+        __syncthreads();
+    __syncthreads();
+}
+
+static void test_divergent_barrier(void **) {
+    LAUNCH(divergent_barrier, 2, 64, 0, 0, 64);
+    expect_no_fault();
+    LAUNCH(divergent_barrier, 2, 64, 0, 0, 0);
+    expect_no_fault();
+    LAUNCH(divergent_barrier, 2, 64, 0, 0, 32);
+    expect_fault(EMU_DIVERGENT_BARRIER, "kernel divergent_barrier, block (");
+    LAUNCH(divergent_barrier, 2, 64, 0, 0, 63);
+    expect_fault(EMU_DIVERGENT_BARRIER, "but thread (63,0,0) waits at the barrier");
+}
+
+__global__ void barrier_in_one_branch(int n) {
+    if ((int)threadIdx.x < n)
+        __syncthreads();
+    else
+        __syncwarp();
+}
+
+static void test_barrier_against_warp_operation(void **) {
+    LAUNCH(barrier_in_one_branch, 1, 64, 0, 0, 40);
+    expect_fault(EMU_WARP_DEADLOCK, "__syncwarp with mask ffffffff");
+    LAUNCH(barrier_in_one_branch, 1, 64, 0, 0, 32);
+    expect_no_fault();
+}
+
+__global__ void shuffle_of_some(int *y, int n) {
+    if ((int)threadIdx.x < n)
+        y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, (int)threadIdx.x, 1);
+    else
+        __syncthreads();
+}
+
+static void test_shuffle_waits_for_lanes_that_do_not_come(void **) {
+    int *y = to_device(std::vector<int>(32, 0));
+    LAUNCH(shuffle_of_some, 1, 32, 0, 0, y, 16);
+    expect_fault(EMU_WARP_DEADLOCK, "waits for lanes ffff0000");
+}
+
+__global__ void shuffle_with_the_dead(int *y) {
+    if (threadIdx.x >= 31)
+        return;
+    y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, (int)threadIdx.x, 1);
+}
+
+__global__ void shuffle_outside_of_mask(int *y) {
+    if (threadIdx.x >= 16)
+        y[threadIdx.x] = __shfl_sync(0xffff0000u, (int)threadIdx.x, 3);
+}
+
+__global__ void shuffle_without_oneself(int *y) {
+    y[threadIdx.x] = __shfl_sync(0x0000ffffu, (int)threadIdx.x, 3);
+}
+
+static void test_shuffle_reads_a_lane_that_takes_no_part(void **) {
+    int *y = to_device(std::vector<int>(32, 0));
+    LAUNCH(shuffle_with_the_dead, 1, 32, 0, 0, y);
+    expect_fault(EMU_WARP_LANE, "reads from lane 31");
+    y = to_device(std::vector<int>(32, 0));
+    LAUNCH(shuffle_outside_of_mask, 1, 32, 0, 0, y);
+    expect_fault(EMU_WARP_LANE, "reads from lane 3,");
+    y = to_device(std::vector<int>(32, 0));
+    LAUNCH(shuffle_without_oneself, 1, 32, 0, 0, y);
+    expect_fault(EMU_WARP_LANE, "not in its mask 0000ffff");
+}
+
+__global__ void two_votes(int *y) {
+    if (threadIdx.x % 2)
+        y[threadIdx.x] = __any_sync(0xffffffffu, 1);
+    else
+        y[threadIdx.x] = __all_sync(0xffffffffu, 1);
+}
+
+__global__ void two_masks(int *y) {
+    y[threadIdx.x] = __any_sync(threadIdx.x % 2 ? 0xffffffffu : 0x55555555u, 1);
+}
+
+static void test_votes_that_do_not_match(void **) {
+    int *y = to_device(std::vector<int>(32, 0));
+    LAUNCH(two_votes, 1, 32, 0, 0, y);
+    expect_fault(EMU_WARP_DEADLOCK, "waits in __a");
+    y = to_device(std::vector<int>(32, 0));
+    LAUNCH(two_masks, 1, 32, 0, 0, y);
+    if (emu_last_report().fault == EMU_NO_FAULT) /* the even lanes met and left */
+        assert_cuda(cudaDeviceReset());
+    else
+        expect_fault(EMU_WARP_DEADLOCK, "__any_sync");
+}
+
+/* A fault in one of many blocks ends the launch, wherever the block runs. */
+__global__ void one_bad_block(int *y, unsigned bad) {
+    atomicAdd(y, 1);
+    if (blockIdx.x == bad && threadIdx.x > 0)
+        __syncthreads();
+    __syncthreads();
+}
+
+static void test_one_block_of_many(void **) {
+    int *y = to_device(std::vector<int>(1, 0));
+    LAUNCH(one_bad_block, 100, 33, 0, 0, y, 17u);
+    expect_fault(EMU_DIVERGENT_BARRIER, "block (17,0,0)");
+    y = to_device(std::vector<int>(1, 0));
+    LAUNCH(one_bad_block, 100, 33, 0, 0, y, 100u);
+    expect_no_fault();
+    assert_int_equal(from_device(y, 1)[0], 3300);
+}
+
+__global__ void too_much_static() {
+    SHARED(int, huge, [13 * 1024]);
+    huge[threadIdx.x] = 1;
+}
+
+static void test_too_much_static_shared_memory(void **) {
+    LAUNCH(too_much_static, 1, 32, 0, 0);
+    expect_fault(EMU_SHARED_BOUNDS, "huge with 53248 bytes is too much");
+}
+
+__global__ void misaligned_load(uint4 *y, const char *x) {
+    *y = __ldg((const uint4 *)(x + 8 * threadIdx.x));
+}
+
+static void test_misaligned_load(void **) {
+    uint4 *y = to_device(std::vector<uint4>(1));
+    char *x = to_device(std::vector<char>(64, 0));
+    LAUNCH(misaligned_load, 1, 1, 0, 0, y, x);
+    expect_no_fault();
+    LAUNCH(misaligned_load, 1, 2, 0, 0, y, x);
+    expect_fault(EMU_MISALIGNED, "thread (1,0,0)");
+}
+
+/* ---- memory: needs instrumented code ---------------------------------------------------------- */
+
+#ifdef __SANITIZE_THREAD__
+
+/* Reads or writes one element of the middle one of three arrays. */
+__global__ void three_arrays(int *y, int index, bool store) {
+    SHARED(int, before, [8]);
+    SHARED(int, middle, [4][4]);
+    SHARED(int, after, [8]);
+    before[threadIdx.x % 8] = after[threadIdx.x % 8] = 1;
+    for (int i = 0; i < 16 && threadIdx.x == 0; i++)
+        middle[0][i] = i;
+    if (threadIdx.x == 0 && store)
+        (&middle[0][0])[index] = 5;
+    if (threadIdx.x == 0 && !store)
+        *y = (&middle[0][0])[index];
+}
+
+static void test_shared_memory_out_of_bounds(void **) {
+    int *y = to_device(std::vector<int>(1, 0));
+    LAUNCH(three_arrays, 1, 1, 0, 0, y, 15, false);
+    expect_no_fault();
+    LAUNCH(three_arrays, 1, 1, 0, 0, y, 16, false);
+    expect_fault(EMU_SHARED_BOUNDS, "reads 4 bytes, 0 bytes past the end of shared middle");
+    y = to_device(std::vector<int>(1, 0));
+    LAUNCH(three_arrays, 1, 1, 0, 0, y, -1, true);
+    expect_fault(EMU_SHARED_BOUNDS, "writes 4 bytes");
+    y = to_device(std::vector<int>(1, 0));
+    LAUNCH(three_arrays, 1, 1, 0, 0, y, 1000000, true);
+    expect_fault(EMU_DEVICE_BOUNDS, "which is not the device's");
+}
+
+static void test_dynamic_shared_memory_out_of_bounds(void **) {
+    LAUNCH(touch_dynamic, 3, 32, 1000, 0, 1000);
+    expect_no_fault();
+    LAUNCH(touch_dynamic, 3, 32, 1000, 0, 1001);
+    expect_fault(EMU_SHARED_BOUNDS, "shared dynamic memory (1000 bytes)");
+}
+
+__global__ void read_unwritten(int *y, int n_written) {
+    SHARED(int8_t, kept, [32]);
+    if ((int)threadIdx.x < n_written)
+        kept[threadIdx.x] = 1;
+    __syncthreads();
+    y[threadIdx.x] = kept[threadIdx.x];
+}
+
+static void test_uninitialised_shared_memory(void **) {
+    int *y = to_device(std::vector<int>(32, 0));
+    LAUNCH(read_unwritten, 2, 32, 0, 0, y, 32);
+    expect_no_fault();
+    LAUNCH(read_unwritten, 2, 32, 0, 0, y, 31); /* what earlier blocks wrote does not count */
+    expect_fault(EMU_SHARED_UNINITIALISED, "reads uninitialised byte 31 of shared kept");
+}
+
+/* Reverses n elements; a barrier can be dropped before the reads or before the next writes. */
+template <bool BEFORE_READ, bool BEFORE_WRITE> __global__ void reverse_twice(int *y, int n) {
+    SHARED(int, kept, [256]);
+    int i = threadIdx.x, value = i;
+    for (int round = 0; round < 2; round++) {
+        kept[i] = value;
+        if (BEFORE_READ)
+            __syncthreads();
+        value = kept[n - 1 - i];
+        if (BEFORE_WRITE)
+            __syncthreads();
+    }
+    y[i] = value;
+}
+
+static void test_dropped_barriers_are_races(void **) {
+    const int sizes[] = {2, 32, 33, 256};
+    for (int n : sizes) {
+        int *y = to_device(std::vector<int>(256, 0));
+        LAUNCH((reverse_twice<true, true>), 2, n, 0, 0, y, n);
+        expect_no_fault();
+        LAUNCH((reverse_twice<true, false>), 2, n, 0, 0, y, n);
+        expect_fault(EMU_SHARED_RACE, "with no barrier between");
+        y = to_device(std::vector<int>(256, 0));
+        LAUNCH((reverse_twice<false, true>), 2, n, 0, 0, y, n);
+        assert_true(emu_last_report().fault == EMU_SHARED_RACE ||
+                    emu_last_report().fault == EMU_SHARED_UNINITIALISED);
+        expect_fault(emu_last_report().fault, "of shared kept");
+    }
+}
+
+/* Every thread reads what one thread writes afterwards. */
+__global__ void write_after_reads(int *y, int writer, bool barrier, bool warp_barrier) {
+    SHARED(int, word);
+    if (threadIdx.x == 0)
+        word = 1;
+    __syncthreads();
+    int value = word;
+    if (barrier)
+        __syncthreads();
+    if (warp_barrier)
+        __syncwarp();
+    if ((int)threadIdx.x == writer)
+        word = 2;
+    y[threadIdx.x] = value;
+}
+
+static void test_write_after_reads_is_a_race(void **) {
+    for (int n = 32; n <= 96; n += 32)
+        for (int writer = 0; writer < n; writer += 31) {
+            int *y = to_device(std::vector<int>(96, 0));
+            LAUNCH(write_after_reads, 1, n, 0, 0, y, writer, true, false);
+            expect_no_fault();
+            LAUNCH(write_after_reads, 1, n, 0, 0, y, writer, false, true);
+            if (n == 32)
+                expect_no_fault(); /* one warp is in step */
+            else
+                expect_fault(EMU_SHARED_RACE, "byte 0 of shared word");
+            assert_cuda(cudaDeviceReset());
+            y = to_device(std::vector<int>(96, 0));
+            LAUNCH(write_after_reads, 1, n, 0, 0, y, writer, false, false);
+            expect_fault(EMU_SHARED_RACE, "byte 0 of shared word");
+        }
+}
+
+/* Shuffles bring lanes together but do not order their memory; neither do half-warp barriers that
+ * leave out the other lane. */
+__global__ void swap_in_warp(int *y, int how, int distance) {
+    SHARED(int, kept, [32]);
+    int i = threadIdx.x;
+    kept[i] = i;
+    if (how == 0)
+        __syncwarp();
+    else if (how == 1)
+        __shfl_sync(0xffffffffu, i, 0);
+    else
+        __syncwarp(i < 16 ? 0x0000ffffu : 0xffff0000u);
+    y[i] = kept[i ^ distance];
+}
+
+static void test_only_syncwarp_orders_a_warp(void **) {
+    int *y = to_device(std::vector<int>(32, 0));
+    LAUNCH(swap_in_warp, 1, 32, 0, 0, y, 0, 16);
+    expect_no_fault();
+    LAUNCH(swap_in_warp, 1, 32, 0, 0, y, 2, 8);
+    expect_no_fault();
+    LAUNCH(swap_in_warp, 1, 32, 0, 0, y, 1, 1);
+    expect_fault(EMU_SHARED_RACE, "shared kept");
+    y = to_device(std::vector<int>(32, 0));
+    LAUNCH(swap_in_warp, 1, 32, 0, 0, y, 2, 16);
+    assert_int_not_equal(emu_last_report().fault, EMU_NO_FAULT);
+    expect_fault(emu_last_report().fault, "shared kept");
+}
+
+/* Lane 0 hears of lane 31 through lane 16: two barriers of pairs. */
+__global__ void order_through_another(int *y, bool complete) {
+    SHARED(int, word);
+    unsigned lane = threadIdx.x;
+    if (lane == 31)
+        word = 7;
+    if (lane == 31 || lane == 16)
+        __syncwarp(0x80010000u);
+    if (complete && (lane == 16 || lane == 0))
+        __syncwarp(0x00010001u);
+    if (lane == (complete ? 0 : 16))
+        *y = word;
+}
+
+static void test_order_is_transitive(void **) {
+    int *y = to_device(std::vector<int>(1, 0));
+    LAUNCH(order_through_another, 1, 32, 0, 0, y, true);
+    expect_no_fault();
+    LAUNCH(order_through_another, 1, 32, 0, 0, y, false);
+    expect_no_fault();
+    assert_int_equal(from_device(y, 1)[0], 7);
+}
+
+__global__ void atomic_against_plain(int *y, bool barrier) {
+    SHARED(int, sum);
+    if (threadIdx.x == 0)
+        sum = 0;
+    __syncthreads();
+    atomicAdd(&sum, 1);
+    if (barrier)
+        __syncthreads();
+    y[threadIdx.x] = sum;
+}
+
+static void test_atomics_race_with_plain_reads_only(void **) {
+    int *y = to_device(std::vector<int>(64, 0));
+    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, true);
+    expect_no_fault();
+    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, false);
+    expect_fault(EMU_SHARED_RACE, "shared sum");
+}
+
+__global__ void copy_ints(int *y, const int *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        y[i] = x[i];
+}
+
+static void test_device_memory_out_of_bounds(void **) {
+    int *x = to_device(std::vector<int>(100, 1)), *y = to_device(std::vector<int>(100, 0));
+    LAUNCH(copy_ints, 4, 32, 0, 0, y, x, 100);
+    expect_no_fault();
+    LAUNCH(copy_ints, 4, 32, 0, 0, y, x, 101);
+    expect_fault(EMU_DEVICE_BOUNDS, "byte 400 of an allocation of 400 bytes");
+}
+
+static void test_host_and_freed_memory_is_not_the_devices(void **) {
+    std::vector<int> host(64, 1);
+    int *y = to_device(host);
+    LAUNCH(copy_ints, 2, 32, 0, 0, y, host.data(), 64);
+    expect_fault(EMU_DEVICE_BOUNDS, "reads 4 bytes");
+    int *x = to_device(host);
+    y = to_device(host);
+    assert_cuda(cudaFree(x));
+    LAUNCH(copy_ints, 2, 32, 0, 0, y, x, 64);
+    expect_fault(EMU_DEVICE_BOUNDS, "which is not the device's");
+}
+
+__global__ void misaligned_vector(uint4 *y) {
+    SHARED(uint32_t, words, [64]);
+    words[threadIdx.x] = words[threadIdx.x + 32] = threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x < 2)
+        y[threadIdx.x] = *(const uint4 *)&words[6 * threadIdx.x];
+}
+
+static void test_misaligned_shared_vector(void **) {
+    uint4 *y = to_device(std::vector<uint4>(2));
+    LAUNCH(misaligned_vector, 1, 32, 0, 0, y);
+    expect_fault(EMU_MISALIGNED, "thread (1,0,0): reads 16 bytes");
+}
+
+#define MEMORY_TESTS                                                                               \
+    cmocka_unit_test(test_shared_memory_out_of_bounds),                                            \
+        cmocka_unit_test(test_dynamic_shared_memory_out_of_bounds),                                \
+        cmocka_unit_test(test_uninitialised_shared_memory),                                        \
+        cmocka_unit_test(test_dropped_barriers_are_races),                                         \
+        cmocka_unit_test(test_write_after_reads_is_a_race),                                        \
+        cmocka_unit_test(test_only_syncwarp_orders_a_warp),                                        \
+        cmocka_unit_test(test_order_is_transitive),                                                \
+        cmocka_unit_test(test_atomics_race_with_plain_reads_only),                                 \
+        cmocka_unit_test(test_device_memory_out_of_bounds),                                        \
+        cmocka_unit_test(test_host_and_freed_memory_is_not_the_devices),                           \
+        cmocka_unit_test(test_misaligned_shared_vector),
+#else
+#define MEMORY_TESTS
+#endif
+#endif
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_impossible_launches_are_refused),
+        cmocka_unit_test(test_much_shared_memory_must_be_asked_for),
+#ifdef SAMEBITS_EMU
+        cmocka_unit_test(test_divergent_barrier),
+        cmocka_unit_test(test_barrier_against_warp_operation),
+        cmocka_unit_test(test_shuffle_waits_for_lanes_that_do_not_come),
+        cmocka_unit_test(test_shuffle_reads_a_lane_that_takes_no_part),
+        cmocka_unit_test(test_votes_that_do_not_match),
+        cmocka_unit_test(test_one_block_of_many),
+        cmocka_unit_test(test_too_much_static_shared_memory),
+        cmocka_unit_test(test_misaligned_load),
+        MEMORY_TESTS
+#endif
+    };
+    int failures = 0;
+#ifdef SAMEBITS_EMU
+    emu_set_handler(keep_report);
+#endif
+    RUN_GROUP(tests, failures);
+    return failures;
+}

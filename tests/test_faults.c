@@ -1,0 +1,329 @@
+/* What must not become a token: rows that cannot be snapped are named by site and token; memory
+ * that is not there is an error and not a crash. */
+#include "model/numerics.h"
+#include "tests/compare.h"
+#include "tests/device.h"
+#include "tests/oracle.h"
+
+#include <float.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* The sanitizer's own allocator stops the program, unless told so, where malloc returns NULL. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+    return "allocator_may_return_null=1";
+}
+
+static const float bad_values[] = {NAN, -NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 0x1p127f};
+
+/* Rows of small integers, in which at[0 ... n_bad-1] hold a value that cannot be stored. */
+static float *rows_with(float bad, int n, const int *at, int n_bad) {
+    float *x = host_array((size_t)n, sizeof *x);
+    for (int i = 0; i < n; i++)
+        x[i] = (float)(i % 17 + 1);
+    for (int i = 0; i < n_bad; i++)
+        x[at[i]] = bad;
+    return x;
+}
+
+static float *put_rows_with(struct test_device *t, float bad, int n, const int *at, int n_bad) {
+    float *x = rows_with(bad, n, at, n_bad);
+    float *data = device_put(t, x, sizeof *x * (size_t)n);
+    free(x);
+    return data;
+}
+
+/* ---- each op ---------------------------------------------------------------------------------- */
+
+static void test_snap_rows(void **state) {
+    struct test_device *t = *state;
+    enum { ROWS = 6, COLS = 67 };
+    static const int places[] = {0, 33, COLS - 1};
+    for (size_t b = 0; b < COUNT(bad_values); b++)
+        for (int row = 0; row < ROWS; row++) {
+            int at = row * COLS + places[row % 3];
+            float *x = rows_with(bad_values[b], ROWS * COLS, &at, 1);
+            struct bfp_rows got = {device_poisoned(t, sizeof(int16_t) * ROWS * COLS),
+                                   device_poisoned(t, ROWS)};
+            t->ops->snap_rows(t->dev, got, device_put(t, x, sizeof *x * ROWS * COLS), ROWS, COLS,
+                              9);
+            device_expect_fault(t, 9, row);
+            device_expect_fault(t, -1, 0); /* reported once */
+            memset(x + row * COLS, 0, sizeof *x * COLS); /* it is stored as zeros */
+            struct bfp_rows want = host_rows(ROWS, COLS);
+            oracle_snap_rows(want, x, ROWS, COLS);
+            device_expect_rows(t, "snap_rows", want, got, ROWS, COLS);
+            free_host_rows(want);
+            free(x);
+            device_clear(t);
+        }
+}
+
+static void test_rmsnorm_counts_tokens(void **state) {
+    struct test_device *t = *state;
+    enum { ROWS = 12, COLS = 32 };
+    static const int rows_per_token[] = {1, 2, 3, 4, 12};
+    for (size_t i = 0; i < COUNT(rows_per_token); i++)
+        for (int row = 0; row < ROWS; row++) {
+            int at = row * COLS + row;
+            float *x = put_rows_with(t, NAN, ROWS * COLS, &at, 1);
+            float *gain = put_rows_with(t, 1, COLS, NULL, 0);
+            t->ops->rmsnorm(t->dev, x, x, gain, ROWS, COLS, rows_per_token[i], 1e-6, 0);
+            device_expect_fault(t, 0, row / rows_per_token[i]);
+            device_clear(t);
+        }
+}
+
+/* Appends with these bad elements in k and v; the cache may hold anything afterwards but poison. */
+static void append(struct test_device *t, const int *bad_k, int n_k, const int *bad_v, int n_v) {
+    enum { TOKENS = 5, HEADS = 3, DIM = 8, ROWS = TOKENS * HEADS };
+    static const int64_t slots[TOKENS] = {3, 1, -1, 0, 2};
+    struct kv_layer kv = {device_poisoned(t, sizeof(int16_t) * ROWS * DIM),
+                          device_poisoned(t, sizeof(int16_t) * ROWS * DIM), device_poisoned(t, ROWS),
+                          device_poisoned(t, ROWS)};
+    float *k = put_rows_with(t, INFINITY, ROWS * DIM, bad_k, n_k);
+    float *v = put_rows_with(t, NAN, ROWS * DIM, bad_v, n_v);
+    t->ops->kv_append(t->dev, &kv, k, v, device_put(t, slots, sizeof slots), TOKENS, HEADS, DIM, 4,
+                      5);
+    if (n_k == 1 && bad_k[0] / (HEADS * DIM) == 1) { /* token 1 went to slot 1 */
+        struct bfp_rows zeros = host_rows(1, DIM);
+        oracle_snap_rows(zeros, (float[DIM]){0}, 1, DIM);
+        int row = HEADS + bad_k[0] / DIM % HEADS;
+        device_expect_rows(t, "k", zeros, (struct bfp_rows){kv.k + row * DIM, kv.k_exponents + row},
+                           1, DIM);
+        free_host_rows(zeros);
+    }
+}
+
+static void test_kv_append(void **state) {
+    struct test_device *t = *state;
+    enum { STRIDE = 3 * 8 };
+    for (int token = 0; token < 5; token++)
+        for (int at = token * STRIDE; at < (token + 1) * STRIDE; at += 5) {
+            append(t, &at, 1, NULL, 0);
+            device_expect_fault(t, token == 2 ? -1 : 4, token); /* token 2 is skipped */
+            append(t, NULL, 0, &at, 1);
+            device_expect_fault(t, token == 2 ? -1 : 5, token);
+            device_clear(t);
+        }
+    append(t, (int[]){4 * STRIDE}, 1, (int[]){0}, 1); /* the keys' site comes first */
+    device_expect_fault(t, 4, 4);
+    append(t, (int[]){4 * STRIDE, 1 * STRIDE}, 2, NULL, 0);
+    device_expect_fault(t, 4, 1);
+    device_clear(t);
+}
+
+/* ---- attention -------------------------------------------------------------------------------- */
+
+enum { TOKENS = 7, HEADS = 4, KV_HEADS = 2, DIM = 16, LEN = 300 };
+
+/* Attention of the last TOKENS positions over keys and values of ones with these exponents; one
+ * query, at bad_token, holds a value of its own. */
+static void attend(struct test_device *t, int bad_token, float bad, int8_t k_exponent,
+                   int8_t v_exponent) {
+    enum { ROWS = LEN * KV_HEADS };
+    struct bfp_rows ones = host_rows(ROWS, DIM);
+    for (int i = 0; i < ROWS * DIM; i++)
+        ones.mantissas[i] = 16384;
+    memset(ones.exponents, k_exponent, ROWS);
+    struct bfp_rows k = device_put_rows(t, ones, ROWS, DIM);
+    memset(ones.exponents, v_exponent, ROWS);
+    struct bfp_rows v = device_put_rows(t, ones, ROWS, DIM);
+    float q[TOKENS * HEADS * DIM];
+    for (int i = 0; i < TOKENS * HEADS * DIM; i++)
+        q[i] = 1;
+    q[(bad_token * HEADS + bad_token % HEADS) * DIM + 3] = bad;
+    struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.25};
+    t->ops->attention(t->dev, device_poisoned(t, sizeof q), device_put(t, q, sizeof q), &kv, TOKENS,
+                      LEN, &shape, 6);
+    free_host_rows(ones);
+}
+
+static void test_attention_queries(void **state) {
+    struct test_device *t = *state;
+    for (int token = 0; token < TOKENS; token++)
+        for (size_t b = 0; b < COUNT(bad_values); b++) {
+            attend(t, token, bad_values[b], 1, 1);
+            device_expect_fault(t, 6, token);
+            device_clear(t);
+        }
+}
+
+/* A finite query whose scores are not: both infinities leave no softmax. */
+static void test_attention_scores_overflow(void **state) {
+    struct test_device *t = *state;
+    for (int token = 0; token < TOKENS; token++) {
+        attend(t, token, 0x1p120f, 100, 1);
+        device_expect_fault(t, 6, token);
+        attend(t, token, -0x1p120f, 100, 1);
+        device_expect_fault(t, 6, token);
+        attend(t, token, 0x1p20f, 100, 1);
+        device_expect_fault(t, -1, 0);
+        device_clear(t);
+    }
+}
+
+/* A value row of the largest exponent can be stored, but its weight, 2^127, cannot be snapped. */
+static void test_attention_weights_overflow(void **state) {
+    struct test_device *t = *state;
+    attend(t, 0, 1, 1, 127);
+    device_expect_fault(t, 6, 0);
+    attend(t, 0, 1, 1, 126);
+    device_expect_fault(t, -1, 0);
+    device_clear(t);
+}
+
+/* ---- which one is told ------------------------------------------------------------------------ */
+
+/* One row of NaN, reported as this token of this site. */
+static void fault_at(struct test_device *t, int site, int token) {
+    enum { COLS = 3 };
+    int at = token * COLS;
+    int n = (token + 1) * COLS;
+    struct bfp_rows y = {device_poisoned(t, sizeof(int16_t) * (size_t)n),
+                         device_poisoned(t, (size_t)token + 1)};
+    t->ops->snap_rows(t->dev, y, put_rows_with(t, NAN, n, &at, 1), token + 1, COLS, site);
+}
+
+static void test_the_first_fault_is_told(void **state) {
+    struct test_device *t = *state;
+    static const int faults[][2] = {{0, 9}, {1, 0}, {1, 4}, {7, 2}, {7, 3}}; /* in this order */
+    for (size_t i = 0; i < COUNT(faults); i++)
+        for (size_t j = 0; j < COUNT(faults); j++) {
+            size_t first = i < j ? i : j;
+            fault_at(t, faults[i][0], faults[i][1]);
+            fault_at(t, faults[j][0], faults[j][1]);
+            device_expect_fault(t, faults[first][0], faults[first][1]);
+            device_expect_fault(t, -1, 0);
+            device_clear(t);
+        }
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+static void test_memory_is_counted(void **state) {
+    (void)state;
+    struct test_device t;
+    device_open(&t, &ref_ops, 1);
+    struct device *dev = t.dev;
+    assert_true(dev->bytes == 0 && dev->peak_bytes == 0);
+    static const size_t sizes[] = {0, 1, 63, 64, 65, 4096};
+    void *data[COUNT(sizes)];
+    size_t total = 0;
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        data[i] = t.ops->alloc(dev, sizes[i], "a test", NULL);
+        assert_non_null(data[i]);
+        assert_int_equal((uintptr_t)data[i] % 64, 0);
+        memset(data[i], 1, sizes[i]);
+        total += sizes[i];
+        assert_true(dev->bytes == total && dev->peak_bytes == total);
+    }
+    t.ops->free(dev, NULL, 100);
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        t.ops->free(dev, data[i], sizes[i]);
+    assert_true(dev->bytes == 0 && dev->peak_bytes == total);
+    struct matrix w;
+    assert_int_equal(t.ops->matrix_create(dev, &w, 3, 5, NULL), 0);
+    assert_true(w.n == 3 && w.k == 5 && dev->bytes > 0);
+    t.ops->matrix_free(dev, &w);
+    assert_true(dev->bytes == 0);
+    device_close(&t);
+    t.ops->close(NULL);
+}
+
+static void test_copies(void **state) {
+    struct test_device *t = *state;
+    const char text[] = "seven bytes";
+    char *a = device_put(t, text, sizeof text), *b = device_poisoned(t, sizeof text);
+    t->ops->copy(t->dev, b, a, sizeof text);
+    t->ops->copy(t->dev, b, NULL, 0);
+    t->ops->upload(t->dev, b, NULL, 0);
+    t->ops->download(t->dev, NULL, b, 0);
+    char *back = device_get(t, b, sizeof text);
+    assert_string_equal(back, text);
+    free(back);
+    device_clear(t);
+}
+
+static void test_impossible_sizes_are_refused(void **state) {
+    struct test_device *t = *state;
+    static const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 64, SIZE_MAX / 2,
+                                   (size_t)1 << 60};
+    size_t before = t->dev->bytes;
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        struct error err = {""};
+        assert_null(t->ops->alloc(t->dev, sizes[i], "the moon", &err));
+        assert_non_null(strstr(err.text, "not enough memory for the moon"));
+        assert_null(t->ops->alloc(t->dev, sizes[i], "the moon", NULL));
+    }
+    struct matrix w;
+    struct error err = {""};
+    assert_int_equal(t->ops->matrix_create(t->dev, &w, INT32_MAX, INT32_MAX, &err), -1);
+    assert_non_null(strstr(err.text, "not enough memory for weights"));
+    t->ops->matrix_free(t->dev, &w);
+    assert_true(t->dev->bytes == before);
+}
+
+/* An op that gets no scratch memory returns at once; the next sync tells, and then all is well. */
+static void test_scratch_memory_runs_out(void **state) {
+    struct test_device *t = *state;
+    struct attention_shape shape = {1024, 1, 1024, 1};
+    struct kv_layer kv = {0};
+    t->ops->attention(t->dev, NULL, NULL, &kv, INT32_MAX, INT32_MAX, &shape, 1);
+    fault_at(t, 2, 1);
+    struct fault fault;
+    struct error err = {""};
+    assert_int_equal(t->ops->sync(t->dev, &fault, &err), -1);
+    assert_non_null(strstr(err.text, "not enough memory for the scratch space of attention"));
+    device_expect_fault(t, -1, 0);
+    attend(t, 0, 1, 1, 1);
+    device_expect_fault(t, -1, 0);
+    device_clear(t);
+}
+
+static void test_device_names(void **state) {
+    (void)state;
+    struct error err = {""};
+    assert_ptr_equal(ops_find("cpu", &err), &ref_ops);
+    assert_null(ops_find("abacus", &err));
+    assert_non_null(strstr(err.text, "abacus"));
+    assert_non_null(strstr(err.text, "cpu"));
+}
+
+static int open_group(void **state) {
+    static struct test_device t;
+    device_open(&t, &ref_ops, 2);
+    *state = &t;
+    return 0;
+}
+
+static int close_group(void **state) {
+    device_close(*state);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_snap_rows),
+        cmocka_unit_test(test_rmsnorm_counts_tokens),
+        cmocka_unit_test(test_kv_append),
+        cmocka_unit_test(test_attention_queries),
+        cmocka_unit_test(test_attention_scores_overflow),
+        cmocka_unit_test(test_attention_weights_overflow),
+        cmocka_unit_test(test_the_first_fault_is_told),
+        cmocka_unit_test(test_memory_is_counted),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_impossible_sizes_are_refused),
+        cmocka_unit_test(test_scratch_memory_runs_out),
+        cmocka_unit_test(test_device_names),
+    };
+    return cmocka_run_group_tests(tests, open_group, close_group);
+}

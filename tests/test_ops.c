@@ -1,0 +1,429 @@
+/* Every op but attention and sample against the oracle, bit for bit; the device's memory. */
+#include "model/numerics.h"
+#include "model/rope_table.h"
+#include "tests/device.h"
+#include "tests/oracle.h"
+#include "tests/random.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const int row_sizes[] = {1,   2,   3,   31,  63,  64,   65,   97,  127,
+                                128, 255, 256, 257, 509, 1023, 1024, 1025};
+
+/* Random floats [n_rows, n_cols] in host memory; rows of all distributions when kind is out of
+ * range. */
+static float *random_rows(struct random *r, int n_rows, int n_cols, int kind) {
+    float *x = host_array((size_t)n_rows * (size_t)n_cols, sizeof *x);
+    for (int row = 0; row < n_rows; row++)
+        random_fill(r, x + (size_t)row * (size_t)n_cols, (size_t)n_cols,
+                    (enum distribution)((kind < N_DISTRIBUTIONS ? kind : row) % N_DISTRIBUTIONS));
+    return x;
+}
+
+static struct bfp_rows random_bfp_rows(struct random *r, int n_rows, int n_cols, int kind) {
+    float *x = random_rows(r, n_rows, n_cols, kind);
+    struct bfp_rows rows = host_rows(n_rows, n_cols);
+    oracle_snap_rows(rows, x, n_rows, n_cols);
+    free(x);
+    return rows;
+}
+
+static size_t float_bytes(int n_rows, int n_cols) {
+    return sizeof(float) * (size_t)n_rows * (size_t)n_cols;
+}
+
+/* ---- snap_rows -------------------------------------------------------------------------------- */
+
+static void test_snap_rows(void **state) {
+    struct test_device *t = *state;
+    struct random r = {11};
+    for (size_t i = 0; i < COUNT(row_sizes); i++) {
+        int n_cols = row_sizes[i], n_rows = 1 + (int)i % 11;
+        float *x = random_rows(&r, n_rows, n_cols, N_DISTRIBUTIONS);
+        struct bfp_rows want = host_rows(n_rows, n_cols);
+        oracle_snap_rows(want, x, n_rows, n_cols);
+        struct bfp_rows got = {device_poisoned(t, sizeof(int16_t) * (size_t)(n_rows * n_cols)),
+                               device_poisoned(t, (size_t)n_rows)};
+        t->ops->snap_rows(t->dev, got, device_put(t, x, float_bytes(n_rows, n_cols)), n_rows,
+                          n_cols, 1);
+        device_expect_rows(t, "snap_rows", want, got, n_rows, n_cols);
+        device_expect_fault(t, -1, 0);
+        free_host_rows(want);
+        free(x);
+        device_clear(t);
+    }
+}
+
+/* ---- linear ----------------------------------------------------------------------------------- */
+
+/* The matrix on the device, put there in two pieces. */
+static struct matrix put_matrix(struct test_device *t, struct bfp_rows w, int n, int k) {
+    struct matrix matrix;
+    struct error err = {""};
+    if (t->ops->matrix_create(t->dev, &matrix, n, k, &err))
+        fail_msg("%s", err.text);
+    int split = n / 3;
+    t->ops->matrix_put(t->dev, &matrix, 0, split, w.mantissas, w.exponents);
+    t->ops->matrix_put(t->dev, &matrix, split, n - split,
+                       w.mantissas + (size_t)split * (size_t)k, w.exponents + split);
+    return matrix;
+}
+
+static void check_linear(struct test_device *t, struct bfp_rows x, struct bfp_rows w, int m, int n,
+                         int k) {
+    struct matrix matrix = put_matrix(t, w, n, k);
+    float *want = host_array((size_t)m * (size_t)n, sizeof *want);
+    float *got = device_poisoned(t, float_bytes(m, n));
+    t->ops->linear(t->dev, got, device_put_rows(t, x, m, k), &matrix, m);
+    oracle_linear(want, x, w, m, n, k);
+    device_expect_floats(t, "linear", want, got, m, n);
+    device_expect_fault(t, -1, 0);
+    free(want);
+    t->ops->matrix_free(t->dev, &matrix);
+    device_clear(t);
+}
+
+static void test_linear_shapes(void **state) {
+    struct test_device *t = *state;
+    struct random r = {12};
+    static const int ms[] = {1, 2, 7, 255, 256, 257, 300}, ns[] = {1, 3, 64, 65, 255, 256, 257},
+                     ks[] = {1, 2, 7, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4096};
+    for (size_t i = 0; i < COUNT(ms); i++)
+        for (size_t j = 0; j < COUNT(ks); j++)
+            for (size_t l = (i + j) % 3; l < COUNT(ns); l += 3) {
+                int m = ms[i], k = ks[j], n = ns[l];
+                if ((int64_t)m * n * k > 6000000)
+                    n = n < 3 ? n : 3;
+                struct bfp_rows x = random_bfp_rows(&r, m, k, (int)(i + j) % (N_DISTRIBUTIONS + 1));
+                struct bfp_rows w = random_bfp_rows(&r, n, k, (int)l % (N_DISTRIBUTIONS + 1));
+                check_linear(t, x, w, m, n, k);
+                free_host_rows(x);
+                free_host_rows(w);
+            }
+}
+
+/* Mantissas of any size and exponents of any size: results overflow, and are subnormal or zero of
+ * either sign. */
+static void test_linear_any_exponents(void **state) {
+    struct test_device *t = *state;
+    struct random r = {13};
+    enum { M = 9, N = 67, MAX_K = 130 };
+    static const int ks[] = {1, 2, MAX_K};
+    for (int i = 0; i < 30; i++) {
+        int k = ks[i % 3];
+        struct bfp_rows x = host_rows(M, k), w = host_rows(N, k);
+        for (int j = 0; j < M * k; j++)
+            x.mantissas[j] = (int16_t)(random_int(&r, -32639, 32639) >> random_int(&r, 0, 16));
+        for (int j = 0; j < N * k; j++)
+            w.mantissas[j] = (int16_t)(random_int(&r, -32639, 32639) >> random_int(&r, 0, 16));
+        for (int j = 0; j < M; j++)
+            x.exponents[j] = (int8_t)random_int(&r, -100, 127);
+        for (int j = 0; j < N; j++)
+            w.exponents[j] = (int8_t)random_int(&r, -100, 127);
+        check_linear(t, x, w, M, N, k);
+        free_host_rows(x);
+        free_host_rows(w);
+    }
+}
+
+/* Rows of the largest mantissas, of equal and of alternating signs: the largest sums, sums that
+ * cancel to nothing, and the one that loses all but its last bit. */
+static void test_linear_extreme_rows(void **state) {
+    struct test_device *t = *state;
+    enum { M = 5, N = 66, K = 4096 };
+    struct bfp_rows x = host_rows(M, K), w = host_rows(N, K);
+    for (int row = 0; row < M; row++) {
+        x.exponents[row] = (int8_t)(row * 7);
+        for (int i = 0; i < K; i++)
+            x.mantissas[row * K + i] = (int16_t)((row & 1 && i & 1) || row == 4 ? -32639 : 32639);
+    }
+    for (int row = 0; row < N; row++) {
+        w.exponents[row] = (int8_t)(row - 33);
+        for (int i = 0; i < K; i++)
+            w.mantissas[row * K + i] = (int16_t)((i >> (row % 3)) & 1 && row % 4 ? -32639 : 32639);
+        w.mantissas[row * K + row] = (int16_t)(row % 5 ? 32638 : 0);
+    }
+    check_linear(t, x, w, M, N, K);
+    check_linear(t, x, w, 1, N, K);
+    free_host_rows(x);
+    free_host_rows(w);
+}
+
+/* -5 * 0 is -0 for a processor and 0 for an integer. */
+static void test_linear_zero_is_positive(void **state) {
+    struct test_device *t = *state;
+    int16_t negative[2] = {-5, -7}, zeros[2] = {0, 0};
+    int8_t exponents[2] = {3, 4};
+    for (int k = 1; k <= 2; k++) {
+        check_linear(t, (struct bfp_rows){negative, exponents}, (struct bfp_rows){zeros, exponents},
+                     1, 1, k);
+        check_linear(t, (struct bfp_rows){zeros, exponents}, (struct bfp_rows){negative, exponents},
+                     2 / k, 2 / k, k);
+    }
+}
+
+static void test_linear_threads(void **state) {
+    (void)state;
+    struct random r = {14};
+    enum { N = 300, K = 1025 };
+    static const int ms[] = {1, 64, 257};
+    struct bfp_rows w = random_bfp_rows(&r, N, K, NORMAL);
+    for (int i = 0; i < 3; i++) {
+        struct bfp_rows x = random_bfp_rows(&r, ms[i], K, NORMAL);
+        float *want = NULL;
+        for (int n_threads = 1; n_threads <= 2; n_threads++) {
+            struct test_device t;
+            device_open(&t, &ref_ops, n_threads);
+            struct matrix matrix = put_matrix(&t, w, N, K);
+            float *y = device_poisoned(&t, float_bytes(ms[i], N));
+            t.ops->linear(t.dev, y, device_put_rows(&t, x, ms[i], K), &matrix, ms[i]);
+            if (want)
+                device_expect_floats(&t, "linear, 2 threads", want, y, ms[i], N);
+            else
+                want = device_get(&t, y, float_bytes(ms[i], N));
+            t.ops->matrix_free(t.dev, &matrix);
+            device_close(&t);
+        }
+        free(want);
+        free_host_rows(x);
+    }
+    free_host_rows(w);
+}
+
+/* ---- rows of matrices ------------------------------------------------------------------------- */
+
+static void test_embed_and_take_rows(void **state) {
+    struct test_device *t = *state;
+    struct random r = {15};
+    enum { VOCAB = 37, IDS = 65 };
+    static const int ks[] = {1, 7, 64, 257};
+    for (size_t i = 0; i < COUNT(ks); i++) {
+        int k = ks[i];
+        struct bfp_rows w = random_bfp_rows(&r, VOCAB, k, N_DISTRIBUTIONS);
+        struct matrix matrix = put_matrix(t, w, VOCAB, k);
+        int32_t ids[IDS] = {0, VOCAB - 1, VOCAB - 1};
+        for (int j = 3; j < IDS; j++)
+            ids[j] = random_int(&r, 0, VOCAB - 1);
+        float *want = host_array((size_t)IDS * (size_t)k, sizeof *want);
+        float *got = device_poisoned(t, float_bytes(IDS, k));
+        const int32_t *rows = device_put(t, ids, sizeof ids);
+        t->ops->embed(t->dev, got, rows, &matrix, IDS);
+        oracle_embed(want, ids, w, IDS, k);
+        device_expect_floats(t, "embed", want, got, IDS, k);
+
+        float *taken = device_poisoned(t, float_bytes(IDS, k));
+        t->ops->take_rows(t->dev, taken, got, rows, IDS, k);
+        float *picked = host_array((size_t)IDS * (size_t)k, sizeof *picked);
+        for (int j = 0; j < IDS * k; j++)
+            picked[j] = want[ids[j / k] * k + j % k];
+        device_expect_floats(t, "take_rows", picked, taken, IDS, k);
+        free(picked);
+        free(want);
+        free_host_rows(w);
+        t->ops->matrix_free(t->dev, &matrix);
+        device_clear(t);
+    }
+}
+
+/* ---- elementwise ------------------------------------------------------------------------------ */
+
+/* One elementwise op into new memory, over its first input and over its second. */
+static void check_elementwise(struct test_device *t, const char *name,
+                              void (*op)(struct device *, float *, const float *, const float *,
+                                         size_t),
+                              const float *a, const float *b, const float *want, int n) {
+    for (int aliased = 0; aliased < 3; aliased++) {
+        float *x = device_put(t, a, float_bytes(1, n)), *z = device_put(t, b, float_bytes(1, n));
+        float *y = aliased == 0 ? device_poisoned(t, float_bytes(1, n)) : aliased == 1 ? x : z;
+        op(t->dev, y, x, z, (size_t)n);
+        device_expect_floats(t, name, want, y, 1, n);
+        device_clear(t);
+    }
+}
+
+static void test_add_and_silu_mul(void **state) {
+    struct test_device *t = *state;
+    struct random r = {16};
+    for (size_t i = 0; i < COUNT(row_sizes); i++)
+        for (int kind = 0; kind < N_DISTRIBUTIONS; kind++) {
+            int n = row_sizes[i];
+            float *a = random_rows(&r, 1, n, kind), *b = random_rows(&r, 1, n, kind);
+            float *want = host_array((size_t)n, sizeof *want);
+            for (int j = 0; j < n; j++)
+                want[j] = a[j] + b[j];
+            check_elementwise(t, "add", t->ops->add, a, b, want, n);
+            oracle_silu_mul(want, a, b, (size_t)n);
+            check_elementwise(t, "silu_mul", t->ops->silu_mul, a, b, want, n);
+            free(want);
+            free(b);
+            free(a);
+        }
+}
+
+static void test_add_bias(void **state) {
+    struct test_device *t = *state;
+    struct random r = {17};
+    for (size_t i = 0; i < COUNT(row_sizes); i++) {
+        int n = row_sizes[i], n_tokens = 1 + (int)i % 6;
+        float *y = random_rows(&r, n_tokens, n, NORMAL), *bias = random_rows(&r, 1, n, SPARSE);
+        float *got = device_put(t, y, float_bytes(n_tokens, n));
+        t->ops->add_bias(t->dev, got, device_put(t, bias, float_bytes(1, n)), n_tokens, n);
+        for (int j = 0; j < n_tokens * n; j++)
+            y[j] = y[j] + bias[j % n];
+        device_expect_floats(t, "add_bias", y, got, n_tokens, n);
+        free(bias);
+        free(y);
+        device_clear(t);
+    }
+}
+
+/* ---- rmsnorm ---------------------------------------------------------------------------------- */
+
+static void test_rmsnorm(void **state) {
+    struct test_device *t = *state;
+    struct random r = {18};
+    static const double epsilons[] = {1e-5, 1e-6, 1e-12, 1.0};
+    for (size_t i = 0; i < COUNT(row_sizes); i++)
+        for (int kind = 0; kind <= N_DISTRIBUTIONS; kind++) {
+            int n_cols = row_sizes[i], rows_per_token = 1 + kind % 3, n_rows = rows_per_token * 3;
+            double eps = epsilons[(i + (size_t)kind) % 4];
+            size_t bytes = float_bytes(n_rows, n_cols);
+            float *x = random_rows(&r, n_rows, n_cols, kind);
+            float *gain = random_rows(&r, 1, n_cols, NORMAL);
+            float *want = host_array((size_t)n_rows * (size_t)n_cols, sizeof *want);
+            oracle_rmsnorm(want, x, gain, n_rows, n_cols, eps);
+            float *from = device_put(t, x, bytes), *to = device_poisoned(t, bytes);
+            const float *g = device_put(t, gain, float_bytes(1, n_cols));
+            t->ops->rmsnorm(t->dev, to, from, g, n_rows, n_cols, rows_per_token, eps, 1);
+            device_expect_floats(t, "rmsnorm", want, to, n_rows, n_cols);
+            device_expect_floats(t, "rmsnorm's input", x, from, n_rows, n_cols);
+            t->ops->rmsnorm(t->dev, from, from, g, n_rows, n_cols, rows_per_token, eps, 1);
+            device_expect_floats(t, "rmsnorm in place", want, from, n_rows, n_cols);
+            device_expect_fault(t, -1, 0);
+            free(want);
+            free(gain);
+            free(x);
+            device_clear(t);
+        }
+}
+
+/* ---- rope ------------------------------------------------------------------------------------- */
+
+static void test_rope(void **state) {
+    struct test_device *t = *state;
+    struct random r = {19};
+    enum { POSITIONS = 300, TOKENS = 13 };
+    static const int dims[] = {2, 32, 64, 80, 128}, heads[] = {1, 2, 7, 40};
+    struct rope_config rope = {.theta = 10000, .scaling = ROPE_PLAIN, .factor = 1};
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (size_t h = 0; h < COUNT(heads); h++) {
+            int half = dims[i] / 2, n_cols = heads[h] * dims[i];
+            float inverse[64];
+            rope_inverse_frequencies(inverse, &rope, dims[i]);
+            float *c = host_array((size_t)(POSITIONS * half), sizeof *c);
+            float *s = host_array((size_t)(POSITIONS * half), sizeof *s);
+            rope_fill(c, s, inverse, half, POSITIONS);
+            int32_t positions[TOKENS] = {0, POSITIONS - 1, 1, 1};
+            for (int j = 4; j < TOKENS; j++)
+                positions[j] = random_int(&r, 0, POSITIONS - 1);
+            float *x = random_rows(&r, TOKENS, n_cols, (int)(i + h) % N_DISTRIBUTIONS);
+            float *got = device_put(t, x, float_bytes(TOKENS, n_cols));
+            t->ops->rope(t->dev, got, device_put(t, positions, sizeof positions),
+                         device_put(t, c, float_bytes(POSITIONS, half)),
+                         device_put(t, s, float_bytes(POSITIONS, half)), TOKENS, heads[h], dims[i]);
+            oracle_rope(x, positions, c, s, TOKENS, heads[h], dims[i]);
+            device_expect_floats(t, "rope", x, got, TOKENS, n_cols);
+            free(x);
+            free(s);
+            free(c);
+            device_clear(t);
+        }
+}
+
+/* ---- kv_append -------------------------------------------------------------------------------- */
+
+enum { SLOTS = 19 };
+
+/* Appends n_tokens rows to a poisoned cache; the host's cache, poisoned too, says what must be in
+ * every byte of it afterwards. */
+static void check_kv_append(struct test_device *t, struct random *r, const int64_t *slots,
+                            int n_tokens, int heads, int dim) {
+    int n_cols = heads * dim;
+    struct bfp_rows want_k = host_rows(SLOTS * heads, dim), want_v = host_rows(SLOTS * heads, dim);
+    struct bfp_rows k = device_put_rows(t, want_k, SLOTS * heads, dim);
+    struct bfp_rows v = device_put_rows(t, want_v, SLOTS * heads, dim);
+    float *new_k = random_rows(r, n_tokens, n_cols, N_DISTRIBUTIONS);
+    float *new_v = random_rows(r, n_tokens, n_cols, N_DISTRIBUTIONS);
+    struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+    t->ops->kv_append(t->dev, &kv, device_put(t, new_k, float_bytes(n_tokens, n_cols)),
+                      device_put(t, new_v, float_bytes(n_tokens, n_cols)),
+                      device_put(t, slots, sizeof *slots * (size_t)n_tokens), n_tokens, heads, dim,
+                      1, 2);
+    for (int token = 0; token < n_tokens; token++) {
+        if (slots[token] < 0)
+            continue;
+        int64_t row = slots[token] * heads;
+        oracle_snap_rows((struct bfp_rows){want_k.mantissas + row * dim, want_k.exponents + row},
+                         new_k + token * n_cols, heads, dim);
+        oracle_snap_rows((struct bfp_rows){want_v.mantissas + row * dim, want_v.exponents + row},
+                         new_v + token * n_cols, heads, dim);
+    }
+    device_expect_rows(t, "k", want_k, k, SLOTS * heads, dim);
+    device_expect_rows(t, "v", want_v, v, SLOTS * heads, dim);
+    device_expect_fault(t, -1, 0);
+    free(new_v);
+    free(new_k);
+    free_host_rows(want_v);
+    free_host_rows(want_k);
+    device_clear(t);
+}
+
+static void test_kv_append(void **state) {
+    struct test_device *t = *state;
+    struct random r = {20};
+    static const int64_t scattered[] = {5, -1, 0, 18, INT64_MIN, 7, 3, -7};
+    static const int64_t none[] = {-1, -1}, last[] = {SLOTS - 1};
+    static const int heads[] = {1, 2, 3, 8}, dims[] = {2, 32, 80, 128};
+    for (size_t i = 0; i < 4; i++)
+        for (size_t j = 0; j < 4; j++) {
+            check_kv_append(t, &r, scattered, COUNT(scattered), heads[i], dims[j]);
+            check_kv_append(t, &r, none, COUNT(none), heads[i], dims[j]);
+            check_kv_append(t, &r, last, COUNT(last), heads[i], dims[j]);
+        }
+}
+
+static int open_group(void **state) {
+    static struct test_device t;
+    device_open(&t, &ref_ops, 2);
+    *state = &t;
+    return 0;
+}
+
+static int close_group(void **state) {
+    device_close(*state);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_snap_rows),
+        cmocka_unit_test(test_linear_shapes),
+        cmocka_unit_test(test_linear_any_exponents),
+        cmocka_unit_test(test_linear_extreme_rows),
+        cmocka_unit_test(test_linear_zero_is_positive),
+        cmocka_unit_test(test_linear_threads),
+        cmocka_unit_test(test_embed_and_take_rows),
+        cmocka_unit_test(test_add_and_silu_mul),
+        cmocka_unit_test(test_add_bias),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_kv_append),
+    };
+    return cmocka_run_group_tests(tests, open_group, close_group);
+}
