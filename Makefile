@@ -10,10 +10,27 @@ APT      := gcc libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 LIBS     := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lpthread -lm
+CXXFLAGS := -std=c++17 -Wall -Wextra -Werror -ffp-contract=off -DSAMEBITS_EMU -I. \
+            $(shell pkg-config --cflags openblas 2>/dev/null)
 release_FLAGS := -O3 -g $(ARCH)
 asan_FLAGS    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
                  -fno-omit-frame-pointer
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+
+# ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
+# KERNELS=gpu|emu says which of the two the demos get; tests without a GPU use the emulation.
+NVCC       := $(shell command -v nvcc 2>/dev/null)
+KERNELS    := $(if $(NVCC),gpu,emu)
+# CUDA_ARCH=native|sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds and PTX.
+CUDA_ARCH  := $(if $(shell nvidia-smi -L 2>/dev/null),native,all)
+ARCH_all   := $(foreach a,75 80 90,-gencode=arch=compute_$(a),code=sm_$(a)) \
+              -gencode=arch=compute_90,code=compute_90
+NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
+              $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(CUDA_ARCH))
+GPU_SOURCES := $(wildcard gpu/*.cu)
+EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
+LIBS_gpu    := -L$(if $(NVCC),$(dir $(NVCC))../lib64) -lcublas -lcudart -lstdc++
+LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1
@@ -102,24 +119,59 @@ clean:
 	rm -rf build demo compile_commands.json
 
 # ---- how things are built -----------------------------------------------------------------------
+# $(1) is release, asan or fuzz. The emulation's own checks need the compiler to tell of every
+# memory access (-fsanitize=thread at compile time, see gpu/emu/memory_hooks.cpp); under ASan, that
+# sanitizer looks instead.
+release_KERNEL_FLAGS := -O2 -g -fsanitize=thread
+asan_KERNEL_FLAGS    := $(asan_FLAGS)
+gpu_objects := $(patsubst gpu/%.cu,build/gpu/%.o,$(GPU_SOURCES))
+emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(GPU_SOURCES)) \
+              $(patsubst %.cpp,build/$(1)/%.o,$(EMU_SOURCES))
+kernel_objects = $(if $(filter gpu,$(KERNELS)),$(gpu_objects),$(call emu_objects,$(1)))
+
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+build/$(1)/%.o: %.cpp
+	@mkdir -p $$(@D)
+	g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+build/$(1)/gpu/%.cu.o: gpu/%.cu
+	@mkdir -p $$(@D)
+	g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/demo%:
-	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
-build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
-	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_$$(KERNELS)) $$(LIBS)
+build/$(1)/emu-demo%:
+	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS)
+build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
+                    $$(call emu_objects,$(1))
+	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
 	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
-build/$(1)/demo0: $$(call objects,$(1),$$(DEMO_0) $$(MODULES_0))
-build/$(1)/demo1: $$(call objects,$(1),$$(DEMO_1) $$(MODULES_1))
+$(foreach p,$(PHASES),
+build/$(1)/demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
+                     $$(call kernel_objects,$(1))
+build/$(1)/emu-demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
+                         $$(call emu_objects,$(1)))
 endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
-# libFuzzer comes with clang; the modules a target needs are few, so all are simply linked.
-$(eval $(call rules,fuzz))
-$(FUZZERS): CC := clang
+
+# nvcc builds once; on the machine with the GPU the tests link these objects instead.
+build/gpu/%.o: gpu/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
+                   $(gpu_objects)
+	@mkdir -p $(@D)
+	$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
+
+# libFuzzer comes with clang. The readers need no kernels.
+build/fuzz/%.o: %.c
+	@mkdir -p $(@D)
+	clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c))
+	clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -1,10 +1,30 @@
 #include "model/ops.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const struct ops *ops_find(const char *name, struct error *err) {
-    if (!strcmp(name, ref_ops.name))
-        return &ref_ops;
-    error_set(err, "--device %s: no such device in this build. Built in: %s", name, ref_ops.name);
+    const struct ops *const all[] = {&ref_ops, &gpu_ops, &emu_ops};
+    char names[64] = "";
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (!all[i])
+            continue;
+        if (!strcmp(name, all[i]->name))
+            return all[i];
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", all[i]->name);
+    }
+    error_set(err, "--device %s: no such device in this build. Built in: %s", name, names);
     return NULL;
+}
+
+const struct ops *ops_default(struct error *why) {
+    why->text[0] = 0;
+    if (!&gpu_ops)
+        return &ref_ops;
+    struct device *dev = gpu_ops.open(&(struct device_options){0}, why);
+    if (!dev)
+        return &ref_ops;
+    gpu_ops.close(dev);
+    return &gpu_ops;
 }

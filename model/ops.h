@@ -92,6 +92,12 @@ struct ops {
     struct device *(*open)(const struct device_options *options, struct error *err);
     void (*close)(struct device *dev);
 
+    /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
+     * how many the op of that name has (the reference: none, 0). set_version picks one by number,
+     * 0 lets the op choose; -1 with err set when there is no such op or version. */
+    int (*versions)(const char *op);
+    int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
+
     /* At least 64-byte aligned, contents undefined. NULL with err set (`what` names the purpose)
      * when there is not enough; bytes = 0 gives a valid pointer. free takes the same bytes; NULL is
      * fine. */
@@ -191,8 +197,16 @@ struct ops {
                    int n_rows, int vocab, int site);
 };
 
-/* The tables that exist; a program is linked with ref_ops and at most one of the others. */
-extern const struct ops ref_ops, gpu_ops, emu_ops;
+/* The tables that exist. Which of the last two a program has is decided when it is linked: of a
+ * weak name that nobody defines, the address is NULL. */
+extern const struct ops ref_ops;
+extern const struct ops gpu_ops __attribute__((weak));
+extern const struct ops emu_ops __attribute__((weak));
+
+/* The table for a run that names none: the GPU if this build has its kernels and a GPU is there,
+ * else the CPU. *why is set to a line to print when the GPU's kernels are here but cannot be used,
+ * else to an empty string. */
+const struct ops *ops_default(struct error *why);
 
 /* The table called `name`, or NULL with err set to a line that lists the ones built in. */
 const struct ops *ops_find(const char *name, struct error *err);

@@ -13,6 +13,9 @@
  *   decoders        ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace, Sequence
  *
  * The file's `truncation` and `padding` are not applied: the caller owns the length of a prompt.
+ * Characters newer than the library's tables can get other ids: those of Unicode 15 and later where
+ * a pattern asks for letters or digits, combining marks of Unicode 10 and later where NFC sorts
+ * several. A vocabulary with U+0000 in a token cannot be read.
  *
  * Rules for the caller: a tokenizer never changes after it is loaded, so any number of threads may
  * encode and decode with the same one; a decode_stream belongs to one thread.

@@ -35,9 +35,10 @@ struct bytes {
     bool failed;
 };
 
+/* Appends n bytes, or a character as UTF-8. */
 void tok_bytes_add(struct bytes *b, const char *data, size_t n);
-void tok_bytes_add_char(struct bytes *b, uint32_t c); /* as UTF-8 */
-void tok_bytes_free(struct bytes *b);
+void tok_bytes_add_char(struct bytes *b, uint32_t c);
+void tok_bytes_free(struct bytes *b); /* leaves it empty and usable */
 
 /* Makes room for `needed` items. Returns the array, moved or not, or NULL when memory is short (the
  * old one is still there then). */
@@ -88,11 +89,14 @@ struct spans {
     bool failed;
 };
 
+/* Compiles n bytes of a regular expression in Oniguruma's syntax, with a NUL behind them. Returns
+ * 0, or -1 with err set: not a pattern, or one that means something else to PCRE2. */
 int tok_pattern_compile(struct pattern *p, const char *regex, size_t n, const char *where,
                         struct error *err);
 void tok_pattern_free(struct pattern *p);
-int tok_matcher_init(struct matcher *m, struct error *err);
+int tok_matcher_init(struct matcher *m, struct error *err); /* 0, or -1 with err set */
 void tok_matcher_free(struct matcher *m);
+/* Appends a span. */
 void tok_spans_add(struct spans *s, size_t start, size_t end, bool match);
 
 /* Cuts the whole text into matches and what lies between them. Replaces what was in out. */
@@ -153,18 +157,19 @@ struct ids {
     bool failed;
 };
 
-void tok_ids_add(struct ids *ids, int32_t id);
+void tok_ids_add(struct ids *ids, int32_t id); /* appends */
 
 enum step_use { USE_NORMALIZER = 1, USE_PRE_TOKENIZER = 2, USE_DECODER = 4 };
 
-/* spec may be NULL or JSON null: no steps. */
+/* Appends the steps of a normalizer, pre-tokenizer or decoder to out. spec may be NULL or JSON
+ * null: no steps. Returns 0, or -1 with err set; what is in out is to be freed in any case. */
 int tok_load_steps(struct steps *out, const json_t *spec, enum step_use use, const char *where,
                    struct error *err);
 void tok_steps_free(struct steps *steps);
 
 /* ---- tokenizer_vocab.c ---------------------------------------------------------------------- */
 
-enum { TOKEN_ID_MAX = (1 << 24) - 1 }; /* far above any vocabulary; bounds the table */
+enum { TOKEN_ID_MAX = (1 << 22) - 1 }; /* far above any vocabulary; bounds the table */
 
 struct token {
     size_t at; /* the text in struct vocab's texts: as it is spelled in the file ... */
@@ -194,14 +199,20 @@ struct vocab {
     size_t n_merge_slots;
 };
 
+/* Makes room for ids below n_tokens, n_texts tokens and n_merges merges; there is none yet. Returns
+ * 0, or -1 with err set. */
 int tok_vocab_init(struct vocab *v, size_t n_tokens, size_t n_texts, size_t n_merges,
                    struct error *err);
 void tok_vocab_free(struct vocab *v);
-/* id must be below n_tokens and free, the text not there yet. */
+/* Adds a token. id must be below n_tokens and free, the text not there yet. Out of memory shows in
+ * texts.failed. */
 void tok_vocab_add(struct vocab *v, int32_t id, const char *text, size_t n, bool in_model);
-int32_t tok_vocab_find(const struct vocab *v, const char *text, size_t n);       /* or -1 */
-int32_t tok_vocab_find_model(const struct vocab *v, const char *text, size_t n); /* or -1 */
+/* The id of a text, or -1; the second only looks at the BPE vocabulary. */
+int32_t tok_vocab_find(const struct vocab *v, const char *text, size_t n);
+int32_t tok_vocab_find_model(const struct vocab *v, const char *text, size_t n);
+/* Adds the merge of a pair, or replaces it. */
 void tok_vocab_add_merge(struct vocab *v, int32_t left, int32_t right, uint32_t rank, int32_t id);
+/* The merge of a pair, or NULL. */
 const struct merge *tok_vocab_merge(const struct vocab *v, int32_t left, int32_t right);
 
 /* ---- tokenizer_added.c ---------------------------------------------------------------------- */
@@ -223,6 +234,7 @@ struct trie {
     int32_t first[256]; /* the root's children; most bytes of a text end the search here */
 };
 
+/* Adds a text that leads to index `added`; all zero is an empty trie. 0, or -1: out of memory. */
 int tok_trie_add(struct trie *t, const char *text, size_t n, int32_t added);
 void tok_trie_free(struct trie *t);
 
@@ -242,8 +254,9 @@ struct tokenizer {
     bool has_chatml;
 };
 
-/* root is the whole file. */
+/* Vocabulary, merges and options of BPE; root is the whole file. 0, or -1 with err set. */
 int tok_load_model(struct tokenizer *t, const json_t *root, const char *where, struct error *err);
+/* t->prefix and t->suffix. spec may be NULL or JSON null: nothing to add. 0, or -1 with err set. */
 int tok_load_post_processor(struct tokenizer *t, const json_t *spec, const char *where,
                             struct error *err);
 
@@ -289,6 +302,7 @@ struct work {
     struct error *err;
 };
 
+/* Appends an added token, or a stretch of text unless it is empty. */
 void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first);
 
 /* Cuts the n bytes at `at` of p->text, which begin the input if first, at the added tokens of trie
@@ -300,9 +314,11 @@ void tok_added_split(const struct tokenizer *t, const struct trie *trie, struct 
 int tok_normalize(const struct tokenizer *t, const struct matcher *m, const char *text, size_t n,
                   struct bytes *out, struct error *err);
 
-int tok_pre_tokenize(struct work *w); /* w->now to w->now */
+/* Cuts the pieces of w->now by all pre-tokenizers. 0, or -1 with w->err set. */
+int tok_pre_tokenize(struct work *w);
 
-int tok_bpe(struct work *w, const char *text, size_t n); /* appends to w->ids */
+/* Appends the ids of one piece to w->ids. 0, or -1 with w->err set. */
+int tok_bpe(struct work *w, const char *text, size_t n);
 
 /* The letter that stands for a byte (Radford et al. 2019), and back; -1 if c stands for none. */
 uint32_t tok_byte_to_char(unsigned char byte);

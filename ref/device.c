@@ -28,6 +28,16 @@ static void close_device(struct device *dev) {
     free(ref);
 }
 
+static int versions(const char *op) {
+    (void)op;
+    return 0;
+}
+
+static int set_version(struct device *dev, const char *op, int version, struct error *err) {
+    (void)dev;
+    return version ? error_set(err, "cpu: the reference has one version of %s", op) : 0;
+}
+
 static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
     /* aligned_alloc wants a multiple of the alignment. */
     size_t rounded = (bytes / ALIGNMENT + 1) * ALIGNMENT;
@@ -115,6 +125,8 @@ const struct ops ref_ops = {
     .name = "cpu",
     .open = open_device,
     .close = close_device,
+    .versions = versions,
+    .set_version = set_version,
     .alloc = allocate,
     .free = release,
     .upload = copy_bytes,

@@ -3,6 +3,7 @@
 #include "tests/assert_bits.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 void *host_array(size_t n, size_t element_size) {
     void *data = malloc(n * element_size + 1);
@@ -23,12 +24,41 @@ void free_host_rows(struct bfp_rows rows) {
     free(rows.exponents);
 }
 
+const struct ops *device_under_test(void) {
+    struct error err;
+    const char *name = getenv("SAMEBITS_DEVICE");
+    const struct ops *ops = ops_find(name ? name : "cpu", &err);
+    if (!ops)
+        fail_msg("%s", err.text);
+    return ops;
+}
+
+bool device_is_emulated(void) {
+    return !strcmp(device_under_test()->name, "emu");
+}
+
+int kernel_under_test(void) {
+    const char *text = getenv("SAMEBITS_KERNEL");
+    return text ? atoi(text) : 0;
+}
+
+static void set_versions(struct test_device *t) {
+    static const char *const names[] = {"snap_rows", "linear",   "rmsnorm", "rope",
+                                        "attention", "silu_mul", "add"};
+    struct error err;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (kernel_under_test() <= t->ops->versions(names[i]) &&
+            t->ops->set_version(t->dev, names[i], kernel_under_test(), &err))
+            fail_msg("%s", err.text);
+}
+
 void device_open(struct test_device *t, const struct ops *ops, int n_threads) {
     struct error err = {""};
     *t = (struct test_device){.ops = ops};
     t->dev = ops->open(&(struct device_options){.n_threads = n_threads}, &err);
     if (!t->dev)
         fail_msg("%s", err.text);
+    set_versions(t);
 }
 
 void device_clear(struct test_device *t) {
@@ -68,8 +98,8 @@ void *device_poisoned(struct test_device *t, size_t bytes) {
 struct bfp_rows device_put_rows(struct test_device *t, struct bfp_rows host, int n_rows,
                                 int n_cols) {
     struct bfp_rows rows;
-    rows.mantissas = device_put(t, host.mantissas,
-                                sizeof *host.mantissas * (size_t)n_rows * (size_t)n_cols);
+    rows.mantissas =
+        device_put(t, host.mantissas, sizeof *host.mantissas * (size_t)n_rows * (size_t)n_cols);
     rows.exponents = device_put(t, host.exponents, (size_t)n_rows);
     return rows;
 }
@@ -99,8 +129,8 @@ void device_expect_floats(struct test_device *t, const char *name, const float *
 void device_expect_rows(struct test_device *t, const char *name, struct bfp_rows want,
                         struct bfp_rows got, int n_rows, int n_cols) {
     struct tensor_view exponents = {name, -1, (size_t)n_rows, 1, ELEMENT_INT8, want.exponents};
-    struct tensor_view mantissas = {name,          -1,            (size_t)n_rows,
-                                    (size_t)n_cols, ELEMENT_INT16, want.mantissas};
+    struct tensor_view mantissas = {
+        name, -1, (size_t)n_rows, (size_t)n_cols, ELEMENT_INT16, want.mantissas};
     expect(t, &exponents, got.exponents, (size_t)n_rows);
     expect(t, &mantissas, got.mantissas, sizeof *want.mantissas * (size_t)n_rows * (size_t)n_cols);
 }

@@ -7,6 +7,8 @@
 
 #include "model/ops.h"
 
+#include <stdbool.h>
+
 enum { MAX_BUFFERS = 64 };
 
 struct test_device {
@@ -18,6 +20,19 @@ struct test_device {
         size_t bytes;
     } buffers[MAX_BUFFERS];
 };
+
+/* The table that SAMEBITS_DEVICE names (cpu when it is not set): the same tests run on every
+ * device.
+ */
+const struct ops *device_under_test(void);
+
+/* The emulation runs every thread of a kernel one after the other: tests leave out there what would
+ * take it minutes. The GPU runs everything. */
+bool device_is_emulated(void);
+
+/* The version of the kernels that SAMEBITS_KERNEL asks for; 0 when it is not set. device_open sets
+ * it where an op has that many. */
+int kernel_under_test(void);
 
 /* A device of the table, with this many threads. Every failure fails the test. */
 void device_open(struct test_device *t, const struct ops *ops, int n_threads);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- rounding --------------------------------------------------------------------------------- */
+/* ---- rounding -------------------------------------------------------------------------------- */
 
 /* n / 2^shift to the nearest integer, ties to even. */
 static uint64_t divide_by_power(uint64_t n, int shift) {
@@ -59,7 +59,7 @@ double oracle_exp_error(float x, float y) {
     return fabs(value - exact) * num_pow2(23 - exponent);
 }
 
-/* ---- rows ------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* x * 2^shift to the nearest integer, ties to even; exact in double because |x| is a float. */
 static int64_t scaled_integer(float x, int shift) {
@@ -159,7 +159,7 @@ void oracle_silu_mul(float *y, const float *gate, const float *up, size_t count)
     }
 }
 
-/* ---- attention -------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 /* One query row of one head: its snapped query and the running (m, l, o). The merge starts from
  * the state of a query that has seen nothing: m = -inf, l = 0, o = 0. */
@@ -239,7 +239,7 @@ void oracle_attention(float *y, const float *q, const struct kv_layer *kv, int n
     free(mantissas);
 }
 
-/* ---- sampling --------------------------------------------------------------------------------- */
+/* ---- sampling -------------------------------------------------------------------------------- */
 
 uint32_t oracle_sampling_weight(float logit, float max, float temperature) {
     volatile float below = logit - max;

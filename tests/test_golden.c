@@ -10,6 +10,7 @@
 #include "model/tokenizer.h"
 #include "scheduler/generate.h"
 #include "scheduler/kv_contiguous.h"
+#include "tests/device.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -57,7 +58,7 @@ static int set_up(void **state) {
     static struct fixture f;
     struct error err;
     struct device_options options = {0};
-    f.dev = ref_ops.open(&options, &err);
+    f.dev = device_under_test()->open(&options, &err);
     assert_non_null(f.dev);
     must(model_load(&f.model, f.dev, "data/model", NULL, &err), &err);
     must(tokenizer_load(&f.tokenizer, "data/model", &err), &err);
@@ -213,14 +214,19 @@ static void see_hidden(void *context, enum tensor_id id, int layer, const float 
     const struct fixture *f = context;
     char name[32];
     int n_layers = f->model.config.n_layers;
+    size_t bytes = sizeof(float) * (size_t)n_rows * (size_t)n_cols;
+    float *host = malloc(bytes);
+    assert_non_null(host);
+    f->dev->ops->download(f->dev, host, x, bytes);
     if (id == TENSOR_EMBEDDING || (id == TENSOR_RESIDUAL && layer < n_layers - 1) ||
         id == TENSOR_FINAL_NORM) {
         int k = id == TENSOR_EMBEDDING ? 0 : id == TENSOR_FINAL_NORM ? n_layers : layer + 1;
         snprintf(name, sizeof name, "hidden.%d", k);
-        assert_close(f, name, x, n_rows, n_cols);
+        assert_close(f, name, host, n_rows, n_cols);
     }
     if (id == TENSOR_LOGITS)
-        assert_close(f, "all_logits.0", x, n_rows, n_cols);
+        assert_close(f, "all_logits.0", host, n_rows, n_cols);
+    free(host);
 }
 
 static void every_layer_and_position_is_close_to_the_goldens(void **state) {

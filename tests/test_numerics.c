@@ -21,7 +21,7 @@ static void assert_bits(float got, float want) {
                  num_bits(got));
 }
 
-/* ---- exp and silu ----------------------------------------------------------------------------- */
+/* ---- exp and silu ---------------------------------------------------------------------------- */
 
 static void assert_exp_within_1_ulp(float x) {
     float y = num_exp(x);
@@ -74,6 +74,20 @@ static void test_exp_exact_cases(void **state) {
     assert_true(num_exp(88.7228f) < INFINITY);
 }
 
+/* Many polynomials stay within 1 ulp; this engine means this one. A build whose compiler fuses or
+ * reorders an operation, or a device with an exp of its own, shows here. The hash is FNV-1a. */
+static void test_exp_has_these_bits(void **state) {
+    (void)state;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (uint32_t bits = 0; bits < num_bits(128.0f); bits += 257) {
+        hash = (hash ^ num_bits(num_exp(num_float(bits)))) * 0x100000001b3u;
+        hash = (hash ^ num_bits(num_exp(-num_float(bits)))) * 0x100000001b3u;
+        hash = (hash ^ num_bits(num_silu(num_float(bits)))) * 0x100000001b3u;
+    }
+    if (hash != 0xce4955d18d1c67d0u)
+        fail_msg("the hash is %016llx", (unsigned long long)hash);
+}
+
 static void test_silu(void **state) {
     (void)state;
     assert_bits(num_silu(0.0f), 0.0f);
@@ -94,7 +108,7 @@ static void test_silu(void **state) {
     }
 }
 
-/* ---- rounding to integers, powers of two ------------------------------------------------------ */
+/* ---- rounding to integers, powers of two ----------------------------------------------------- */
 
 static void test_powers_of_two(void **state) {
     (void)state;
@@ -153,7 +167,7 @@ static void test_sampling_weight(void **state) {
     }
 }
 
-/* ---- BFP16 rows ------------------------------------------------------------------------------- */
+/* ---- BFP16 rows ------------------------------------------------------------------------------ */
 
 static bool fits(float largest, int e) {
     return rintl(ldexpl((long double)largest, 15 - e)) <= 32639;
@@ -274,7 +288,7 @@ static void test_snap_refuses_what_it_cannot_store(void **state) {
     assert_snaps(&(float){0x1p126f}, 1);
 }
 
-/* ---- one rounding ----------------------------------------------------------------------------- */
+/* ---- one rounding ---------------------------------------------------------------------------- */
 
 /* Whether y is n * 2^exponent rounded to nearest, ties to even. A float's neighbours lie so near
  * that the points half-way, and n * 2^exponent, are exact in long double. */
@@ -359,7 +373,7 @@ static void test_value_weight(void **state) {
     }
 }
 
-/* ---- random numbers --------------------------------------------------------------------------- */
+/* ---- random numbers -------------------------------------------------------------------------- */
 
 /* From kat_vectors of Random123, the authors' own library. */
 static void test_philox_known_answers(void **state) {
@@ -405,6 +419,7 @@ int main(void) {
         cmocka_unit_test(test_exp_sample_of_all_floats),
         cmocka_unit_test(test_exp_where_it_is_hard),
         cmocka_unit_test(test_exp_exact_cases),
+        cmocka_unit_test(test_exp_has_these_bits),
         cmocka_unit_test(test_silu),
         cmocka_unit_test(test_powers_of_two),
         cmocka_unit_test(test_rounding_ties_to_even),

@@ -38,7 +38,7 @@ static size_t float_bytes(int n_rows, int n_cols) {
     return sizeof(float) * (size_t)n_rows * (size_t)n_cols;
 }
 
-/* ---- snap_rows -------------------------------------------------------------------------------- */
+/* ---- snap_rows ------------------------------------------------------------------------------- */
 
 static void test_snap_rows(void **state) {
     struct test_device *t = *state;
@@ -60,7 +60,7 @@ static void test_snap_rows(void **state) {
     }
 }
 
-/* ---- linear ----------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 /* The matrix on the device, put there in two pieces. */
 static struct matrix put_matrix(struct test_device *t, struct bfp_rows w, int n, int k) {
@@ -179,7 +179,7 @@ static void test_linear_threads(void **state) {
         float *want = NULL;
         for (int n_threads = 1; n_threads <= 2; n_threads++) {
             struct test_device t;
-            device_open(&t, &ref_ops, n_threads);
+            device_open(&t, device_under_test(), n_threads);
             struct matrix matrix = put_matrix(&t, w, N, K);
             float *y = device_poisoned(&t, float_bytes(ms[i], N));
             t.ops->linear(t.dev, y, device_put_rows(&t, x, ms[i], K), &matrix, ms[i]);
@@ -196,7 +196,7 @@ static void test_linear_threads(void **state) {
     free_host_rows(w);
 }
 
-/* ---- rows of matrices ------------------------------------------------------------------------- */
+/* ---- rows of matrices ------------------------------------------------------------------------ */
 
 static void test_embed_and_take_rows(void **state) {
     struct test_device *t = *state;
@@ -231,7 +231,7 @@ static void test_embed_and_take_rows(void **state) {
     }
 }
 
-/* ---- elementwise ------------------------------------------------------------------------------ */
+/* ---- elementwise ----------------------------------------------------------------------------- */
 
 /* One elementwise op into new memory, over its first input and over its second. */
 static void check_elementwise(struct test_device *t, const char *name,
@@ -283,7 +283,7 @@ static void test_add_bias(void **state) {
     }
 }
 
-/* ---- rmsnorm ---------------------------------------------------------------------------------- */
+/* ---- rmsnorm --------------------------------------------------------------------------------- */
 
 static void test_rmsnorm(void **state) {
     struct test_device *t = *state;
@@ -313,7 +313,7 @@ static void test_rmsnorm(void **state) {
         }
 }
 
-/* ---- rope ------------------------------------------------------------------------------------- */
+/* ---- rope ------------------------------------------------------------------------------------ */
 
 static void test_rope(void **state) {
     struct test_device *t = *state;
@@ -346,7 +346,7 @@ static void test_rope(void **state) {
         }
 }
 
-/* ---- kv_append -------------------------------------------------------------------------------- */
+/* ---- kv_append ------------------------------------------------------------------------------- */
 
 enum { SLOTS = 19 };
 
@@ -400,7 +400,7 @@ static void test_kv_append(void **state) {
 
 static int open_group(void **state) {
     static struct test_device t;
-    device_open(&t, &ref_ops, 2);
+    device_open(&t, device_under_test(), 2);
     *state = &t;
     return 0;
 }

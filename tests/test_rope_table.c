@@ -33,7 +33,7 @@ static struct rope_config plain(double theta) {
                                 .original_max_positions = 4096};
 }
 
-/* ---- frequencies ------------------------------------------------------------------------------- */
+/* ---- frequencies ----------------------------------------------------------------------------- */
 
 /* How far y is from exact, in units of the last place of y. */
 static double ulps(float y, long double exact) {
@@ -144,7 +144,7 @@ static void test_llama3_ramp(void **state) {
     assert_int_equal(n_blended, 6);
 }
 
-/* ---- tables ------------------------------------------------------------------------------------ */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 struct table {
     int half, n;

@@ -1,5 +1,6 @@
 /* The choice of the next token: against the oracle, against answers worked out by hand, and against
  * the distribution that it promises. */
+#include "model/numerics.h"
 #include "tests/assert_bits.h"
 #include "tests/device.h"
 #include "tests/oracle.h"
@@ -15,7 +16,7 @@ enum { SITE = 40, DRAWS = 200000 };
 
 static struct test_device device;
 
-/* ---- one call of the op ----------------------------------------------------------------------- */
+/* ---- one call of the op ---------------------------------------------------------------------- */
 
 /* Samples every row; the fault of the call is the return value. */
 static struct fault sample(int32_t *ids, const float *logits, const struct sampling *how,
@@ -66,7 +67,7 @@ static struct sampling cut(int top_k, float top_p) {
     return how;
 }
 
-/* ---- greedy ----------------------------------------------------------------------------------- */
+/* ---- greedy ---------------------------------------------------------------------------------- */
 
 static const struct sampling greedy = {.top_p = 1};
 
@@ -102,7 +103,7 @@ static void test_greedy_finds_every_place(void **state) {
     }
 }
 
-/* ---- logits that are not finite ---------------------------------------------------------------- */
+/* ---- logits that are not finite -------------------------------------------------------------- */
 
 static void assert_bad_logit(float bad, int at, int bad_row, float temperature) {
     enum { ROWS = 4, VOCAB = 70 };
@@ -137,7 +138,7 @@ static void test_bad_logits_are_faults(void **state) {
             }
 }
 
-/* ---- against the oracle ------------------------------------------------------------------------ */
+/* ---- against the oracle ---------------------------------------------------------------------- */
 
 /* Logits of which many tie when `step` is not 0. */
 static void make_logits(struct random *r, float *logits, int vocab, float step) {
@@ -210,7 +211,7 @@ static void test_extreme_logits(void **state) {
     }
 }
 
-/* ---- the random number ------------------------------------------------------------------------- */
+/* ---- the random number ----------------------------------------------------------------------- */
 
 /* With 65536 equal logits the token is the upper 16 bits of the random number, and Random123's
  * answer for key 0 and counter 0 begins 6627e8d5 e169c58d. */
@@ -221,6 +222,31 @@ static void test_published_random_number(void **state) {
     struct sampling how = plain;
     how.seed = 0;
     assert_int_equal(sample_one(logits, how, VOCAB), 0xe169);
+    free(logits);
+}
+
+/* Behind N tokens of the smallest weight, 1, stands the likeliest one: whenever the random number
+ * is below N, it is the token. Every boundary between two tokens is hit exactly. */
+static void test_boundaries_between_tokens(void **state) {
+    (void)state;
+    if (device_is_emulated())
+        skip();
+    enum { N = 131072, HITS = 20 };
+    float *logits = malloc(sizeof *logits * (N + 1));
+    for (int i = 0; i < N; i++)
+        logits[i] = -20.8f; /* e^-20.8 * 2^30 = 0.993 */
+    logits[N] = 0;
+    struct sampling how = plain;
+    for (int hits = 0; hits < HITS; how.position++) {
+        struct philox_key key = {{(uint32_t)how.seed, how.sequence}};
+        struct philox_block bits = num_philox(key, (struct philox_block){{how.position, 0, 0, 0}});
+        uint64_t random = (uint64_t)bits.word[1] << 32 | bits.word[0];
+        uint64_t r = (uint64_t)((unsigned __int128)random * ((1 << 30) + N) >> 64);
+        if (r >= N)
+            continue;
+        assert_int_equal(sample_one(logits, how, N + 1), r);
+        hits++;
+    }
     free(logits);
 }
 
@@ -235,6 +261,8 @@ static int agreements(const int32_t *a, const int32_t *b, int n) {
 
 static void test_streams_differ(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     enum { N = 1000, STREAMS = 6 };
     static float logits[N]; /* all zero: every token is as likely */
     static const struct {
@@ -284,11 +312,11 @@ static void test_any_row_of_any_batch(void **state) {
     free(turned);
 }
 
-/* ---- the distribution -------------------------------------------------------------------------- */
+/* ---- the distribution ------------------------------------------------------------------------ */
 
 /* Pearson's statistic of n tokens against the integer weights of the tokens that are kept. */
-static double chi_square(const int32_t *ids, int n, const float *logits,
-                         const struct sampling *how, int vocab, int *freedom) {
+static double chi_square(const int32_t *ids, int n, const float *logits, const struct sampling *how,
+                         int vocab, int *freedom) {
     unsigned char *kept = malloc((size_t)vocab);
     int *count = calloc((size_t)vocab, sizeof *count);
     *freedom = oracle_kept(kept, logits, how, vocab) - 1;
@@ -327,6 +355,8 @@ static void assert_distribution(const struct sampling *all, const float *logits,
 
 static void test_draws_follow_the_weights(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     static const float logits[16] = {0, 1,    2, -1, 0.5f, 0.25f, 1, 1,
                                      3, 2.5f, 0, -2, 1.5f, 0.75f, 2, -0.5f};
     static const struct sampling choices[] = {
@@ -347,6 +377,8 @@ static void test_draws_follow_the_weights(void **state) {
 /* Seeds and sequences in a row are as good a source as positions in a row. */
 static void test_every_counter_is_random(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     static const float logits[8] = {0, 1, 2, 3, 3, 2, 1, 0};
     struct sampling *all = malloc(sizeof *all * DRAWS);
     for (int which = 0; which < 3; which++) {
@@ -362,7 +394,7 @@ static void test_every_counter_is_random(void **state) {
     free(all);
 }
 
-/* ---- top-k and top-p --------------------------------------------------------------------------- */
+/* ---- top-k and top-p ------------------------------------------------------------------------- */
 
 /* Draws 400 times; the tokens that came, one bit each. */
 static unsigned tokens_seen(const float *logits, int vocab, struct sampling how) {
@@ -379,6 +411,8 @@ static unsigned tokens_seen(const float *logits, int vocab, struct sampling how)
 
 static void test_top_k(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     static const float equal[8] = {0}, mixed[6] = {1, 2, 1, 2, 1, 0};
     assert_int_equal(tokens_seen(equal, 8, cut(0, 1)), 0xff);
     assert_int_equal(tokens_seen(equal, 8, cut(3, 1)), 7);
@@ -392,6 +426,8 @@ static void test_top_k(void **state) {
 
 static void test_top_k_1_is_greedy(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     struct random r = {4};
     float logits[300];
     for (int i = 0; i < 300; i++) {
@@ -407,6 +443,8 @@ static void test_top_k_1_is_greedy(void **state) {
 
 static void test_top_p_is_the_shortest_prefix(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     static const float equal[8] = {0};
     assert_int_equal(tokens_seen(equal, 4, cut(0, 0.25f)), 1);
     assert_int_equal(tokens_seen(equal, 4, cut(0, nextafterf(0.25f, 1))), 3);
@@ -431,6 +469,8 @@ static void test_top_p_is_the_shortest_prefix(void **state) {
 
 static void test_tiny_temperature_leaves_only_ties(void **state) {
     (void)state;
+    if (device_is_emulated())
+        skip();
     static const float logits[] = {1, 2, 2, 1.9999999f, 2};
     struct sampling how = plain;
     how.temperature = 1e-30f;
@@ -443,7 +483,7 @@ static void test_tiny_temperature_leaves_only_ties(void **state) {
 
 static int open_device(void **state) {
     (void)state;
-    device_open(&device, &ref_ops, 0);
+    device_open(&device, device_under_test(), 0);
     return 0;
 }
 
@@ -461,6 +501,7 @@ int main(void) {
         cmocka_unit_test(test_random_rows_like_the_oracle),
         cmocka_unit_test(test_extreme_logits),
         cmocka_unit_test(test_published_random_number),
+        cmocka_unit_test(test_boundaries_between_tokens),
         cmocka_unit_test(test_streams_differ),
         cmocka_unit_test(test_any_row_of_any_batch),
         cmocka_unit_test(test_draws_follow_the_weights),

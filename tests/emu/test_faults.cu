@@ -5,6 +5,9 @@
  */
 #include "tests/emu/device_test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 __global__ void idle() {
 }
 
@@ -164,6 +167,7 @@ __global__ void two_votes(int *y) {
 
 __global__ void two_masks(int *y) {
     y[threadIdx.x] = __any_sync(threadIdx.x % 2 ? 0xffffffffu : 0x55555555u, 1);
+    __syncthreads();
 }
 
 static void test_votes_that_do_not_match(void **) {
@@ -172,10 +176,7 @@ static void test_votes_that_do_not_match(void **) {
     expect_fault(EMU_WARP_DEADLOCK, "waits in __a");
     y = to_device(std::vector<int>(32, 0));
     LAUNCH(two_masks, 1, 32, 0, 0, y);
-    if (emu_last_report().fault == EMU_NO_FAULT) /* the even lanes met and left */
-        assert_cuda(cudaDeviceReset());
-    else
-        expect_fault(EMU_WARP_DEADLOCK, "__any_sync");
+    expect_fault(EMU_WARP_DEADLOCK, "waits for lanes 55555555, but lane 0 waits in __syncthreads");
 }
 
 /* A fault in one of many blocks ends the launch, wherever the block runs. */
@@ -219,9 +220,7 @@ static void test_misaligned_load(void **) {
     expect_fault(EMU_MISALIGNED, "thread (1,0,0)");
 }
 
-/* ---- memory: needs instrumented code ---------------------------------------------------------- */
-
-#ifdef __SANITIZE_THREAD__
+/* ---- memory ----------------------------------------------------------------------------------- */
 
 /* Reads or writes one element of the middle one of three arrays. */
 __global__ void three_arrays(int *y, int index, bool store) {
@@ -230,12 +229,20 @@ __global__ void three_arrays(int *y, int index, bool store) {
     SHARED(int, after, [8]);
     before[threadIdx.x % 8] = after[threadIdx.x % 8] = 1;
     for (int i = 0; i < 16 && threadIdx.x == 0; i++)
-        middle[0][i] = i;
+        middle[i / 4][i % 4] = i;
     if (threadIdx.x == 0 && store)
         (&middle[0][0])[index] = 5;
     if (threadIdx.x == 0 && !store)
         *y = (&middle[0][0])[index];
 }
+
+__global__ void copy_ints(int *y, const int *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        y[i] = x[i];
+}
+
+#ifdef __SANITIZE_THREAD__
 
 static void test_shared_memory_out_of_bounds(void **) {
     int *y = to_device(std::vector<int>(1, 0));
@@ -410,12 +417,6 @@ static void test_atomics_race_with_plain_reads_only(void **) {
     expect_fault(EMU_SHARED_RACE, "shared sum");
 }
 
-__global__ void copy_ints(int *y, const int *x, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n)
-        y[i] = x[i];
-}
-
 static void test_device_memory_out_of_bounds(void **) {
     int *x = to_device(std::vector<int>(100, 1)), *y = to_device(std::vector<int>(100, 0));
     LAUNCH(copy_ints, 4, 32, 0, 0, y, x, 100);
@@ -462,6 +463,36 @@ static void test_misaligned_shared_vector(void **) {
         cmocka_unit_test(test_device_memory_out_of_bounds),                                        \
         cmocka_unit_test(test_host_and_freed_memory_is_not_the_devices),                           \
         cmocka_unit_test(test_misaligned_shared_vector),
+#elif defined(__SANITIZE_ADDRESS__)
+
+/* Whether a launch of three_arrays or copy_ints makes AddressSanitizer end the process. */
+static bool is_caught(int index, bool store, int n_copied) {
+    int *x = to_device(std::vector<int>(100, 1)), *y = to_device(std::vector<int>(100, 0));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        fclose(stderr);
+        emu_set_threads(1); /* a forked process has one thread */
+        LAUNCH(three_arrays, 1, 1, 0, 0, y, index, store);
+        LAUNCH(copy_ints, 4, 32, 0, 0, y, x, n_copied);
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_cuda(cudaFree(x));
+    assert_cuda(cudaFree(y));
+    return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+static void test_address_sanitizer_sees_what_is_out_of_bounds(void **) {
+    assert_false(is_caught(15, true, 100));
+    assert_true(is_caught(16, true, 100));
+    assert_true(is_caught(16, false, 100));
+    assert_true(is_caught(-1, false, 100));
+    assert_true(is_caught(15, false, 101));
+}
+
+#define MEMORY_TESTS cmocka_unit_test(test_address_sanitizer_sees_what_is_out_of_bounds),
 #else
 #define MEMORY_TESTS
 #endif

@@ -5,18 +5,45 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* --kernel OP=N */
+static int choose_kernel(struct device *dev, const char *choice, struct error *err) {
+    char op[32], *end = NULL;
+    const char *equals = strchr(choice, '=');
+    long version = equals ? strtol(equals + 1, &end, 10) : 0;
+    if (!equals || equals == choice || equals - choice >= (long)sizeof op || end == equals + 1 ||
+        *end || version < 0 || version > 99)
+        return error_set(err, "--kernel %s: must be OP=N, as linear=2", choice);
+    snprintf(op, sizeof op, "%.*s", (int)(equals - choice), choice);
+    struct error why;
+    if (dev->ops->set_version(dev, op, (int)version, &why))
+        return error_set(err, "--kernel %s: %s", choice, why.text);
+    return 0;
+}
+
+static const struct ops *choose_device(struct demo *demo, struct error *err) {
+    struct error why;
+    if (demo->options.device)
+        return ops_find(demo->options.device, err);
+    const struct ops *ops = ops_default(&why);
+    if (*why.text)
+        fprintf(stderr, "%s. Running on the CPU\n", why.text);
+    return ops;
+}
 
 static int open_model(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
     struct device_options device = {.n_threads = o->threads};
-    const struct ops *ops = ops_find(o->device, err);
+    const struct ops *ops = choose_device(demo, err);
     if (!ops || model_folder_check(o->model, err) ||
         tokenizer_load(&demo->tokenizer, o->model, err))
         return -1;
     demo->dev = ops->open(&device, err);
-    if (!demo->dev)
+    if (!demo->dev || (o->kernel && choose_kernel(demo->dev, o->kernel, err)))
         return -1;
+    json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
     int result = model_load(&demo->model, demo->dev, o->model, &progress, err);
@@ -67,8 +94,7 @@ static int finish_report(struct demo *demo, struct error *err) {
 }
 
 static int run_model(struct demo *demo, struct error *err) {
-    demo->json = json_pack("{si ss ss}", "phase", demo->phase->number, "model", demo->options.model,
-                           "device", demo->options.device);
+    demo->json = json_pack("{si ss}", "phase", demo->phase->number, "model", demo->options.model);
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
     if (open_model(demo, err) || fingerprint_start(&demo->run, err) || run_task(demo, err))

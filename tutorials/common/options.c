@@ -19,6 +19,7 @@ struct row {
 enum {
     MODEL = 256,
     DEVICE,
+    KERNEL,
     THREADS,
     CONTEXT,
     CHUNK,
@@ -55,7 +56,8 @@ static const struct row rows[] = {
     {"seed", "S", "of the random numbers (0)", SEED},
     {NULL, NULL, "What to run it on", 0},
     {"model", "DIR", "Hugging Face folder (data/model)", MODEL},
-    {"device", "NAME", "cpu (cpu)", DEVICE},
+    {"device", "NAME", "cpu, gpu or emu, the kernels on a CPU (gpu if there is one)", DEVICE},
+    {"kernel", "OP=N", "version N of an op's kernel, as linear=2; changes no bit", KERNEL},
     {"threads", "N", "for matrix products (all cores); changes no bit", THREADS},
     {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
     {"cache", "KIND", "static or dynamic, from phase 1 on (dynamic)", CACHE},
@@ -139,6 +141,9 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case DEVICE:
         o->device = text;
         return 0;
+    case KERNEL:
+        o->kernel = text;
+        return 0;
     case THREADS:
         return parse_int("threads", text, 1, 1024, &o->threads, err);
     case CONTEXT:
@@ -210,11 +215,8 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
     for (int i = 0; i < N_ROWS; i++)
         if (rows[i].name)
             table[n++] = (struct option){rows[i].name, rows[i].argument != NULL, NULL, rows[i].key};
-    *out = (struct options){.model = "data/model",
-                            .device = "cpu",
-                            .chunk = 128,
-                            .max_new = 512,
-                            .sampling = {.top_p = 1}};
+    *out = (struct options){
+        .model = "data/model", .chunk = 128, .max_new = 512, .sampling = {.top_p = 1}};
     opterr = 0;
     int key;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {

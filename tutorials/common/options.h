@@ -13,7 +13,8 @@ struct phase;
 
 struct options {
     const char *model;  /* folder */
-    const char *device; /* name of an op table */
+    const char *device; /* name of an op table; NULL: the best there is */
+    const char *kernel; /* OP=N: a version of a kernel; NULL: the best */
     int threads;        /* 0: as many as OpenBLAS likes */
     int context;        /* 0: the model's */
     int chunk;          /* prompt tokens per pass */

@@ -1,0 +1,123 @@
+/*
+ * attention: causal attention of one sequence over its contiguous BFP16 cache, as ref/attention.c:
+ * tiles of 256 positions, exact sums, tiles merged in ascending order.
+ *
+ * q, y [n_tokens, n_heads, head_dim]; k, v [kv_len, n_kv_heads, head_dim] mantissas with an
+ * exponent per row.
+ *
+ * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
+ *    scores and the softmax, then a thread per dimension for the weighted sum of values. Plain
+ *    loops over 64-bit integers; every step of the definition can be seen.
+ */
+#include "gpu/gpu.h"
+
+enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
+
+struct attention_arguments {
+    float *y;
+    const float *q;
+    struct kv_layer kv;
+    int n_tokens, kv_len, n_heads, n_kv_heads, head_dim;
+    double scale;
+    int site;
+    unsigned long long *fault;
+};
+
+/* Snaps the block's query to shared memory and returns its exponent. */
+static __device__ int load_query(const struct attention_arguments *a, int16_t *mantissas,
+                                 const float *q, int token, uint32_t *part) {
+    uint32_t largest = 0;
+    for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
+        largest = max(largest, num_magnitude(q[d]));
+    int e = num_row_exponent(row_max<WARPS>(largest, part));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && threadIdx.x == 0)
+        gpu_fault(a->fault, a->site, token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
+        mantissas[d] = bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
+    __syncthreads();
+    return e;
+}
+
+/* The exact dot product of the query with the key row at `row`. */
+static __device__ __forceinline__ double dot_with_key(const struct attention_arguments *a,
+                                                      const int16_t *q, size_t row) {
+    const int16_t *k = a->kv.k + row * (size_t)a->head_dim;
+    long long dot = 0;
+    for (int d = 0; d < a->head_dim; d++)
+        dot += q[d] * k[d];
+    return (double)dot;
+}
+
+__global__ static void __launch_bounds__(TILE) attention_1(struct attention_arguments a) {
+    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
+    SHARED(int16_t, weights, [TILE]);
+    SHARED(float, part_float, [WARPS]);
+    SHARED(uint32_t, part, [WARPS]);
+    int token = (int)blockIdx.x, head = (int)blockIdx.y, j = (int)threadIdx.x;
+    int kv_head = head / (a.n_heads / a.n_kv_heads);
+    size_t at = ((size_t)token * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
+    double q_unit = num_pow2(load_query(&a, query, a.q + at, token, part) - 30) * a.scale;
+    int visible = a.kv_len - a.n_tokens + token + 1; /* positions that this query sees */
+    float m = -INFINITY, l = 0;
+    for (int d = j; d < a.head_dim; d += TILE)
+        a.y[at + (size_t)d] = 0;
+    for (int tile = 0; tile < visible; tile += TILE) {
+        bool sees = tile + j < visible;
+        size_t row = (size_t)(tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head;
+        float s = -INFINITY;
+        if (sees)
+            s = num_score(dot_with_key(&a, query, row), num_pow2(a.kv.k_exponents[row]), q_unit);
+        float tile_m = row_max<WARPS>(s, part_float);
+        float p = sees ? num_exp(s - tile_m) : 0;
+        uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
+        float w = sees ? num_value_weight(p, a.kv.v_exponents[row]) : 0;
+        int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && j == 0)
+            gpu_fault(a.fault, a.site, token);
+        e = bad ? BFP_MIN_EXPONENT : e;
+        weights[j] = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
+        __syncthreads();
+        float new_m = m > tile_m ? m : tile_m;
+        float old_share = num_exp(m - new_m), new_share = num_exp(tile_m - new_m);
+        l = l * old_share + (float)units * 0x1p-23f * new_share;
+        int n = min(TILE, visible - tile);
+        for (int d = j; d < a.head_dim; d += TILE) {
+            long long sum = 0;
+            for (int i = 0; i < n; i++) {
+                size_t v_row = (size_t)(tile + i) * (size_t)a.n_kv_heads + (size_t)kv_head;
+                sum += weights[i] * a.kv.v[v_row * (size_t)a.head_dim + (size_t)d];
+            }
+            float *o = &a.y[at + (size_t)d];
+            *o = *o * old_share + num_dot_to_float((double)sum, e - 30) * new_share;
+        }
+        m = new_m;
+        __syncthreads(); /* the next tile writes weights again */
+    }
+    for (int d = j; d < a.head_dim; d += TILE)
+        if (l > 0)
+            a.y[at + (size_t)d] /= l;
+}
+
+void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                   const float *q,               /* [n_tokens, n_heads, head_dim] */
+                   const struct kv_layer *kv, int n_tokens, int kv_len,
+                   const struct attention_shape *shape, int site) {
+    struct gpu_device *gpu = gpu_of(dev);
+    struct attention_arguments a = {y,
+                                    q,
+                                    *kv,
+                                    n_tokens,
+                                    kv_len,
+                                    shape->n_heads,
+                                    shape->n_kv_heads,
+                                    shape->head_dim,
+                                    shape->scale,
+                                    site,
+                                    gpu->fault};
+    if (n_tokens)
+        GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,
+                   sizeof(int16_t) * (size_t)shape->head_dim, a);
+}

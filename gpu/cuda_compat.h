@@ -1,0 +1,53 @@
+/*
+ * cuda_compat.h - the one CUDA include of every .cu file.
+ *
+ * nvcc compiles a .cu file for a GPU. With SAMEBITS_EMU defined, g++ compiles the same file for the
+ * emulation in gpu/emu, which runs its kernels on a CPU and checks them. Four things are written
+ * the way this header says, so that both can; all else is plain CUDA:
+ *
+ *     __global__ void row_sums(float *y, const float *x, int n) {
+ *         SHARED(float, part, [8][32]);       // a __shared__ array:  float part[8][32]
+ *         SHARED(int, n_found);               // a __shared__ scalar: int n_found
+ *         SHARED_DYNAMIC(float, scratch);     // float *scratch: the launch's shared_bytes
+ *         UNROLL                              // #pragma unroll
+ *         for (int i = 0; i < 4; i++)
+ *             ...
+ *     }
+ *
+ *     LAUNCH(row_sums, dim3(rows, heads), 256, shared_bytes, stream, y, x, n);
+ *     LAUNCH((attention<128, 4>), grid, block, 0, stream, q, k, v); // commas need parentheses
+ *
+ * Rules
+ * - SHARED stands in a function, never has an initialiser, and starts at a multiple of 16 bytes;
+ *   SHARED_DYNAMIC starts at a multiple of 128. Both also work in templates and device functions.
+ * - LAUNCH reports errors like <<<>>>: ask cudaGetLastError() after it.
+ * - Threads of a block meet only at __syncthreads, __syncwarp and the *_sync calls, and blocks of a
+ *   launch do not wait for each other: no loop waits for memory that another thread writes.
+ * - mma, ldmatrix and cp.async come from gpu/tensor_core.h. No other inline PTX.
+ */
+#ifndef SAMEBITS_CUDA_COMPAT_H
+#define SAMEBITS_CUDA_COMPAT_H
+
+#ifdef SAMEBITS_EMU
+
+#include "gpu/emu/cuda_emu.h"
+
+#else
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#define SHARED(type, name, ...) __shared__ __align__(16) type name __VA_ARGS__
+
+/* One name and type for all kernels, because an extern array may be declared only one way. */
+#define SHARED_DYNAMIC(type, name)                                                                 \
+    extern __shared__ __align__(128) unsigned char samebits_dynamic_shared[];                      \
+    type *name = reinterpret_cast<type *>(samebits_dynamic_shared)
+
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
+    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+
+#define UNROLL _Pragma("unroll")
+
+#endif
+#endif

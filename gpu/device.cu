@@ -1,0 +1,282 @@
+/*
+ * The CUDA device: memory, errors, the table. Compiled for the emulation it is the device "emu".
+ */
+#include "gpu/gpu.h"
+
+#include <stdlib.h>
+
+#ifdef SAMEBITS_EMU
+#define TABLE emu_ops
+#define NAME "emu"
+#else
+#define TABLE gpu_ops
+#define NAME "gpu"
+#endif
+
+bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why) {
+    if (!gpu->failed)
+        error_set(&gpu->failure, NAME ": %s: %s", what, why);
+    gpu->failed = true;
+    return false;
+}
+
+bool gpu_ok(struct gpu_device *gpu, cudaError_t result, const char *what) {
+    return result == cudaSuccess || gpu_failed(gpu, what, cudaGetErrorString(result));
+}
+
+bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what) {
+    gpu->launches++;
+    return result == CUBLAS_STATUS_SUCCESS || gpu_failed(gpu, what, cublasGetStatusString(result));
+}
+
+/* ---- versions --------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    int versions;
+} kernels[N_GPU_KERNELS] = {
+    {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"rope", 2},
+    {"attention", 1}, {"silu_mul", 2}, {"add", 2},
+};
+
+static int find_kernel(const char *name) {
+    for (int i = 0; i < N_GPU_KERNELS; i++)
+        if (!strcmp(kernels[i].name, name))
+            return i;
+    return -1;
+}
+
+static int versions(const char *name) {
+    int i = find_kernel(name);
+    return i < 0 ? 0 : kernels[i].versions;
+}
+
+static int set_version(struct device *dev, const char *name, int version, struct error *err) {
+    int i = find_kernel(name);
+    if (i < 0)
+        return error_set(err, "%s: an op without versions to choose from", name);
+    if (version < 0 || version > kernels[i].versions)
+        return error_set(err, "%s has versions 1 to %d, or 0 for the best", name,
+                         kernels[i].versions);
+    gpu_of(dev)->version[i] = version;
+    return 0;
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    void *data = NULL;
+    cudaError_t result = cudaMalloc(&data, bytes ? bytes : 1);
+    if (result != cudaSuccess) {
+        cudaGetLastError(); /* a failed allocation is the caller's to handle, not the next launch's */
+        error_set(err, NAME ": not enough memory for %s (%.1f MB): %s", what, (double)bytes / 1e6,
+                  cudaGetErrorString(result));
+        return NULL;
+    }
+    dev->bytes += bytes;
+    if (dev->bytes > dev->peak_bytes)
+        dev->peak_bytes = dev->bytes;
+    return data;
+}
+
+static void release(struct device *dev, void *data, size_t bytes) {
+    if (!data)
+        return;
+    dev->bytes -= bytes;
+    gpu_ok(gpu_of(dev), cudaFree(data), "cudaFree");
+}
+
+static void transfer(struct device *dev, void *to, const void *from, size_t bytes,
+                     enum cudaMemcpyKind kind) {
+    struct gpu_device *gpu = gpu_of(dev);
+    if (!gpu->failed && bytes)
+        gpu_ok(gpu, cudaMemcpyAsync(to, from, bytes, kind, gpu->stream), "a copy");
+}
+
+static void upload(struct device *dev, void *to, const void *from_host, size_t bytes) {
+    transfer(dev, to, from_host, bytes, cudaMemcpyHostToDevice);
+}
+
+static void download(struct device *dev, void *to_host, const void *from, size_t bytes) {
+    struct gpu_device *gpu = gpu_of(dev);
+    transfer(dev, to_host, from, bytes, cudaMemcpyDeviceToHost);
+    if (!gpu->failed)
+        gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "waiting for a copy");
+    if (gpu->failed)
+        memset(to_host, 0, bytes); /* defined, though nobody should look before sync */
+}
+
+static void copy(struct device *dev, void *to, const void *from, size_t bytes) {
+    transfer(dev, to, from, bytes, cudaMemcpyDeviceToDevice);
+}
+
+void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, const char *op) {
+    if (gpu->failed)
+        return NULL;
+    if (bytes > gpu->scratch[which].bytes || !gpu->scratch[which].data) {
+        struct error err;
+        release(&gpu->base, gpu->scratch[which].data, gpu->scratch[which].bytes);
+        gpu->scratch[which].data = allocate(&gpu->base, bytes, op, &err);
+        gpu->scratch[which].bytes = gpu->scratch[which].data ? bytes : 0;
+        if (!gpu->scratch[which].data && !gpu->failed) {
+            gpu->failure = err;
+            gpu->failed = true;
+        }
+    }
+    return gpu->scratch[which].data;
+}
+
+static int sync_device(struct device *dev, struct fault *fault, struct error *err) {
+    struct gpu_device *gpu = gpu_of(dev);
+    unsigned long long found = ~0ull;
+    if (!gpu->failed)
+        gpu_ok(gpu,
+               cudaMemcpyAsync(&found, gpu->fault, sizeof found, cudaMemcpyDeviceToHost,
+                               gpu->stream),
+               "reading the fault word");
+    if (!gpu->failed)
+        gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "waiting for the device");
+    fault->site = -1;
+    fault->token = 0;
+    if (gpu->failed) {
+        *err = gpu->failure;
+        return -1;
+    }
+    if (found != ~0ull) {
+        fault->site = (int)(found >> 32);
+        fault->token = (int)(found & 0xffffffffu);
+        gpu_ok(gpu, cudaMemsetAsync(gpu->fault, 0xff, sizeof *gpu->fault, gpu->stream),
+               "clearing the fault word");
+    }
+    return 0;
+}
+
+/* ---- weights: two planes of signed 8-bit digits, as tensor cores want them --------------------- */
+
+/* q = 256 * high + low with both digits in -128 ... 127: |q| <= 32639 makes that possible. */
+__global__ static void split_digits(int8_t *high, int8_t *low, /* [n_rows, padded] */
+                                    const int16_t *q,          /* [n_rows, k] */
+                                    int n_rows, int k, int padded) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)n_rows * (size_t)padded)
+        return;
+    int column = (int)(i % (size_t)padded);
+    int value = column < k ? q[i / (size_t)padded * (size_t)k + (size_t)column] : 0;
+    int digit = (int8_t)(value & 255);
+    low[i] = (int8_t)digit;
+    high[i] = (int8_t)((value - digit) >> 8);
+}
+
+void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const int16_t *q,
+                      int n_rows, int k) {
+    int padded = gpu_padded(k);
+    size_t count = (size_t)n_rows * (size_t)padded;
+    if (count)
+        GPU_LAUNCH(gpu, split_digits, gpu_blocks(count, 256), 256, 0, high, low, q, n_rows, k,
+                   padded);
+}
+
+static size_t plane_bytes(const struct matrix *w) {
+    return (size_t)w->n * (size_t)gpu_padded(w->k);
+}
+
+static void matrix_release(struct device *dev, struct matrix *w) {
+    release(dev, w->mantissas, 2 * plane_bytes(w));
+    release(dev, w->exponents, (size_t)w->n);
+    memset(w, 0, sizeof *w);
+}
+
+static int matrix_create(struct device *dev, struct matrix *w, int n, int k, struct error *err) {
+    memset(w, 0, sizeof *w);
+    w->n = n;
+    w->k = k;
+    w->mantissas = allocate(dev, 2 * plane_bytes(w), "weights", err);
+    w->exponents = (int8_t *)allocate(dev, (size_t)n, "weights", err);
+    if (w->mantissas && w->exponents)
+        return 0;
+    matrix_release(dev, w);
+    return -1;
+}
+
+static void matrix_put(struct device *dev, struct matrix *w, int first_row, int n_rows,
+                       const int16_t *mantissas, const int8_t *exponents) {
+    struct gpu_device *gpu = gpu_of(dev);
+    size_t bytes = sizeof(int16_t) * (size_t)n_rows * (size_t)w->k;
+    int16_t *q = (int16_t *)gpu_scratch(gpu, GPU_SCRATCH_X, bytes, "weights");
+    if (!q)
+        return;
+    upload(dev, q, mantissas, bytes);
+    upload(dev, w->exponents + first_row, exponents, (size_t)n_rows);
+    int8_t *high = (int8_t *)w->mantissas + (size_t)first_row * (size_t)gpu_padded(w->k);
+    gpu_split_digits(gpu, high, high + plane_bytes(w), q, n_rows, w->k);
+    /* The caller may change its buffers when this returns. */
+    if (!gpu->failed)
+        gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "loading weights");
+}
+
+/* ---- the device ------------------------------------------------------------------------------- */
+
+static void close_device(struct device *dev) {
+    struct gpu_device *gpu = gpu_of(dev);
+    if (!gpu)
+        return;
+    for (int i = 0; i < N_GPU_SCRATCH; i++)
+        release(dev, gpu->scratch[i].data, gpu->scratch[i].bytes);
+    cudaFree(gpu->fault);
+    if (gpu->blas)
+        cublasDestroy(gpu->blas);
+    if (gpu->stream)
+        cudaStreamDestroy(gpu->stream);
+    free(gpu);
+}
+
+/* Is there a GPU, and one that these kernels run on? */
+static bool find_gpu(struct gpu_device *gpu) {
+    int count = 0, major = 0, minor = 0;
+    cudaError_t result = cudaGetDeviceCount(&count);
+    if (result != cudaSuccess || !count)
+        return gpu_failed(gpu, "no usable GPU here",
+                          result != cudaSuccess ? cudaGetErrorString(result)
+                                                : "use --device cpu, or check nvidia-smi");
+    if (!gpu_ok(gpu, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
+                "asking the GPU for its kind") ||
+        !gpu_ok(gpu, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
+                "asking the GPU for its kind"))
+        return false;
+    if (major * 10 + minor < 75)
+        return gpu_failed(gpu, "this GPU is too old",
+                          "compute capability 7.5 or newer is needed; use --device cpu");
+    gpu->has_mma = major >= 8;
+    return true;
+}
+
+static struct device *open_device(const struct device_options *options, struct error *err) {
+    (void)options;
+    struct gpu_device *gpu = (struct gpu_device *)calloc(1, sizeof *gpu);
+    if (!gpu) {
+        error_set(err, NAME ": out of memory");
+        return NULL;
+    }
+    gpu->base.ops = &TABLE;
+    if (find_gpu(gpu) && gpu_ok(gpu, cudaStreamCreate(&gpu->stream), "opening a stream") &&
+        gpu_blas_ok(gpu, cublasCreate(&gpu->blas), "starting cuBLAS") &&
+        gpu_blas_ok(gpu, cublasSetStream(gpu->blas, gpu->stream), "starting cuBLAS") &&
+        gpu_ok(gpu, cudaMalloc((void **)&gpu->fault, sizeof *gpu->fault), "the fault word"))
+        gpu_ok(gpu, cudaMemsetAsync(gpu->fault, 0xff, sizeof *gpu->fault, gpu->stream),
+               "the fault word");
+    if (!gpu->failed) {
+        gpu->launches = 0;
+        return &gpu->base;
+    }
+    *err = gpu->failure;
+    close_device(&gpu->base);
+    return NULL;
+}
+
+const struct ops TABLE = {
+    NAME,          open_device,   close_device,   versions,     set_version,
+    allocate,      release,       upload,        download,      copy,           sync_device,  matrix_create,
+    matrix_put,    matrix_release, gpu_embed,     gpu_take_rows, gpu_snap_rows,
+    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,    gpu_rope,     gpu_kv_append,
+    gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
+};

@@ -1,0 +1,65 @@
+/* cuda_types.h - CUDA's vector types and dim3, with CUDA's sizes and alignments. */
+#ifndef SAMEBITS_CUDA_TYPES_H
+#define SAMEBITS_CUDA_TYPES_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EMU_VECTOR_2(name, type, alignment)                                                        \
+    struct alignas(alignment) name##2 {                                                            \
+        type x, y;                                                                                 \
+    };                                                                                             \
+    inline name##2 make_##name##2(type x, type y) {                                                \
+        return {x, y};                                                                             \
+    }
+#define EMU_VECTOR_3(name, type)                                                                   \
+    struct name##3 {                                                                               \
+        type x, y, z;                                                                              \
+    };                                                                                             \
+    inline name##3 make_##name##3(type x, type y, type z) {                                        \
+        return {x, y, z};                                                                          \
+    }
+#define EMU_VECTOR_4(name, type, alignment)                                                        \
+    struct alignas(alignment) name##4 {                                                            \
+        type x, y, z, w;                                                                           \
+    };                                                                                             \
+    inline name##4 make_##name##4(type x, type y, type z, type w) {                                \
+        return {x, y, z, w};                                                                       \
+    }
+
+EMU_VECTOR_2(char, signed char, 2)
+EMU_VECTOR_2(uchar, unsigned char, 2)
+EMU_VECTOR_2(short, short, 4)
+EMU_VECTOR_2(ushort, unsigned short, 4)
+EMU_VECTOR_2(int, int, 8)
+EMU_VECTOR_2(uint, unsigned, 8)
+EMU_VECTOR_2(float, float, 8)
+EMU_VECTOR_2(double, double, 16)
+EMU_VECTOR_2(longlong, long long, 16)
+EMU_VECTOR_2(ulonglong, unsigned long long, 16)
+EMU_VECTOR_3(int, int)
+EMU_VECTOR_3(uint, unsigned)
+EMU_VECTOR_3(float, float)
+EMU_VECTOR_4(char, signed char, 4)
+EMU_VECTOR_4(uchar, unsigned char, 4)
+EMU_VECTOR_4(short, short, 8)
+EMU_VECTOR_4(ushort, unsigned short, 8)
+EMU_VECTOR_4(int, int, 16)
+EMU_VECTOR_4(uint, unsigned, 16)
+EMU_VECTOR_4(float, float, 16)
+
+#undef EMU_VECTOR_2
+#undef EMU_VECTOR_3
+#undef EMU_VECTOR_4
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {
+    }
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {
+    }
+};
+
+#endif

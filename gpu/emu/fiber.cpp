@@ -1,0 +1,171 @@
+/* fiber.cpp - see fiber.h. The switch is written for x86-64 and AArch64; others use ucontext. */
+#include "gpu/emu/fiber.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#if defined(__x86_64__)
+
+/* void samebits_fiber_swap(void **save (rdi), void *load (rsi)): the registers that a callee must
+ * keep go on the old stack; ret takes the address to continue at from the new one. */
+__asm__(".text\n"
+        ".p2align 4\n"
+        ".globl samebits_fiber_swap\n"
+        ".hidden samebits_fiber_swap\n"
+        ".type samebits_fiber_swap, @function\n"
+        "samebits_fiber_swap:\n"
+        "    pushq %rbp\n"
+        "    pushq %rbx\n"
+        "    pushq %r12\n"
+        "    pushq %r13\n"
+        "    pushq %r14\n"
+        "    pushq %r15\n"
+        "    movq %rsp, (%rdi)\n"
+        "    movq %rsi, %rsp\n"
+        "    popq %r15\n"
+        "    popq %r14\n"
+        "    popq %r13\n"
+        "    popq %r12\n"
+        "    popq %rbx\n"
+        "    popq %rbp\n"
+        "    ret\n"
+        ".size samebits_fiber_swap, . - samebits_fiber_swap\n");
+
+/* From the stack pointer upwards: six registers, where to continue, and that function's return
+ * address. A function starts with the stack pointer 8 below a multiple of 16. */
+enum { FRAME_WORDS = 8, FRAME_ENTRY = 6 };
+
+#elif defined(__aarch64__)
+
+/* void samebits_fiber_swap(void **save (x0), void *load (x1)). x30 is where to continue. */
+__asm__(".text\n"
+        ".p2align 4\n"
+        ".globl samebits_fiber_swap\n"
+        ".hidden samebits_fiber_swap\n"
+        ".type samebits_fiber_swap, %function\n"
+        "samebits_fiber_swap:\n"
+        "    stp x19, x20, [sp, #-160]!\n"
+        "    stp x21, x22, [sp, #16]\n"
+        "    stp x23, x24, [sp, #32]\n"
+        "    stp x25, x26, [sp, #48]\n"
+        "    stp x27, x28, [sp, #64]\n"
+        "    stp x29, x30, [sp, #80]\n"
+        "    stp d8, d9, [sp, #96]\n"
+        "    stp d10, d11, [sp, #112]\n"
+        "    stp d12, d13, [sp, #128]\n"
+        "    stp d14, d15, [sp, #144]\n"
+        "    mov x9, sp\n"
+        "    str x9, [x0]\n"
+        "    mov sp, x1\n"
+        "    ldp x21, x22, [sp, #16]\n"
+        "    ldp x23, x24, [sp, #32]\n"
+        "    ldp x25, x26, [sp, #48]\n"
+        "    ldp x27, x28, [sp, #64]\n"
+        "    ldp x29, x30, [sp, #80]\n"
+        "    ldp d8, d9, [sp, #96]\n"
+        "    ldp d10, d11, [sp, #112]\n"
+        "    ldp d12, d13, [sp, #128]\n"
+        "    ldp d14, d15, [sp, #144]\n"
+        "    ldp x19, x20, [sp], #160\n"
+        "    ret\n"
+        ".size samebits_fiber_swap, . - samebits_fiber_swap\n");
+
+enum { FRAME_WORDS = 20, FRAME_ENTRY = 11 };
+
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
+
+extern "C" void samebits_fiber_swap(void **save, void *load);
+
+static void swap_registers(struct fiber *from, struct fiber *to) {
+    samebits_fiber_swap(&from->stack_pointer, to->stack_pointer);
+}
+
+static void prepare_registers(struct fiber *f, void *stack, size_t stack_bytes,
+                              void (*entry)(void)) {
+    uintptr_t top = ((uintptr_t)stack + stack_bytes) & ~(uintptr_t)15;
+    void **frame = (void **)top - FRAME_WORDS;
+    memset(frame, 0, FRAME_WORDS * sizeof *frame); /* a zero return address ends backtraces */
+    frame[FRAME_ENTRY] = (void *)entry;
+    f->stack_pointer = frame;
+}
+
+#else
+
+static void swap_registers(struct fiber *from, struct fiber *to) {
+    swapcontext(&from->context, &to->context);
+}
+
+static void prepare_registers(struct fiber *f, void *stack, size_t stack_bytes,
+                              void (*entry)(void)) {
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = stack;
+    f->context.uc_stack.ss_size = stack_bytes;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, entry, 0);
+}
+
+#endif
+
+void fiber_prepare(struct fiber *f, void *stack, size_t stack_bytes, void (*entry)(void)) {
+    prepare_registers(f, stack, stack_bytes, entry);
+    f->stack = stack;
+    f->stack_bytes = stack_bytes;
+    f->fake_stack = NULL;
+}
+
+#ifdef __SANITIZE_ADDRESS__
+
+/* Who switched last, so that the one who continues can store what AddressSanitizer tells it about
+ * the stack that was left. */
+static __thread struct fiber *left;
+
+void fiber_entered(void) {
+    __sanitizer_finish_switch_fiber(NULL, &left->stack, &left->stack_bytes);
+}
+
+void fiber_switch(struct fiber *from, struct fiber *to) {
+    left = from;
+    __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
+    swap_registers(from, to);
+    __sanitizer_finish_switch_fiber(from->fake_stack, &left->stack, &left->stack_bytes);
+}
+
+void fiber_leave(struct fiber *from, struct fiber *to) {
+    left = from;
+    __sanitizer_start_switch_fiber(NULL, to->stack, to->stack_bytes);
+    swap_registers(from, to);
+    abort();
+}
+
+void fiber_forget(void *stack, size_t stack_bytes) {
+    __asan_unpoison_memory_region(stack, stack_bytes);
+}
+
+#else
+
+void fiber_entered(void) {
+}
+
+void fiber_switch(struct fiber *from, struct fiber *to) {
+    swap_registers(from, to);
+}
+
+void fiber_leave(struct fiber *from, struct fiber *to) {
+    swap_registers(from, to);
+    abort();
+}
+
+void fiber_forget(void *stack, size_t stack_bytes) {
+    (void)stack;
+    (void)stack_bytes;
+}
+
+#endif

@@ -1,0 +1,48 @@
+/*
+ * fiber.h - threads that take turns by hand: each has a stack, and exactly one runs.
+ *
+ * A switch saves and loads the registers that a C function must keep, and the stack pointer: some
+ * nanoseconds, where swapcontext() makes two system calls to save the signal mask.
+ *
+ * Rules for the caller
+ * - A fiber stays on the CPU thread that prepared it.
+ * - A thread's own flow of control is a fiber that needs no preparation, only a zeroed struct.
+ * - Entries never return: they end with fiber_leave. A fiber that waits may also be forgotten; then
+ *   fiber_forget cleans its stack before the next fiber_prepare.
+ */
+#ifndef SAMEBITS_FIBER_H
+#define SAMEBITS_FIBER_H
+
+#include <stddef.h>
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#endif
+
+struct fiber {
+#if defined(__x86_64__) || defined(__aarch64__)
+    void *stack_pointer;
+#else
+    ucontext_t context;
+#endif
+    const void *stack; /* known to AddressSanitizer */
+    size_t stack_bytes;
+    void *fake_stack;
+};
+
+/* The next switch to f calls entry() on this stack. */
+void fiber_prepare(struct fiber *f, void *stack, size_t stack_bytes, void (*entry)(void));
+
+/* First thing in an entry. */
+void fiber_entered(void);
+
+/* Leaves `from`, which runs, and continues `to`. Returns when somebody switches to `from`. */
+void fiber_switch(struct fiber *from, struct fiber *to);
+
+/* The same, but nobody ever switches back. */
+[[noreturn]] void fiber_leave(struct fiber *from, struct fiber *to);
+
+/* Declares a stack free of the frames of a fiber that will not continue. */
+void fiber_forget(void *stack, size_t stack_bytes);
+
+#endif

@@ -1,0 +1,457 @@
+/* host_api.cpp - see host_api.h: memory, streams, events and errors of the emulated device. */
+#include "gpu/emu/engine.h"
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct CUstream_st {
+    unsigned flags;
+};
+struct CUevent_st {
+    std::chrono::steady_clock::time_point recorded;
+};
+
+namespace emu {
+
+enum { DEVICE_ALIGNMENT = 256 };
+
+struct allocation {
+    size_t bytes;
+    bool on_host; /* cudaMallocHost: both sides may use it, and it takes no device memory */
+};
+
+/* The one device. */
+static struct {
+    std::recursive_mutex mutex;
+    std::map<uintptr_t, struct allocation> allocations;
+    std::map<const void *, size_t> shared_limits; /* of kernels with cudaFuncSetAttribute */
+    size_t limit = (size_t)16 << 30, used;
+    int calls_until_lost; /* 0: never */
+    cudaError_t lost_error, last, sticky;
+} device;
+
+typedef std::lock_guard<std::recursive_mutex> guard;
+
+/* ---- errors ----------------------------------------------------------------------------------- */
+
+cudaError_t enter_api(void) {
+    guard lock(device.mutex);
+    if (device.calls_until_lost > 0 && --device.calls_until_lost == 0)
+        device.sticky = device.lost_error;
+    return device.sticky;
+}
+
+cudaError_t set_error(cudaError_t error) {
+    guard lock(device.mutex);
+    if (error != cudaSuccess)
+        device.last = error;
+    return error;
+}
+
+void set_sticky_error(cudaError_t error) {
+    guard lock(device.mutex);
+    device.sticky = error;
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+struct address_range device_range(const void *address, size_t bytes) {
+    guard lock(device.mutex);
+    uintptr_t begin = (uintptr_t)address;
+    auto after = device.allocations.upper_bound(begin);
+    if (after == device.allocations.begin())
+        return {0, 0};
+    auto found = std::prev(after);
+    uintptr_t end = found->first + found->second.bytes;
+    return begin + bytes <= end ? address_range{found->first, end} : address_range{0, 0};
+}
+
+struct place device_neighbour(const void *address) {
+    guard lock(device.mutex);
+    struct place place = {""};
+    uintptr_t a = (uintptr_t)address;
+    auto after = device.allocations.upper_bound(a);
+    const size_t near = 65536;
+    if (after != device.allocations.begin()) {
+        auto before = std::prev(after);
+        size_t offset = a - before->first;
+        if (offset < before->second.bytes + near)
+            snprintf(place.text, sizeof place.text, " (byte %zu of an allocation of %zu bytes)",
+                     offset, before->second.bytes);
+    } else if (after != device.allocations.end() && after->first - a < near) {
+        snprintf(place.text, sizeof place.text, " (%zu bytes before an allocation of %zu bytes)",
+                 (size_t)(after->first - a), after->second.bytes);
+    }
+    return place;
+}
+
+static bool is_device_memory(const void *data, size_t bytes) {
+    struct address_range r = device_range(data, bytes);
+    return bytes == 0 || r.begin != r.end;
+}
+
+static cudaError_t allocate(void **data, size_t bytes, bool on_host) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess)
+        return error;
+    guard lock(device.mutex);
+    *data = NULL;
+    if (bytes == 0)
+        return cudaSuccess;
+    size_t rounded = (bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
+    size_t left = device.limit - min(device.used, device.limit);
+    bool fits = rounded >= bytes && (on_host || rounded <= left);
+    if (!fits || posix_memalign(data, DEVICE_ALIGNMENT, bytes) != 0)
+        return set_error(cudaErrorMemoryAllocation);
+    fill_with_junk(*data, bytes);
+    device.allocations[(uintptr_t)*data] = {bytes, on_host};
+    device.used += on_host ? 0 : rounded;
+    return cudaSuccess;
+}
+
+static cudaError_t release(void *data, bool on_host) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess || !data)
+        return error;
+    guard lock(device.mutex);
+    auto found = device.allocations.find((uintptr_t)data);
+    if (found == device.allocations.end() || found->second.on_host != on_host)
+        return set_error(cudaErrorInvalidValue);
+    if (!on_host)
+        device.used -= (found->second.bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT *
+                       DEVICE_ALIGNMENT;
+    device.allocations.erase(found);
+    free(data);
+    return cudaSuccess;
+}
+
+size_t dynamic_shared_limit(const void *kernel) {
+    guard lock(device.mutex);
+    auto found = device.shared_limits.find(kernel);
+    return found == device.shared_limits.end() ? (size_t)DEFAULT_SHARED : found->second;
+}
+
+} // namespace emu
+
+using namespace emu;
+
+void emu_set_memory_limit(size_t bytes) {
+    device.limit = bytes;
+}
+
+size_t emu_memory_used(void) {
+    return device.used;
+}
+
+void emu_lose_device_at(int n, enum cudaError error) {
+    guard lock(device.mutex);
+    device.calls_until_lost = n;
+    device.lost_error = error;
+}
+
+cudaError_t cudaGetLastError(void) {
+    cudaError_t error = cudaPeekAtLastError();
+    device.last = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError(void) {
+    guard lock(device.mutex);
+    return device.sticky != cudaSuccess ? device.sticky : device.last;
+}
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} error_texts[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection",
+     "invalid copy direction for memcpy"},
+    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "device busy or unavailable"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no device"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "illegal memory access"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "launch failure"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+const char *cudaGetErrorString(cudaError_t error) {
+    for (const auto &e : error_texts)
+        if (e.error == error)
+            return e.text;
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    for (const auto &e : error_texts)
+        if (e.error == error)
+            return e.name;
+    return "unrecognized error code";
+}
+
+/* ---- devices ---------------------------------------------------------------------------------- */
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return enter_api();
+}
+
+cudaError_t cudaSetDevice(int number) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess)
+        return error;
+    return number == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDevice(int *number) {
+    *number = 0;
+    return enter_api();
+}
+
+enum { N_MULTIPROCESSORS = 4, SHARED_PER_MULTIPROCESSOR = 228 * 1024, L2_BYTES = 4 << 20 };
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int number) {
+    cudaError_t error = cudaSetDevice(number);
+    if (error != cudaSuccess)
+        return error;
+    *p = {};
+    snprintf(p->name, sizeof p->name, "emulated device (CPU)");
+    p->totalGlobalMem = device.limit;
+    p->sharedMemPerBlock = DEFAULT_SHARED;
+    p->sharedMemPerBlockOptin = MAX_SHARED;
+    p->sharedMemPerMultiprocessor = SHARED_PER_MULTIPROCESSOR;
+    p->major = 9;
+    p->multiProcessorCount = N_MULTIPROCESSORS;
+    p->warpSize = WARP;
+    p->maxThreadsPerBlock = MAX_THREADS;
+    p->maxThreadsPerMultiProcessor = 2 * MAX_THREADS;
+    p->regsPerBlock = 65536;
+    p->l2CacheSize = L2_BYTES;
+    p->memoryBusWidth = 64;
+    const int grid[3] = {INT32_MAX, 65535, 65535}, block[3] = {MAX_THREADS, MAX_THREADS, 64};
+    memcpy(p->maxGridSize, grid, sizeof grid);
+    memcpy(p->maxThreadsDim, block, sizeof block);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int number) {
+    struct cudaDeviceProp p;
+    cudaError_t error = cudaGetDeviceProperties(&p, number);
+    if (error != cudaSuccess)
+        return error;
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = p.maxThreadsPerBlock;
+        return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = (int)p.sharedMemPerBlock;
+        return cudaSuccess;
+    case cudaDevAttrWarpSize:
+        *value = p.warpSize;
+        return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+        *value = p.multiProcessorCount;
+        return cudaSuccess;
+    case cudaDevAttrL2CacheSize:
+        *value = p.l2CacheSize;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = p.major;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = p.minor;
+        return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = (int)p.sharedMemPerBlockOptin;
+        return cudaSuccess;
+    }
+    return set_error(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    return enter_api();
+}
+
+cudaError_t cudaDeviceReset(void) {
+    guard lock(device.mutex);
+    for (const auto &a : device.allocations)
+        free((void *)a.first);
+    device.allocations.clear();
+    device.shared_limits.clear();
+    device.used = 0;
+    device.calls_until_lost = 0;
+    device.last = device.sticky = cudaSuccess;
+    return cudaSuccess;
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+cudaError_t emu_malloc(void **data, size_t bytes) {
+    return allocate(data, bytes, false);
+}
+
+cudaError_t emu_malloc_host(void **data, size_t bytes) {
+    return allocate(data, bytes, true);
+}
+
+cudaError_t cudaFree(void *data) {
+    return release(data, false);
+}
+
+cudaError_t cudaFreeHost(void *data) {
+    return release(data, true);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    *free_bytes = device.limit - min(device.used, device.limit);
+    *total_bytes = device.limit;
+    return enter_api();
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess)
+        return error;
+    if ((unsigned)kind > cudaMemcpyDefault)
+        return set_error(cudaErrorInvalidMemcpyDirection);
+    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if ((to_device && !is_device_memory(to, bytes)) ||
+        (from_device && !is_device_memory(from, bytes)))
+        return set_error(cudaErrorInvalidValue);
+    if (bytes > 0)
+        memmove(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+
+cudaError_t cudaMemset(void *data, int value, size_t bytes) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess)
+        return error;
+    if (!is_device_memory(data, bytes))
+        return set_error(cudaErrorInvalidValue);
+    if (bytes > 0)
+        memset(data, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t) {
+    return cudaMemset(data, value, bytes);
+}
+
+cudaError_t emu_copy_symbol(void *to, const void *from, size_t offset, size_t bytes,
+                            size_t symbol_bytes) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess)
+        return error;
+    if (offset > symbol_bytes || bytes > symbol_bytes - offset)
+        return set_error(cudaErrorInvalidValue);
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+/* ---- streams and events ----------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    cudaError_t error = enter_api();
+    *stream = error == cudaSuccess ? new CUstream_st{flags} : NULL;
+    return error;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    delete stream;
+    return enter_api();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return enter_api();
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t) {
+    return enter_api();
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+    return enter_api();
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    cudaError_t error = enter_api();
+    *event = error == cudaSuccess ? new CUevent_st() : NULL;
+    return error;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return enter_api();
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    event->recorded = std::chrono::steady_clock::now();
+    return enter_api();
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t) {
+    return enter_api();
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    return enter_api();
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {
+    std::chrono::duration<float, std::milli> elapsed = stop->recorded - start->recorded;
+    *milliseconds = elapsed.count();
+    return enter_api();
+}
+
+/* ---- kernels ---------------------------------------------------------------------------------- */
+
+cudaError_t emu_set_function_attribute(const void *function, enum cudaFuncAttribute attribute,
+                                       int value) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess || attribute == cudaFuncAttributePreferredSharedMemoryCarveout)
+        return error;
+    if (value < 0 || value > MAX_SHARED)
+        return set_error(cudaErrorInvalidValue);
+    guard lock(device.mutex);
+    device.shared_limits[function] = max((size_t)value, (size_t)DEFAULT_SHARED);
+    return cudaSuccess;
+}
+
+cudaError_t emu_occupancy(int *n_blocks, int block_size, size_t shared_bytes) {
+    cudaError_t error = enter_api();
+    if (error != cudaSuccess)
+        return error;
+    if (block_size < 1)
+        return set_error(cudaErrorInvalidValue);
+    size_t reserved = 1024; /* that each block of a Hopper chip takes beside its own */
+    *n_blocks = (int)min((size_t)(2 * MAX_THREADS / block_size),
+                         SHARED_PER_MULTIPROCESSOR / (shared_bytes + reserved));
+    return cudaSuccess;
+}

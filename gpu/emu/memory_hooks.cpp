@@ -1,0 +1,226 @@
+/*
+ * memory_hooks.cpp - what happens before each load and store of a kernel.
+ *
+ * g++ -fsanitize=thread compiles a call of __tsan_read4(address) before each 4-byte load, and so
+ * on. Linked with ThreadSanitizer's library these calls find races between CPU threads; here they
+ * find what a kernel does wrong. Outside of kernels they do nothing. Atomics are library functions
+ * and checked the same way.
+ */
+#include "gpu/emu/engine.h"
+
+#include <algorithm>
+#include <link.h>
+
+namespace emu {
+
+bool memory_is_checked;
+
+/* ---- the program's own data ------------------------------------------------------------------- */
+
+/* A search for the part of the program that holds an address, in the object (the executable, or a
+ * shared library) that holds the kernel: there lie its __device__ and __constant__ variables, its
+ * tables and its string literals. */
+struct image_search {
+    uintptr_t kernel, address;
+    bool to_write;
+    struct address_range found;
+};
+
+static bool segment_holds(const struct dl_phdr_info *object, int i, uintptr_t address) {
+    const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
+    return segment->p_type == PT_LOAD &&
+           address - (object->dlpi_addr + segment->p_vaddr) < segment->p_memsz;
+}
+
+static int search_object(struct dl_phdr_info *object, size_t, void *data) {
+    struct image_search *search = static_cast<struct image_search *>(data);
+    bool holds_kernel = false;
+    for (int i = 0; i < object->dlpi_phnum; i++)
+        holds_kernel |= segment_holds(object, i, search->kernel);
+    for (int i = 0; holds_kernel && i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
+        uintptr_t begin = object->dlpi_addr + segment->p_vaddr;
+        if (segment_holds(object, i, search->address) &&
+            (!search->to_write || segment->p_flags & PF_W))
+            search->found = {begin, begin + segment->p_memsz};
+    }
+    return holds_kernel;
+}
+
+static struct address_range image_range(const struct emu_kernel *kernel, uintptr_t address,
+                                        enum access how) {
+    struct image_search search = {(uintptr_t)kernel->function, address, how != ACCESS_READ, {0, 0}};
+    dl_iterate_phdr(search_object, &search);
+    return search.found;
+}
+
+/* ---- one access ------------------------------------------------------------------------------- */
+
+/* Global memory: what lies outside of the block. */
+static void global_access(struct cuda_thread *t, uintptr_t address, size_t bytes, enum access how,
+                          code_address from) {
+    struct worker *w = t->worker;
+    for (struct address_range r : w->recent)
+        if (r.begin <= address && address + bytes <= r.end)
+            return;
+    const struct emu_kernel *kernel = w->launch->kernel;
+    uintptr_t arguments = (uintptr_t)kernel->arguments;
+    struct address_range found = {arguments, arguments + kernel->argument_bytes};
+    if (address < found.begin || address + bytes > found.end)
+        found = device_range((const void *)address, bytes);
+    if (found.begin == found.end)
+        found = image_range(kernel, address, how);
+    if (found.begin == found.end)
+        fault(t, EMU_DEVICE_BOUNDS, "%s %zu bytes at %p, which is not the device's%s%s",
+              how == ACCESS_READ ? "reads" : "writes", bytes, (const void *)address,
+              device_neighbour((const void *)address).text, code_place(from).text);
+    w->recent[w->next_recent++ % 8] = found;
+}
+
+static void any_access(struct cuda_thread *t, uintptr_t address, size_t bytes, enum access how,
+                       code_address from) {
+    size_t offset = address - (uintptr_t)t->worker->arena.bytes;
+    if (offset < ARENA_BYTES)
+        shared_access(t, offset, bytes, how, from);
+    else if (address - (uintptr_t)t->stack >= stack_bytes())
+        global_access(t, address, bytes, how, from);
+}
+
+void check_access(struct cuda_thread *t, const void *address, size_t bytes, enum access how,
+                  code_address from) {
+    if (memory_is_checked)
+        any_access(t, (uintptr_t)address, bytes, how, from);
+}
+
+static void aligned_access(uintptr_t address, size_t bytes, enum access how, code_address from) {
+    struct cuda_thread *t = self;
+    if (!t)
+        return;
+    if (address & (bytes - 1))
+        fault(t, EMU_MISALIGNED, "%s %zu bytes at %p, not a multiple of %zu%s",
+              how == ACCESS_READ ? "reads" : "writes", bytes, (const void *)address, bytes,
+              code_place(from).text);
+    any_access(t, address, bytes, how, from);
+}
+
+} // namespace emu
+
+using namespace emu;
+
+/* ---- what the compiler calls ------------------------------------------------------------------ */
+
+#define HERE __builtin_extract_return_addr(__builtin_return_address(0))
+
+#define HOOKS(bytes)                                                                               \
+    void __tsan_read##bytes(void *address) {                                                       \
+        aligned_access((uintptr_t)address, bytes, ACCESS_READ, HERE);                              \
+    }                                                                                              \
+    void __tsan_write##bytes(void *address) {                                                      \
+        aligned_access((uintptr_t)address, bytes, ACCESS_WRITE, HERE);                             \
+    }                                                                                              \
+    void __tsan_volatile_read##bytes(void *address) {                                              \
+        aligned_access((uintptr_t)address, bytes, ACCESS_READ, HERE);                              \
+    }                                                                                              \
+    void __tsan_volatile_write##bytes(void *address) {                                             \
+        aligned_access((uintptr_t)address, bytes, ACCESS_WRITE, HERE);                             \
+    }                                                                                              \
+    void __tsan_unaligned_read##bytes(void *address) {                                             \
+        if (self)                                                                                  \
+            any_access(self, (uintptr_t)address, bytes, ACCESS_READ, HERE);                        \
+    }                                                                                              \
+    void __tsan_unaligned_write##bytes(void *address) {                                            \
+        if (self)                                                                                  \
+            any_access(self, (uintptr_t)address, bytes, ACCESS_WRITE, HERE);                       \
+    }
+
+extern "C" {
+
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+
+void __tsan_read_range(void *address, unsigned long bytes) {
+    if (self)
+        any_access(self, (uintptr_t)address, bytes, ACCESS_READ, HERE);
+}
+
+void __tsan_write_range(void *address, unsigned long bytes) {
+    if (self)
+        any_access(self, (uintptr_t)address, bytes, ACCESS_WRITE, HERE);
+}
+
+/* Called before main by each file that was compiled so. */
+void __tsan_init(void) {
+    memory_is_checked = true;
+}
+
+void __tsan_func_entry(void *) {
+}
+
+void __tsan_func_exit(void) {
+}
+
+} // extern "C"
+
+void emu_check_aligned(const void *address, size_t bytes) {
+    if (self && (uintptr_t)address % bytes != 0)
+        fault(self, EMU_MISALIGNED, "loads or stores %zu bytes at %p, not a multiple of %zu", bytes,
+              address, bytes);
+}
+
+/* ---- atomics ---------------------------------------------------------------------------------- */
+
+void emu_fence(void) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+template <class Signed, class Unsigned>
+static Unsigned changed(enum emu_atomic how, Unsigned old, Unsigned value, Unsigned expected) {
+    switch (how) {
+    case EMU_ATOMIC_ADD:
+        return old + value;
+    case EMU_ATOMIC_ADD_FLOAT:
+        return __float_as_uint(__uint_as_float((unsigned)old) + __uint_as_float((unsigned)value));
+    case EMU_ATOMIC_MAX:
+        return std::max(old, value);
+    case EMU_ATOMIC_MIN:
+        return std::min(old, value);
+    case EMU_ATOMIC_MAX_SIGNED:
+        return (Unsigned)std::max((Signed)old, (Signed)value);
+    case EMU_ATOMIC_MIN_SIGNED:
+        return (Unsigned)std::min((Signed)old, (Signed)value);
+    case EMU_ATOMIC_EXCHANGE:
+        return value;
+    case EMU_ATOMIC_COMPARE_SWAP:
+        return old == expected ? value : old;
+    }
+    return old;
+}
+
+template <class Signed, class Unsigned>
+static Unsigned change(enum emu_atomic how, void *address, Unsigned value, Unsigned expected,
+                       code_address from) {
+    typedef Unsigned __attribute__((may_alias)) any;
+    emu_check_aligned(address, sizeof value);
+    check_access(self, address, sizeof value, ACCESS_ATOMIC, from);
+    any *place = static_cast<any *>(address);
+    Unsigned old = __atomic_load_n(place, __ATOMIC_SEQ_CST);
+    for (;;) {
+        Unsigned next = changed<Signed, Unsigned>(how, old, value, expected);
+        any seen = old;
+        if (__atomic_compare_exchange_n(place, &seen, next, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            return old;
+        old = seen;
+    }
+}
+
+uint32_t emu_atomic_32(enum emu_atomic how, void *address, uint32_t value, uint32_t expected) {
+    return change<int32_t, uint32_t>(how, address, value, expected, HERE);
+}
+
+uint64_t emu_atomic_64(enum emu_atomic how, void *address, uint64_t value, uint64_t expected) {
+    return change<int64_t, uint64_t>(how, address, value, expected, HERE);
+}

@@ -1,0 +1,306 @@
+/* tensor_core.cpp - what gpu/tensor_core.h promises, for the emulation, and votes and shuffles:
+ * the warp operations that compute something. */
+#include "gpu/emu/engine.h"
+
+namespace emu {
+
+static const uint32_t all_lanes = 0xffffffffu;
+
+/* Visits the lanes of a set, lowest first: for (lane_set s = lanes; s; s.next()) ... s.lane(). */
+struct lane_set {
+    uint32_t bits;
+    explicit operator bool() const {
+        return bits != 0;
+    }
+    unsigned lane() const {
+        return (unsigned)__builtin_ctz(bits);
+    }
+    void next() {
+        bits &= bits - 1;
+    }
+};
+
+/* The thread behind lane `lane` of the running thread's warp. */
+static struct cuda_thread *lane_thread(unsigned lane) {
+    return &self->worker->threads[self->number / WARP * WARP + lane];
+}
+
+static void need_all_lanes(const struct emu_warp_op *op, uint32_t lanes) {
+    if (lanes != all_lanes)
+        fault(self, EMU_WARP_LANE, "%s at %s:%d needs all 32 lanes, but only lanes %08x take part",
+              op->name, op->file, op->line, lanes);
+}
+
+/* ---- votes and sums --------------------------------------------------------------------------- */
+
+struct vote_op : emu_warp_op {
+    bool value;
+    uint32_t ballot, voters;
+};
+
+static void complete_vote(struct emu_warp_op *const *ops, uint32_t lanes) {
+    uint32_t ballot = 0;
+    for (lane_set s = {lanes}; s; s.next())
+        ballot |= (uint32_t) static_cast<struct vote_op *>(ops[s.lane()])->value << s.lane();
+    for (lane_set s = {lanes}; s; s.next()) {
+        struct vote_op *op = static_cast<struct vote_op *>(ops[s.lane()]);
+        op->ballot = ballot;
+        op->voters = lanes;
+    }
+}
+
+struct reduce_op : emu_warp_op {
+    enum emu_reduce how;
+    uint32_t value, result;
+};
+
+static uint32_t combine(enum emu_reduce how, uint32_t a, uint32_t b) {
+    switch (how) {
+    case EMU_ADD:
+        return a + b;
+    case EMU_MAX:
+        return max(a, b);
+    case EMU_MIN:
+        return min(a, b);
+    case EMU_MAX_SIGNED:
+        return (uint32_t)max((int32_t)a, (int32_t)b);
+    case EMU_MIN_SIGNED:
+        return (uint32_t)min((int32_t)a, (int32_t)b);
+    }
+    return 0;
+}
+
+static void complete_reduce(struct emu_warp_op *const *ops, uint32_t lanes) {
+    lane_set s = {lanes};
+    struct reduce_op *first = static_cast<struct reduce_op *>(ops[s.lane()]);
+    uint32_t result = first->value;
+    for (s.next(); s; s.next())
+        result = combine(first->how, result, static_cast<struct reduce_op *>(ops[s.lane()])->value);
+    for (s = {lanes}; s; s.next())
+        static_cast<struct reduce_op *>(ops[s.lane()])->result = result;
+}
+
+/* ---- shuffles --------------------------------------------------------------------------------- */
+
+struct shuffle_op : emu_warp_op {
+    enum emu_shuffle how;
+    int operand, width;
+    uint64_t value, result;
+};
+
+/* The lane that `lane` reads from; its own where the segment of `width` lanes ends. */
+static unsigned shuffle_source(const struct shuffle_op *op, unsigned lane) {
+    int width = op->width, first = (int)lane / width * width, last = first + width - 1;
+    int from = (int)lane;
+    switch (op->how) {
+    case EMU_INDEX:
+        return (unsigned)(first + (op->operand & (width - 1)));
+    case EMU_UP:
+        from -= op->operand & (WARP - 1);
+        return from < first ? lane : (unsigned)from;
+    case EMU_DOWN:
+        from += op->operand & (WARP - 1);
+        return from > last ? lane : (unsigned)from;
+    case EMU_XOR:
+        from ^= op->operand & (WARP - 1);
+        return from > last ? lane : (unsigned)from;
+    }
+    return lane;
+}
+
+static void complete_shuffle(struct emu_warp_op *const *ops, uint32_t lanes) {
+    for (lane_set s = {lanes}; s; s.next()) {
+        struct shuffle_op *op = static_cast<struct shuffle_op *>(ops[s.lane()]);
+        unsigned from = shuffle_source(op, s.lane());
+        if (!(lanes >> from & 1))
+            fault(lane_thread(s.lane()), EMU_WARP_LANE,
+                  "%s at %s:%d reads from lane %u, which takes no part (lanes %08x do)", op->name,
+                  op->file, op->line, from, lanes);
+        op->result = static_cast<struct shuffle_op *>(ops[from])->value;
+    }
+}
+
+/* ---- mma -------------------------------------------------------------------------------------- */
+
+enum { MMA_M = 16, MMA_N = 8, MMA_K = 32 };
+
+struct mma_op : emu_warp_op {
+    int32_t *d;
+    const uint32_t *a, *b;
+    bool a_signed, b_signed;
+};
+
+/* Both operands by their k: the bytes that the lanes hold, and what they mean. */
+struct mma_operands {
+    uint8_t a_bytes[MMA_M][MMA_K], b_bytes[MMA_N][MMA_K];
+    int16_t a[MMA_M][MMA_K], b[MMA_N][MMA_K];
+};
+
+static void widen(int16_t *to, const uint8_t *from, int n, bool is_signed) {
+    const int16_t sign = is_signed ? 0x80 : 0;
+    for (int i = 0; i < n; i++)
+        to[i] = (int16_t)((from[i] ^ sign) - sign);
+}
+
+/* Collects a and b from all lanes, multiplies, and hands out d. */
+static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
+    const struct mma_op *first = static_cast<struct mma_op *>(ops[__builtin_ctz(lanes)]);
+    need_all_lanes(first, lanes);
+    struct mma_operands x;
+    for (int lane = 0; lane < WARP; lane++) {
+        const struct mma_op *op = static_cast<struct mma_op *>(ops[lane]);
+        int g = lane / 4, k = lane % 4 * 4;
+        memcpy(&x.a_bytes[g][k], &op->a[0], 4);
+        memcpy(&x.a_bytes[g + 8][k], &op->a[1], 4);
+        memcpy(&x.a_bytes[g][k + 16], &op->a[2], 4);
+        memcpy(&x.a_bytes[g + 8][k + 16], &op->a[3], 4);
+        memcpy(&x.b_bytes[g][k], &op->b[0], 4);
+        memcpy(&x.b_bytes[g][k + 16], &op->b[1], 4);
+    }
+    widen(x.a[0], x.a_bytes[0], MMA_M * MMA_K, first->a_signed);
+    widen(x.b[0], x.b_bytes[0], MMA_N * MMA_K, first->b_signed);
+    for (int lane = 0; lane < WARP; lane++) {
+        struct mma_op *op = static_cast<struct mma_op *>(ops[lane]);
+        for (int i = 0; i < 4; i++) {
+            const int16_t *row = x.a[lane / 4 + i / 2 * 8], *column = x.b[lane % 4 * 2 + i % 2];
+            int32_t sum = 0;
+            for (int k = 0; k < MMA_K; k++)
+                sum += row[k] * column[k];
+            op->d[i] = (int32_t)((uint32_t)op->d[i] + (uint32_t)sum);
+        }
+    }
+}
+
+/* ---- ldmatrix --------------------------------------------------------------------------------- */
+
+struct load_op : emu_warp_op {
+    uint32_t *out;
+    const void *row;
+    int n_matrices;
+    bool transpose;
+};
+
+static void complete_load(struct emu_warp_op *const *ops, uint32_t lanes) {
+    need_all_lanes(ops[__builtin_ctz(lanes)], lanes);
+    const struct load_op *first = static_cast<struct load_op *>(ops[0]);
+    for (int i = 0; i < first->n_matrices; i++) {
+        uint16_t matrix[8][8];
+        for (int row = 0; row < 8; row++) {
+            struct load_op *op = static_cast<struct load_op *>(ops[8 * i + row]);
+            struct cuda_thread *t = lane_thread((unsigned)(8 * i + row));
+            if ((uintptr_t)op->row % 16 != 0)
+                fault(t, EMU_MISALIGNED, "%s at %s:%d: the row %p is not a multiple of 16",
+                      op->name, op->file, op->line, op->row);
+            check_access(t, op->row, sizeof matrix[row], ACCESS_READ, NULL);
+            memcpy(matrix[row], op->row, sizeof matrix[row]);
+        }
+        for (int lane = 0; lane < WARP; lane++) {
+            int g = lane / 4, t = lane % 4 * 2;
+            uint32_t low = first->transpose ? matrix[t][g] : matrix[g][t];
+            uint32_t high = first->transpose ? matrix[t + 1][g] : matrix[g][t + 1];
+            static_cast<struct load_op *>(ops[lane])->out[i] = high << 16 | low;
+        }
+    }
+}
+
+} // namespace emu
+
+using namespace emu;
+
+uint32_t emu_warp_vote(enum emu_vote how, uint32_t mask, bool value, const char *file, int line) {
+    static const char *const names[] = {"__ballot_sync", "__any_sync", "__all_sync"};
+    struct vote_op op = {{names[how], file, line, mask, complete_vote, false}, value, 0, 0};
+    emu_warp_wait(&op);
+    switch (how) {
+    case EMU_BALLOT:
+        return op.ballot;
+    case EMU_ANY:
+        return op.ballot != 0;
+    case EMU_ALL:
+        return op.ballot == op.voters;
+    }
+    return 0;
+}
+
+uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, int operand,
+                          int width, const char *file, int line) {
+    static const char *const names[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                        "__shfl_xor_sync"};
+    struct shuffle_op op = {
+        {names[how], file, line, mask, complete_shuffle, false}, how, operand, width, value, 0};
+    if (width < 1 || width > WARP || (width & (width - 1)))
+        fault(self, EMU_WARP_LANE, "%s at %s:%d: width %d is not a power of 2 up to 32", op.name,
+              file, line, width);
+    emu_warp_wait(&op);
+    return op.result;
+}
+
+uint32_t emu_warp_reduce(enum emu_reduce how, uint32_t mask, uint32_t value, const char *file,
+                         int line) {
+    static const char *const names[] = {"__reduce_add_sync", "__reduce_max_sync",
+                                        "__reduce_min_sync", "__reduce_max_sync",
+                                        "__reduce_min_sync"};
+    struct reduce_op op = {{names[how], file, line, mask, complete_reduce, false}, how, value, 0};
+    emu_warp_wait(&op);
+    return op.result;
+}
+
+void emu_warp_sync(uint32_t mask, const char *file, int line) {
+    struct emu_warp_op op = {"__syncwarp", file, line, mask, NULL, true};
+    emu_warp_wait(&op);
+}
+
+void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
+             const char *file, int line) {
+    struct mma_op op = {
+        {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed};
+    emu_warp_wait(&op);
+}
+
+void emu_load_matrices(uint32_t *out, int n_matrices, bool transpose, const void *row,
+                       const char *file, int line) {
+    struct load_op op = {{"ldmatrix", file, line, all_lanes, complete_load, false},
+                         out, row, n_matrices, transpose};
+    emu_warp_wait(&op);
+}
+
+/* ---- cp.async --------------------------------------------------------------------------------- */
+
+/*
+ * A copy happens as late as it may: when somebody waits for it. Until then its place holds junk, so
+ * a forgotten wait is seen. The place counts as written at both ends of the copy, because a real
+ * GPU writes it some time between.
+ */
+void emu_copy_start(void *to, const void *from, size_t from_bytes) {
+    struct cuda_thread *t = self;
+    emu_check_aligned(to, 16);
+    emu_check_aligned(from, 16);
+    check_access(t, to, 16, ACCESS_WRITE, NULL);
+    fill_with_junk(to, 16);
+    t->copies.push_back({to, from, from_bytes});
+}
+
+void emu_copy_commit(void) {
+    struct cuda_thread *t = self;
+    size_t grouped = 0;
+    for (size_t n : t->copy_groups)
+        grouped += n;
+    t->copy_groups.push_back(t->copies.size() - grouped);
+}
+
+void emu_copy_wait(size_t n_groups_left) {
+    struct cuda_thread *t = self;
+    size_t n_copies = 0, n_groups = 0;
+    for (; t->copy_groups.size() - n_groups > n_groups_left; n_groups++)
+        n_copies += t->copy_groups[n_groups];
+    for (size_t i = 0; i < n_copies; i++) {
+        const struct pending_copy *copy = &t->copies[i];
+        check_access(t, copy->from, copy->from_bytes, ACCESS_READ, NULL);
+        check_access(t, copy->to, 16, ACCESS_WRITE, NULL);
+        memset(copy->to, 0, 16);
+        if (copy->from_bytes)
+            memcpy(copy->to, copy->from, copy->from_bytes);
+    }
+    t->copies.erase(t->copies.begin(), t->copies.begin() + (ptrdiff_t)n_copies);
+    t->copy_groups.erase(t->copy_groups.begin(), t->copy_groups.begin() + (ptrdiff_t)n_groups);
+}

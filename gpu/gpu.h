@@ -1,0 +1,175 @@
+/*
+ * gpu.h - what the CUDA files share: the device, its scratch memory, checked calls and launches.
+ *
+ * Every op has the name and the signature of its twin in ref/, in a file of the same name, and
+ * gives the same bits. A file holds the versions of its kernel from the plain one to the best.
+ *
+ * Errors are sticky: the first CUDA error is kept, later ops of the device do nothing, and the next
+ * sync reports it. So the forward pass stays a plain list of calls.
+ *
+ * The same files compile for a GPU (nvcc) and for the emulation (g++, gpu/emu).
+ */
+#ifndef SAMEBITS_GPU_H
+#define SAMEBITS_GPU_H
+
+#include "gpu/cuda_compat.h"
+#include "model/numerics.h"
+#include "model/ops.h"
+
+enum gpu_kernel {
+    GPU_SNAP_ROWS,
+    GPU_LINEAR,
+    GPU_RMSNORM,
+    GPU_ROPE,
+    GPU_ATTENTION,
+    GPU_SILU_MUL,
+    GPU_ADD,
+    N_GPU_KERNELS
+};
+
+/* Scratch areas used at the same time; each grows to the largest size ever asked for. */
+enum gpu_scratch {
+    GPU_SCRATCH_X,
+    GPU_SCRATCH_W,
+    GPU_SCRATCH_SUMS,
+    GPU_SCRATCH_SAMPLING,
+    N_GPU_SCRATCH
+};
+
+struct gpu_device {
+    struct device base;
+    cudaStream_t stream;
+    cublasHandle_t blas;
+    unsigned long long *fault; /* device: site << 32 | token of the first fault; all ones: none */
+    bool failed;
+    struct error failure; /* why, once failed */
+    int version[N_GPU_KERNELS];
+    bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: compute capability 8.0 */
+    long launches; /* kernels and cuBLAS calls so far */
+    struct {
+        void *data;
+        size_t bytes;
+    } scratch[N_GPU_SCRATCH];
+};
+
+/* Keeps the first failure of the device: what was done, and CUDA's word for it. Returns false. */
+bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why);
+
+/* True when the call succeeded; otherwise the device has failed. */
+bool gpu_ok(struct gpu_device *gpu, cudaError_t result, const char *what);
+bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what);
+
+/* Scratch memory of at least this size, or NULL when the device has failed. */
+void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, const char *op);
+
+/* Four iterations at once, so that their loads are all under way before the first is used. */
+#ifdef SAMEBITS_EMU
+#define UNROLL_4
+#else
+#define UNROLL_4 _Pragma("unroll 4")
+#endif
+
+/* Launches a kernel on the device's stream and checks it. Nothing happens when the device has
+ * failed or there is nothing to do. */
+#define GPU_LAUNCH(gpu, kernel, grid, block, shared_bytes, ...)                                    \
+    do {                                                                                           \
+        if (!(gpu)->failed) {                                                                      \
+            LAUNCH(kernel, grid, block, shared_bytes, (gpu)->stream, __VA_ARGS__);                 \
+            (gpu)->launches++;                                                                     \
+            gpu_ok(gpu, cudaGetLastError(), #kernel);                                              \
+        }                                                                                          \
+    } while (0)
+
+static inline struct gpu_device *gpu_of(struct device *dev) {
+    return reinterpret_cast<struct gpu_device *>(dev);
+}
+
+/* How many blocks of `size` cover `count`. */
+static inline unsigned gpu_blocks(size_t count, size_t size) {
+    return (unsigned)((count + size - 1) / size);
+}
+
+/* The bytes from one row of weights to the next: a multiple of 64, so that a warp reads whole
+ * vectors and the padding (zeros) adds nothing to any sum. */
+static inline int gpu_padded(int k) {
+    return (k + 63) / 64 * 64;
+}
+
+/* Splits mantissas q [n_rows, k] into their digits: q = 256 * high + low. high and low are
+ * [n_rows, gpu_padded(k)], zero in the padding. */
+void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const int16_t *q,
+                      int n_rows, int k);
+
+/* ---- for kernels ------------------------------------------------------------------------------ */
+
+/* Remembers a row that could not be snapped; the lowest (site, token) stays. */
+static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int site, int token) {
+    atomicMin(fault, (unsigned long long)(unsigned)site << 32 | (unsigned)token);
+}
+
+template <class T> static __device__ __forceinline__ T warp_max(T x) {
+    for (int step = 16; step; step /= 2) {
+        T other = __shfl_xor_sync(0xffffffffu, x, step);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+template <class T> static __device__ __forceinline__ T warp_sum(T x) {
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+/*
+ * Maximum and sum over the WARPS warps that share a row; every thread gets the result. part is
+ * shared memory of the block, one T per warp of the row. With one warp per row there is no barrier,
+ * so rows of a block may end at different times; with more, the row is the whole block.
+ */
+template <int WARPS, class T> static __device__ __forceinline__ T row_max(T x, T *part) {
+    x = warp_max(x);
+    if (WARPS == 1)
+        return x;
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0];
+    for (int i = 1; i < WARPS; i++)
+        x = part[i] > x ? part[i] : x;
+    __syncthreads(); /* part may be used again */
+    return x;
+}
+
+template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T *part) {
+    x = warp_sum(x);
+    if (WARPS == 1)
+        return x;
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0];
+    for (int i = 1; i < WARPS; i++)
+        x += part[i];
+    __syncthreads();
+    return x;
+}
+
+/* The entries of the table, described in model/ops.h. */
+void gpu_embed(struct device *, float *, const int32_t *, const struct matrix *, int);
+void gpu_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
+void gpu_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);
+void gpu_linear(struct device *, float *, struct bfp_rows, const struct matrix *, int);
+void gpu_add_bias(struct device *, float *, const float *, int, int);
+void gpu_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
+                 int);
+void gpu_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
+              int);
+void gpu_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
+                   const int64_t *, int, int, int, int, int);
+void gpu_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
+                   const struct attention_shape *, int);
+void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);
+void gpu_add(struct device *, float *, const float *, const float *, size_t);
+void gpu_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);
+
+#endif

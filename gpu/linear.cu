@@ -1,0 +1,269 @@
+/*
+ * linear: y [n_tokens, n] = x [n_tokens, k] W^T on BFP16 operands; each output is an exact integer
+ * dot product, rounded once. Weights lie in memory as two planes of signed 8-bit digits, q = 256 *
+ * high + low, each [n, padded k]: two bytes a weight.
+ *
+ * 1  a thread per output, 64-bit integers: the definition
+ * 2  cuBLAS dgemm on doubles that hold the integers; they are made in scratch memory for the call
+ * 3  cuBLAS on int8 tensor cores: the digits of x are stacked as 2 * n_tokens rows on those of W as
+ *    2 * n rows, so one product gives all four combinations in int32, and
+ *    dot = 65536 * high.high + 256 * (high.low + low.high) + low.low
+ * 4  for few rows: an own kernel that reads the weights once, 16 bytes a thread, and multiplies
+ *    with mma on 16 rows at a time. A thread may take any 16 of the 64 columns of a step, as long as
+ *    x and W agree: the sum has no order. x is split into digits on the way (high signed, low
+ *    unsigned).
+ *
+ * The choice (version 0): 4 for up to 16 rows, else 3; 2 where those do not apply.
+ */
+#include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
+
+/* ---- 1 ---------------------------------------------------------------------------------------- */
+
+__global__ static void linear_1(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
+                                const int8_t *exponents, int n_tokens, int n, int k, int padded) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)n_tokens * (size_t)n)
+        return;
+    size_t token = i / (size_t)n, out = i % (size_t)n;
+    long long dot = 0;
+    for (int j = 0; j < k; j++) {
+        size_t at = out * (size_t)padded + (size_t)j;
+        dot += (256 * high[at] + low[at]) * x.mantissas[token * (size_t)k + (size_t)j];
+    }
+    y[i] = num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
+}
+
+/* ---- 2: cuBLAS dgemm -------------------------------------------------------------------------- */
+
+__global__ static void widen_digits(double *out, const int8_t *high, const int8_t *low, size_t count) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count)
+        out[i] = 256 * high[i] + low[i];
+}
+
+__global__ static void widen_rows(double *out, const int16_t *q, size_t count, int k, int padded) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    size_t column = i % (size_t)padded;
+    if (i < count)
+        out[i] = column < (size_t)k ? q[i / (size_t)padded * (size_t)k + column] : 0;
+}
+
+/* y[token][first + out] from sums [n_tokens, n_block]. */
+__global__ static void round_sums(float *y, const double *sums, const int8_t *x_exponents,
+                                  const int8_t *w_exponents, size_t count, int n_block, int first,
+                                  int n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count)
+        return;
+    size_t token = i / (size_t)n_block, out = (size_t)first + i % (size_t)n_block;
+    y[token * (size_t)n + out] =
+        num_dot_to_float(sums[i], x_exponents[token] + w_exponents[out] - 30);
+}
+
+static void linear_2(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
+                     int n_tokens) {
+    const size_t most = (size_t)1 << 25; /* doubles of W at once: 256 MB */
+    int padded = gpu_padded(w->k);
+    size_t m = (size_t)n_tokens, stride = (size_t)padded;
+    size_t block = most / stride ? most / stride : 1;
+    block = block < (size_t)w->n ? block : (size_t)w->n;
+    double *x_wide = (double *)gpu_scratch(gpu, GPU_SCRATCH_X, 8 * m * stride, "linear");
+    double *w_wide = (double *)gpu_scratch(gpu, GPU_SCRATCH_W, 8 * block * stride, "linear");
+    double *sums = (double *)gpu_scratch(gpu, GPU_SCRATCH_SUMS, 8 * m * block, "linear");
+    const int8_t *high = (const int8_t *)w->mantissas, *low = high + (size_t)w->n * stride;
+    const double one = 1, zero = 0;
+    GPU_LAUNCH(gpu, widen_rows, gpu_blocks(m * stride, 256), 256, 0, x_wide, x.mantissas,
+               m * stride, w->k, padded);
+    for (size_t first = 0; first < (size_t)w->n && !gpu->failed; first += block) {
+        size_t rows = (size_t)w->n - first < block ? (size_t)w->n - first : block;
+        GPU_LAUNCH(gpu, widen_digits, gpu_blocks(rows * stride, 256), 256, 0, w_wide,
+                   high + first * stride, low + first * stride, rows * stride);
+        /* Column-major: sums^T [rows, m] = w_wide [rows, k] x_wide^T. */
+        gpu_blas_ok(gpu,
+                    cublasDgemm(gpu->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)rows, n_tokens, padded,
+                                &one, w_wide, padded, x_wide, padded, &zero, sums, (int)rows),
+                    "cublasDgemm");
+        GPU_LAUNCH(gpu, round_sums, gpu_blocks(m * rows, 256), 256, 0, y, sums, x.exponents,
+                   w->exponents, m * rows, (int)rows, (int)first, w->n);
+    }
+}
+
+/* ---- 3: cuBLAS int8 --------------------------------------------------------------------------- */
+
+enum { INT8_ROWS = 1024, INT8_MAX_K = 131008 }; /* 128 * 128 * k stays below 2^31 */
+
+/* sums [2 * n_tokens, 2 * n]: high and low digits of x by high and low digits of W. */
+__global__ static void combine_digits(float *y, const int32_t *sums, const int8_t *x_exponents,
+                                      const int8_t *w_exponents, int n_tokens, int n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)n_tokens * (size_t)n)
+        return;
+    size_t token = i / (size_t)n, out = i % (size_t)n;
+    const int32_t *high = sums + token * 2 * (size_t)n + out;
+    const int32_t *low = high + (size_t)n_tokens * 2 * (size_t)n;
+    long long dot = 65536ll * high[0] + 256ll * ((long long)high[n] + low[0]) + low[n];
+    y[i] = num_dot_to_float((double)dot, x_exponents[token] + w_exponents[out] - 30);
+}
+
+static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
+                     int n_tokens) {
+    int padded = gpu_padded(w->k);
+    size_t n = (size_t)w->n, stride = (size_t)padded;
+    size_t most = (size_t)(n_tokens < INT8_ROWS ? n_tokens : INT8_ROWS);
+    int8_t *digits = (int8_t *)gpu_scratch(gpu, GPU_SCRATCH_X, 2 * most * stride, "linear");
+    int32_t *sums = (int32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS, 16 * most * n, "linear");
+    const int32_t one = 1, zero = 0;
+    for (int first = 0; first < n_tokens && !gpu->failed; first += INT8_ROWS) {
+        int rows = n_tokens - first < INT8_ROWS ? n_tokens - first : INT8_ROWS;
+        gpu_split_digits(gpu, digits, digits + (size_t)rows * stride,
+                         x.mantissas + (size_t)first * (size_t)w->k, rows, w->k);
+        /* Column-major: sums^T [2n, 2 rows] = W digits [2n, k] (x digits [2 rows, k])^T. */
+        gpu_blas_ok(gpu,
+                    cublasGemmEx(gpu->blas, CUBLAS_OP_T, CUBLAS_OP_N, 2 * w->n, 2 * rows, padded,
+                                 &one, w->mantissas, CUDA_R_8I, padded, digits, CUDA_R_8I, padded,
+                                 &zero, sums, CUDA_R_32I, 2 * w->n, CUBLAS_COMPUTE_32I,
+                                 CUBLAS_GEMM_DEFAULT),
+                    "cublasGemmEx");
+        GPU_LAUNCH(gpu, combine_digits, gpu_blocks((size_t)rows * n, 256), 256, 0,
+                   y + (size_t)first * n, sums, x.exponents + first, w->exponents, rows, w->n);
+    }
+}
+
+/* ---- 4: few rows ------------------------------------------------------------------------------ */
+
+/* One block: 8 rows of W (the n of the mma) and 16 rows of x; its 8 warps share the columns. */
+enum { ROWS_MAX_K = 1 << 18 }; /* 49,000 * k / 8 stays below 2^31 */
+
+/* 16 mantissas of one row of x as digits: high[4] signed and low[4] unsigned, 4 a word. */
+static __device__ __forceinline__ void load_digits(uint32_t high[4], uint32_t low[4],
+                                                   const int16_t *row, int first, int k,
+                                                   bool exists) {
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        high[i] = low[i] = 0;
+    if (!exists || first >= k)
+        return;
+    uint32_t pairs[8];
+    if (k % 8 == 0 && first + 16 <= k) {
+        const uint4 *vector = (const uint4 *)(row + first);
+        uint4 a = vector[0], b = vector[1];
+        pairs[0] = a.x, pairs[1] = a.y, pairs[2] = a.z, pairs[3] = a.w;
+        pairs[4] = b.x, pairs[5] = b.y, pairs[6] = b.z, pairs[7] = b.w;
+    } else {
+        UNROLL
+        for (int i = 0; i < 8; i++) {
+            int j = first + 2 * i;
+            uint32_t even = j < k ? (uint16_t)row[j] : 0;
+            uint32_t odd = j + 1 < k ? (uint16_t)row[j + 1] : 0;
+            pairs[i] = odd << 16 | even;
+        }
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        low[i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x6420);
+        high[i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x7531);
+    }
+}
+
+struct digit_sums {
+    int high_high[4], middle[4], low_low[4];
+};
+
+/* 64 columns: two mma of 32, each in the four combinations of digits. */
+static __device__ __forceinline__ void multiply_step(struct digit_sums *s, const uint32_t high0[4],
+                                                     const uint32_t low0[4],
+                                                     const uint32_t high1[4],
+                                                     const uint32_t low1[4], uint4 w_high,
+                                                     uint4 w_low) {
+    const uint32_t wh[4] = {w_high.x, w_high.y, w_high.z, w_high.w};
+    const uint32_t wl[4] = {w_low.x, w_low.y, w_low.z, w_low.w};
+    UNROLL
+    for (int j = 0; j < 4; j += 2) {
+        const uint32_t h[4] = {high0[j], high1[j], high0[j + 1], high1[j + 1]};
+        const uint32_t l[4] = {low0[j], low1[j], low0[j + 1], low1[j + 1]};
+        mma_s8_s8(s->high_high, h, wh + j);
+        mma_s8_s8(s->middle, h, wl + j);
+        mma_u8_s8(s->middle, l, wh + j);
+        mma_u8_s8(s->low_low, l, wl + j);
+    }
+}
+
+__global__ static void __launch_bounds__(256)
+    linear_4(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
+             const int8_t *exponents, int n_tokens, int n, int k, int padded) {
+    SHARED(long long, part, [8][128]);
+    int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
+    int group = lane / 4, quarter = lane % 4; /* of the mma: a row, and 16 of its 64 columns */
+    int token = (int)blockIdx.y * 16 + group, out = (int)blockIdx.x * 8 + group;
+    const int16_t *row0 = x.mantissas + (size_t)token * (size_t)k;
+    const int16_t *row1 = row0 + 8 * (size_t)k;
+    size_t at = (size_t)(out < n ? out : n - 1) * (size_t)padded + (size_t)quarter * 16;
+    struct digit_sums sums = {{0}, {0}, {0}};
+    UNROLL_4
+    for (int step = warp; step < padded / 64; step += 8) {
+        uint4 w_high = *(const uint4 *)(high + at + (size_t)step * 64);
+        uint4 w_low = *(const uint4 *)(low + at + (size_t)step * 64);
+        uint32_t high0[4], low0[4], high1[4], low1[4];
+        int column = step * 64 + quarter * 16;
+        load_digits(high0, low0, row0, column, k, token < n_tokens);
+        load_digits(high1, low1, row1, column, k, token + 8 < n_tokens);
+        multiply_step(&sums, high0, low0, high1, low1, w_high, w_low);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        part[warp][i * 32 + lane] =
+            65536ll * sums.high_high[i] + 256ll * sums.middle[i] + sums.low_low[i];
+    __syncthreads();
+    /* Thread i < 128 adds the eight warps' shares of one output: element i / 32 of lane i % 32. */
+    int i = warp * 32 + lane;
+    if (i >= 128)
+        return;
+    long long dot = 0;
+    for (int w = 0; w < 8; w++)
+        dot += part[w][i];
+    token = (int)blockIdx.y * 16 + lane / 4 + (warp >= 2 ? 8 : 0);
+    out = (int)blockIdx.x * 8 + quarter * 2 + warp % 2;
+    if (token < n_tokens && out < n)
+        y[(size_t)token * (size_t)n + (size_t)out] =
+            num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
+}
+
+/* ---- the choice ------------------------------------------------------------------------------- */
+
+static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_tokens) {
+    int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
+    bool int8_fits = padded <= INT8_MAX_K && w->n % 2 == 0;
+    bool rows_fit = padded <= ROWS_MAX_K && gpu->has_mma;
+    if (!version)
+        version = n_tokens <= 16 ? 4 : 3;
+    if ((version == 4 && !rows_fit) || (version == 3 && !int8_fits))
+        version = 2;
+    return version;
+}
+
+void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
+                struct bfp_rows x,            /* [n_tokens, w->k] */
+                const struct matrix *w, int n_tokens) {
+    struct gpu_device *gpu = gpu_of(dev);
+    int padded = gpu_padded(w->k);
+    const int8_t *high = (const int8_t *)w->mantissas;
+    const int8_t *low = high + (size_t)w->n * (size_t)padded;
+    if (!n_tokens)
+        return;
+    switch (choose(gpu, w, n_tokens)) {
+    case 1:
+        GPU_LAUNCH(gpu, linear_1, gpu_blocks((size_t)n_tokens * (size_t)w->n, 128), 128, 0, y, x,
+                   high, low, w->exponents, n_tokens, w->n, w->k, padded);
+        break;
+    case 2:
+        linear_2(gpu, y, x, w, n_tokens);
+        break;
+    case 3:
+        linear_3(gpu, y, x, w, n_tokens);
+        break;
+    default:
+        GPU_LAUNCH(gpu, linear_4, dim3(gpu_blocks(w->n, 8), gpu_blocks(n_tokens, 16)),
+                   dim3(32, 8), 0, y, x, high, low, w->exponents, n_tokens, w->n, w->k, padded);
+    }
+}

@@ -1,0 +1,145 @@
+/*
+ * rmsnorm: y [n_rows, n_cols] = x / sqrt(mean(x^2) + eps) * gain, per row. The sum of squares is an
+ * exact integer (numerics.h), so threads may add it in any order. Memory-bound: 4 bytes read and 4
+ * written per element.
+ *
+ * 1  a thread per row
+ * 2  a warp (short rows) or a block (long rows) per row; reads the row three times, twice of them
+ *    from cache
+ * 3  the row stays in registers: 16-byte loads, one pass over memory (rows of 1024 to 8192 columns
+ *    in whole vectors; others take version 2)
+ */
+#include "gpu/gpu.h"
+
+__global__ static void rmsnorm_1(float *y, const float *x, const float *gain, int n_rows,
+                                 int n_cols, int rows_per_token, double eps, int site,
+                                 unsigned long long *fault) {
+    int row = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (row >= n_rows)
+        return;
+    const float *from = x + (size_t)row * (size_t)n_cols;
+    float *to = y + (size_t)row * (size_t)n_cols;
+    uint32_t largest = 0;
+    for (int i = 0; i < n_cols; i++)
+        largest = max(largest, num_magnitude(from[i]));
+    int e = num_row_exponent(largest);
+    long long sum = 0;
+    if (e > BFP_MAX_EXPONENT) {
+        gpu_fault(fault, site, row / rows_per_token);
+        e = BFP_MIN_EXPONENT;
+    } else {
+        for (int i = 0; i < n_cols; i++) {
+            int q = num_mantissa(from[i], num_pow2f(15 - e));
+            sum += q * q;
+        }
+    }
+    float r = num_rms_factor(sum, e, n_cols, eps);
+    for (int i = 0; i < n_cols; i++)
+        to[i] = from[i] * r * gain[i];
+}
+
+template <int WARPS>
+__global__ static void rmsnorm_2(float *y, const float *x, const float *gain, int n_rows,
+                                 int n_cols, int rows_per_token, double eps, int site,
+                                 unsigned long long *fault) {
+    SHARED(uint32_t, part_max, [WARPS]);
+    SHARED(long long, part_sum, [WARPS]);
+    int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
+    if (row >= n_rows)
+        return;
+    const float *from = x + (size_t)row * (size_t)n_cols;
+    float *to = y + (size_t)row * (size_t)n_cols;
+    uint32_t largest = 0;
+    for (int i = lane; i < n_cols; i += WARPS * 32)
+        largest = max(largest, num_magnitude(from[i]));
+    int e = num_row_exponent(row_max<WARPS>(largest, part_max));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && lane == 0)
+        gpu_fault(fault, site, row / rows_per_token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = num_pow2f(15 - e);
+    long long sum = 0;
+    for (int i = lane; i < n_cols && !bad; i += WARPS * 32) {
+        int q = num_mantissa(from[i], scale);
+        sum += q * q;
+    }
+    float r = num_rms_factor(row_sum<WARPS>(sum, part_sum), e, n_cols, eps);
+    for (int i = lane; i < n_cols; i += WARPS * 32)
+        to[i] = from[i] * r * gain[i];
+}
+
+static __device__ __forceinline__ uint32_t largest_of(float4 v) {
+    return max(max(num_magnitude(v.x), num_magnitude(v.y)),
+               max(num_magnitude(v.z), num_magnitude(v.w)));
+}
+
+static __device__ __forceinline__ long long squares_of(float4 v, float scale) {
+    int a = num_mantissa(v.x, scale), b = num_mantissa(v.y, scale);
+    int c = num_mantissa(v.z, scale), d = num_mantissa(v.w, scale);
+    return (long long)(unsigned)(a * a + b * b) + (long long)(unsigned)(c * c + d * d);
+}
+
+/* VECTORS float4 per thread of a block of 256. */
+template <int VECTORS>
+__global__ static void rmsnorm_3(float4 *y, const float4 *x, const float4 *gain, int n_vectors,
+                                 int n_cols, int rows_per_token, double eps, int site,
+                                 unsigned long long *fault) {
+    SHARED(uint32_t, part_max, [8]);
+    SHARED(long long, part_sum, [8]);
+    int row = (int)blockIdx.x, lane = (int)threadIdx.x;
+    size_t at = (size_t)row * (size_t)n_vectors;
+    float4 v[VECTORS];
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * 256;
+        v[i] = j < n_vectors ? x[at + (size_t)j] : make_float4(0, 0, 0, 0);
+        largest = max(largest, largest_of(v[i]));
+    }
+    int e = num_row_exponent(row_max<8>(largest, part_max));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && lane == 0)
+        gpu_fault(fault, site, row / rows_per_token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = num_pow2f(15 - e);
+    long long sum = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++)
+        sum += bad ? 0 : squares_of(v[i], scale);
+    float r = num_rms_factor(row_sum<8>(sum, part_sum), e, n_cols, eps);
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * 256;
+        if (j < n_vectors) {
+            float4 g = gain[j];
+            y[at + (size_t)j] = make_float4(v[i].x * r * g.x, v[i].y * r * g.y, v[i].z * r * g.z,
+                                            v[i].w * r * g.w);
+        }
+    }
+}
+
+void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
+                 const float *x,               /* [n_rows, n_cols] */
+                 const float *gain,            /* [n_cols] */
+                 int n_rows, int n_cols, int rows_per_token, double eps, int site) {
+    struct gpu_device *gpu = gpu_of(dev);
+    int version = gpu->version[GPU_RMSNORM] ? gpu->version[GPU_RMSNORM] : 3;
+    bool vectors = n_cols % 4 == 0 && n_cols >= 1024 && n_cols <= 8192;
+    if (!n_rows)
+        return;
+    if (version == 1)
+        GPU_LAUNCH(gpu, rmsnorm_1, gpu_blocks(n_rows, 128), 128, 0, y, x, gain, n_rows, n_cols,
+                   rows_per_token, eps, site, gpu->fault);
+    else if (version == 3 && vectors && n_cols <= 4096)
+        GPU_LAUNCH(gpu, rmsnorm_3<4>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
+                   (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site, gpu->fault);
+    else if (version == 3 && vectors)
+        GPU_LAUNCH(gpu, rmsnorm_3<8>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
+                   (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site, gpu->fault);
+    else if (n_cols <= 512)
+        GPU_LAUNCH(gpu, rmsnorm_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, gain, n_rows,
+                   n_cols, rows_per_token, eps, site, gpu->fault);
+    else
+        GPU_LAUNCH(gpu, rmsnorm_2<8>, n_rows, dim3(256), 0, y, x, gain, n_rows, n_cols,
+                   rows_per_token, eps, site, gpu->fault);
+}

@@ -1,0 +1,178 @@
+/*
+ * tensor_core.h - the instructions that C has no word for: integer matrix products on tensor
+ * cores, the load that feeds them, and copies that run in the background. PTX under nvcc (compute
+ * capability 8.0 and later), plain C in the emulation; the same bits.
+ *
+ * Rules for the caller
+ * - mma_* and ldmatrix_* are operations of a whole warp: all 32 lanes call them together.
+ * - None of them orders memory: between writing shared memory and ldmatrix by other lanes stands a
+ *   __syncwarp or __syncthreads.
+ *
+ * See the PTX manual's chapters on mma.m16n8k32, ldmatrix and cp.async.
+ */
+#ifndef SAMEBITS_TENSOR_CORE_H
+#define SAMEBITS_TENSOR_CORE_H
+
+#include "gpu/cuda_compat.h"
+
+#include <stdint.h>
+
+/*
+ * d[16][8] += a[16][32] * b[32][8]: 8-bit integers, 32-bit sums that wrap around.
+ *
+ * Who holds what: lane = 4 g + t, with g = 0..7 and t = 0..3. Each 32-bit register of a and b holds
+ * four neighbours along k, the lowest k in the lowest byte.
+ *
+ *     a: 16 rows x 32 k                         b: 32 k x 8 columns
+ *
+ *               k = 4t..4t+3   k = 16+4t..                     column g
+ *              +--------------+--------------+                +----------+
+ *     row g    |     a[0]     |     a[2]     |   k = 4t..4t+3 |   b[0]   |
+ *              +--------------+--------------+                +----------+
+ *     row g+8  |     a[1]     |     a[3]     |   k = 16+4t..  |   b[1]   |
+ *              +--------------+--------------+                +----------+
+ *
+ *     d: 16 rows x 8 columns
+ *
+ *               column 2t   column 2t+1
+ *              +-----------+-----------+
+ *     row g    |   d[0]    |   d[1]    |
+ *              +-----------+-----------+
+ *     row g+8  |   d[2]    |   d[3]    |
+ *              +-----------+-----------+
+ *
+ * A sum over k does not care in which order k is counted, as long as a and b agree. So a kernel may
+ * hand lane t any four k's, for instance eight bytes in a row as a[0] and a[2] with b[0] and b[1].
+ *
+ * The name tells which operands are signed: mma_s8_u8 takes a signed and b unsigned.
+ */
+#ifdef SAMEBITS_EMU
+#define SAMEBITS_MMA(name, types, a_signed, b_signed)                                              \
+    inline void name(int32_t d[4], const uint32_t a[4], const uint32_t b[2],                       \
+                     const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
+        emu_mma(d, a, a_signed, b, b_signed, file, line);                                          \
+    }
+#else
+#define SAMEBITS_MMA(name, types, a_signed, b_signed)                                              \
+    static __device__ __forceinline__ void name(int32_t d[4], const uint32_t a[4],                 \
+                                                const uint32_t b[2]) {                             \
+        SAMEBITS_PTX("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 "                        \
+                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"             \
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));          \
+    }
+
+/* Older GPUs have no such instructions; a kernel that meets one there stops with an error. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define SAMEBITS_PTX(...) asm volatile(__VA_ARGS__)
+#else
+#define SAMEBITS_PTX(...) __trap()
+#endif
+#endif
+
+SAMEBITS_MMA(mma_s8_s8, "s8.s8", true, true)
+SAMEBITS_MMA(mma_s8_u8, "s8.u8", true, false)
+SAMEBITS_MMA(mma_u8_s8, "u8.s8", false, true)
+SAMEBITS_MMA(mma_u8_u8, "u8.u8", false, false)
+#undef SAMEBITS_MMA
+
+/*
+ * ldmatrix: loads n 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 give the
+ * addresses of the rows of matrix i, 16 bytes each, 16-byte aligned (of x2, the addresses of lanes
+ * 16..31 are ignored but must be readable too). Afterwards r[i] of lane 4g + t holds, low half
+ * first,
+ *
+ *     plain:      row g, columns 2t and 2t+1   of matrix i
+ *     transposed: rows 2t and 2t+1, column g   of matrix i
+ *
+ * Plain, a row of 16 bytes is also 16 8-bit elements along k, four per lane: with matrices 0..3 at
+ * (rows 0-7, k 0-15), (rows 8-15, k 0-15), (rows 0-7, k 16-31), (rows 8-15, k 16-31), x4 gives an
+ * mma's a[0..3]; with the columns of b as rows, x2 gives b[0..1].
+ */
+#ifdef SAMEBITS_EMU
+#define SAMEBITS_LDMATRIX(name, n, transpose)                                                      \
+    inline void name(uint32_t r[n], const void *row, const char *file = __builtin_FILE(),          \
+                     int line = __builtin_LINE()) {                                                \
+        emu_load_matrices(r, n, transpose, row, file, line);                                       \
+    }
+SAMEBITS_LDMATRIX(ldmatrix_x2, 2, false)
+SAMEBITS_LDMATRIX(ldmatrix_x4, 4, false)
+SAMEBITS_LDMATRIX(ldmatrix_x2_trans, 2, true)
+SAMEBITS_LDMATRIX(ldmatrix_x4_trans, 4, true)
+#undef SAMEBITS_LDMATRIX
+#else
+static __device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void ldmatrix_x2(uint32_t r[2], const void *row) {
+    SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+static __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], const void *row) {
+    SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+static __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t r[2], const void *row) {
+    SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], const void *row) {
+    SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+#endif
+
+/*
+ * cp.async: copies 16 bytes from device to shared memory, both 16-byte aligned, in the background.
+ *
+ *     cp_async_16(&tile[i], &x[i]);   start; any number of them
+ *     cp_async_commit();              the copies since the last commit are one group
+ *     cp_async_wait<1>();             this thread's groups are done, but for the latest 1
+ *     __syncthreads();                now the others' are, too
+ *
+ * cp_async_16_or_zero copies when `valid`, else writes zeros; `from` must be valid either way.
+ */
+#ifdef SAMEBITS_EMU
+inline void cp_async_16(void *to, const void *from) {
+    emu_copy_start(to, from, 16);
+}
+inline void cp_async_16_or_zero(void *to, const void *from, bool valid) {
+    emu_copy_start(to, from, valid ? 16 : 0);
+}
+inline void cp_async_commit(void) {
+    emu_copy_commit();
+}
+template <int N> void cp_async_wait(void) {
+    emu_copy_wait(N);
+}
+#else
+static __device__ __forceinline__ void cp_async_16(void *to, const void *from) {
+    SAMEBITS_PTX("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+}
+static __device__ __forceinline__ void cp_async_16_or_zero(void *to, const void *from, bool valid) {
+    SAMEBITS_PTX("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+static __device__ __forceinline__ void cp_async_commit(void) {
+    SAMEBITS_PTX("cp.async.commit_group;" ::: "memory");
+}
+template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
+    SAMEBITS_PTX("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+#undef SAMEBITS_PTX
+
+#endif
