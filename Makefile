@@ -5,7 +5,7 @@ CC       := cc
 # use all of this machine's; the sanitizer build uses the oldest, and the tests compare the two.
 ARCH     := -march=native
 PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash
-APT      := gcc libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev libutf8proc-dev \
+APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev libutf8proc-dev \
             libxxhash-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
@@ -19,6 +19,7 @@ fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recove
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
 # KERNELS=gpu|emu says which of the two the demos get; tests without a GPU use the emulation.
+comma      := ,
 NVCC       := $(shell command -v nvcc 2>/dev/null)
 KERNELS    := $(if $(NVCC),gpu,emu)
 # CUDA_ARCH=native|sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds and PTX.
@@ -29,12 +30,12 @@ NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off 
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(CUDA_ARCH))
 GPU_SOURCES := $(wildcard gpu/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
-LIBS_gpu    := -L$(if $(NVCC),$(dir $(NVCC))../lib64) -lcublas -lcudart -lstdc++
+LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcublas -lcudart -lstdc++
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1
-MODULES_0 := $(wildcard model/*.c ref/*.c tutorials/common/*.c) \
+MODULES_0 := $(wildcard model/*.c ref/*.c tutorials/common/*.c) tests/compare.c \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 DEMO_0    := tutorials/00-no-cache/demo.c
@@ -44,7 +45,7 @@ DEMO_1    := tutorials/01-kv-cache/demo.c
 ALL_MODULES  := $(MODULES_1)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
-TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES),$(wildcard tests/*.c))
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -88,9 +89,20 @@ $(PHASES:%=phase%): phase%: deps
 	@cp build/release/demo$* demo
 	@echo "built ./demo for phase $*; ./demo --help lists its options"
 
+# Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
+# of the kernels under the emulation and, where there is a GPU, on it.
+KERNEL_TESTS := test_ops test_attention test_faults test_sampling
+on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
+            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
+HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
+GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
+
 test: deps
 	@$(MAKE) --no-print-directory build-test
-	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES))
+	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
+	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
+	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
 test-slow: deps
 	@$(MAKE) --no-print-directory build-test build-slow
@@ -100,7 +112,8 @@ bench numerics: %: deps
 	@$(MAKE) --no-print-directory build-$*
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1)
+              build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
+            $(if $(HAVE_GPU),$(GPU_TESTS))
 build-slow: $(call programs,release,$(SLOW_SOURCES))
 build-bench: $(BENCHES)
 	@for b in $(BENCHES); do $$b || exit 1; done

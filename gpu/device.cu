@@ -234,10 +234,13 @@ static void close_device(struct device *dev) {
 static bool find_gpu(struct gpu_device *gpu) {
     int count = 0, major = 0, minor = 0;
     cudaError_t result = cudaGetDeviceCount(&count);
-    if (result != cudaSuccess || !count)
-        return gpu_failed(gpu, "no usable GPU here",
-                          result != cudaSuccess ? cudaGetErrorString(result)
-                                                : "use --device cpu, or check nvidia-smi");
+    if (result != cudaSuccess || !count) {
+        error_set(&gpu->failure, NAME ": no usable GPU here (%s). Does nvidia-smi show one? Without, "
+                                      "use --device cpu",
+                  result != cudaSuccess ? cudaGetErrorString(result) : "none found");
+        gpu->failed = true;
+        return false;
+    }
     if (!gpu_ok(gpu, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
                 "asking the GPU for its kind") ||
         !gpu_ok(gpu, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
@@ -251,7 +254,11 @@ static bool find_gpu(struct gpu_device *gpu) {
 }
 
 static struct device *open_device(const struct device_options *options, struct error *err) {
+#ifdef SAMEBITS_EMU
+    emu_set_threads(options->n_threads > 0 ? options->n_threads : 2);
+#else
     (void)options;
+#endif
     struct gpu_device *gpu = (struct gpu_device *)calloc(1, sizeof *gpu);
     if (!gpu) {
         error_set(err, NAME ": out of memory");

@@ -78,9 +78,8 @@ SAMEBITS_MMA(mma_u8_u8, "u8.u8", false, false)
 
 /*
  * ldmatrix: loads n 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 give the
- * addresses of the rows of matrix i, 16 bytes each, 16-byte aligned (of x2, the addresses of lanes
- * 16..31 are ignored but must be readable too). Afterwards r[i] of lane 4g + t holds, low half
- * first,
+ * addresses of the rows of matrix i, 16 bytes each, 16-byte aligned (x2 ignores those of lanes
+ * 16..31). Afterwards r[i] of lane 4g + t holds, low half first,
  *
  *     plain:      row g, columns 2t and 2t+1   of matrix i
  *     transposed: rows 2t and 2t+1, column g   of matrix i

@@ -40,7 +40,7 @@ static int read_tokens(struct generator *g, struct sequence *s, struct kv_cache 
     int result = -1;
     if (cache && cache->reserve(cache, end, err))
         goto done;
-    const float *on_device = forward(g->model, g->ws, &batch, NULL, err);
+    const float *on_device = forward(g->model, g->ws, &batch, g->probe, err);
     if (!on_device || forward_finish(g->model, g->ws, &batch, &how, drawn, err))
         goto done;
     if (drawn)

@@ -13,9 +13,10 @@
 struct generator {
     struct model *model;
     struct workspace *ws;
-    int context;      /* most tokens a sequence may have, at most the model's context */
-    int chunk;        /* most prompt tokens read in one pass; needs a cache */
-    bool ignore_stop; /* stop tokens do not end the answer: for measurements */
+    int context;               /* most tokens a sequence may have, at most the model's context */
+    int chunk;                 /* most prompt tokens read in one pass; needs a cache */
+    bool ignore_stop;          /* stop tokens do not end the answer: for measurements */
+    const struct probe *probe; /* sees every tensor; may be NULL */
     /* Called for each token drawn, in order, with its row of logits, host [vocab_size]. Returns 0,
      * or -1 with err set, which ends the generation. May be NULL. */
     int (*on_token)(void *context, const struct sequence *s, const float *logits,

@@ -42,7 +42,7 @@ static const char *write_file(const char *name, const char *content, size_t n) {
 }
 
 static struct command demo(int phase, const char *arguments) {
-    return command_runf("%s/demo%d %s", build_folder(NULL), phase, arguments);
+    return command_runf("%s/demo%d --device cpu %s", build_folder(NULL), phase, arguments);
 }
 
 static int count_lines(const char *text) {
@@ -82,6 +82,8 @@ static void bad_options_are_named(void **state) {
         {"--context 5000 --prompt x", "--context 5000", "4096"},
         {"--cache paged --prompt x", "--cache paged", "static or dynamic"},
         {"--device tpu --prompt x", "--device tpu", "cpu"},
+        {"--kernel linear --prompt x", "--kernel linear", "OP=N"},
+        {"--kernel linear=2 --prompt x", "--kernel linear=2", "one version"},
         {"--nonsense", "--nonsense", "--help"},
         {"--prompt", "--prompt", "needs a value"},
         {"stray", "stray", "--prompt"},
@@ -128,6 +130,21 @@ static void bad_files_are_named(void **state) {
             fail_msg("%s with %s: status %d\n%s", arguments, files[i].content, c.status, c.err);
         command_free(&c);
     }
+}
+
+static void a_gpu_that_is_not_there_is_an_error(void **state) {
+    (void)state;
+    struct command smi = command_run("nvidia-smi -L", NULL);
+    struct command built = demo(1, "--device abacus --prompt x");
+    if (smi.status == 0 || !strstr(built.err, "gpu"))
+        skip();
+    assert_refused(1, "--device gpu --prompt x", "no usable GPU", "--device cpu");
+    struct command c = command_runf("%s/demo1 --max-new 1 --prompt x", build_folder(NULL));
+    assert_int_equal(c.status, 0);
+    assert_memory_equal(c.err, "running on the CPU: ", 20);
+    command_free(&c);
+    command_free(&built);
+    command_free(&smi);
 }
 
 static void a_prompt_longer_than_the_context_is_refused(void **state) {
@@ -241,13 +258,14 @@ static void chat_keeps_its_conversation(void **state) {
     (void)state;
     char line[300];
     for (int phase = 0; phase < 2; phase++) {
-        snprintf(line, sizeof line, "%s/demo%d --chat --max-new 40", build_folder(NULL), phase);
+        snprintf(line, sizeof line, "%s/demo%d --device cpu --chat --max-new 40",
+                 build_folder(NULL), phase);
         struct command c = command_run(line, "Hello!\n\nWhat is the capital of Japan?\n");
         assert_int_equal(c.status, 0);
         assert_string_equal(c.out, "Hello! How can I help you?\nThe capital of Japan is Tokyo.\n");
         command_free(&c);
     }
-    snprintf(line, sizeof line, "%s/demo1 --chat --context 16", build_folder(NULL));
+    snprintf(line, sizeof line, "%s/demo1 --device cpu --chat --context 16", build_folder(NULL));
     struct command c = command_run(line, "Hello!\nHello!\nHello!\n");
     assert_non_null(strstr(c.err, "context"));
     command_free(&c);
@@ -292,9 +310,9 @@ static void tokenize_prints_one_array_a_line(void **state) {
 
 static void broken_utf8_still_gets_an_answer(void **state) {
     (void)state;
-    struct command c =
-        command_runf("%s/demo1 --ids --raw --max-new 1 --prompt \"$(printf 'a\\377\\300b')\"",
-                     build_folder(NULL));
+    struct command c = command_runf(
+        "%s/demo1 --device cpu --ids --raw --max-new 1 --prompt \"$(printf 'a\\377\\300b')\"",
+        build_folder(NULL));
     assert_int_equal(c.status, 0);
     int ids = 0;
     for (const char *at = strchr(c.out, ':'); *at != '\n'; at++)
@@ -325,12 +343,26 @@ static void a_full_disk_is_reported(void **state) {
     (void)state;
     if (access("/dev/full", W_OK))
         skip();
-    struct command c = command_runf("%s/demo1 --prompt 'Hello!' > /dev/full", build_folder(NULL));
+    struct command c =
+        command_runf("%s/demo1 --device cpu --prompt 'Hello!' > /dev/full", build_folder(NULL));
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "stdout"));
     command_free(&c);
     assert_refused(1, "--ids --max-new 2 --dump-logits /dev/full --prompt 'Hello!'", "/dev/full",
                    "No space");
+}
+
+static void verify_compares_with_the_reference(void **state) {
+    (void)state;
+    if (strcmp(build_folder(NULL), "build/release"))
+        skip();
+    struct command c =
+        command_run("build/release/emu-demo1 --device emu --verify --raw --prompt Hi", NULL);
+    assert_int_equal(c.status, 0);
+    assert_non_null(strstr(c.out, "0 bits differ"));
+    command_free(&c);
+    assert_refused(1, "--verify --prompt x", "--verify", "--device gpu");
+    assert_refused(1, "--verify --device gpu", "--verify", "--prompt");
 }
 
 static void help_lists_every_option(void **state) {
@@ -362,7 +394,8 @@ static void memory_stays_below_ten_bytes_a_parameter(void **state) {
     n += snprintf(prompt + n, sizeof prompt - (size_t)n, "\"\n");
     snprintf(arguments, sizeof arguments, "--threads 2 --max-new 16 --prompts %s",
              write_file("long.jsonl", prompt, (size_t)n));
-    struct command c = demo(1, arguments);
+    /* A program that is linked with cuBLAS pays for that library; this one is not. */
+    struct command c = command_runf("build/release/emu-demo1 --device cpu %s", arguments);
     assert_int_equal(c.status, 0);
     /* 8 layers of keys and values for 1024 positions: what the dynamic cache has grown to. */
     double cache = 8.0 * 2 * 1024 * 2 * (2 * 64 + 1);
@@ -378,6 +411,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(bad_files_are_named),
+        cmocka_unit_test(a_gpu_that_is_not_there_is_an_error),
         cmocka_unit_test(a_prompt_longer_than_the_context_is_refused),
         cmocka_unit_test(damaged_models_are_refused_by_file),
         cmocka_unit_test(a_nan_in_a_weight_is_refused_by_tensor),
@@ -390,6 +424,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(broken_utf8_still_gets_an_answer),
         cmocka_unit_test(json_holds_the_run),
         cmocka_unit_test(a_full_disk_is_reported),
+        cmocka_unit_test(verify_compares_with_the_reference),
         cmocka_unit_test(help_lists_every_option),
         cmocka_unit_test(memory_stays_below_ten_bytes_a_parameter),
     };

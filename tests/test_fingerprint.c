@@ -48,8 +48,8 @@ static const char *fingerprint_of(const char *environment, int phase, const char
     static char results[2][17];
     static int next;
     char *result = results[next ^= 1];
-    struct command c =
-        command_runf("%s %s/demo%d %s", environment, build_folder(NULL), phase, arguments);
+    struct command c = command_runf("%s %s/demo%d --device cpu %s", environment, build_folder(NULL),
+                                    phase, arguments);
     const char *found = command_fingerprint(&c);
     if (c.status || !found)
         fail_msg("%s demo%d %s: status %d\n%s", environment, phase, arguments, c.status, c.err);
@@ -80,8 +80,8 @@ static void phase_0_equals_phase_1_static_and_dynamic(void **state) {
     }
 }
 
-/* What varies OpenBLAS is shown once, by the release build: the sanitizers watch our own code, which
- * the other tests run. */
+/* What varies OpenBLAS is shown once, by the release build: the sanitizers watch our own code,
+ * which the other tests run. */
 static void skip_under_sanitizers(void) {
     if (strcmp(build_folder(NULL), "build/release"))
         skip();
@@ -135,8 +135,9 @@ static void every_openblas_kernel_gives_the_same_bits(void **state) {
         assert_same(environment, 1, "--threads 2", long_prompt, want);
         /* The library says which kernels it took; a name that it does not know would prove
          * nothing. */
-        struct command c = command_runf("OPENBLAS_VERBOSE=2 %s %s/demo1 --max-new 1 --prompt x",
-                                        environment, build_folder(NULL));
+        struct command c =
+            command_runf("OPENBLAS_VERBOSE=2 %s %s/demo1 --device cpu --max-new 1 --prompt x",
+                         environment, build_folder(NULL));
         snprintf(verbose, sizeof verbose, "Core: %s", cores[i].name);
         used += strstr(c.err, verbose) != NULL;
         command_free(&c);
@@ -152,8 +153,9 @@ static void sampling_draws_the_same_tokens_everywhere(void **state) {
     (void)state;
     const char *how = "--temperature 0.9 --top-k 50 --top-p 0.95 --seed 18446744073709551615 "
                       "--ids --max-new 24 --prompt 'Tell me a story.'";
-    struct command a = command_runf("%s/demo0 %s", build_folder(NULL), how);
-    struct command b = command_runf("%s/demo1 --threads 1 --chunk 5 %s", build_folder(NULL), how);
+    struct command a = command_runf("%s/demo0 --device cpu %s", build_folder(NULL), how);
+    struct command b =
+        command_runf("%s/demo1 --device cpu --threads 1 --chunk 5 %s", build_folder(NULL), how);
     assert_int_equal(a.status, 0);
     assert_string_equal(a.out, b.out);
     assert_memory_equal(command_fingerprint(&a), command_fingerprint(&b), 16);
@@ -167,12 +169,32 @@ static void the_release_and_the_sanitizer_build_agree(void **state) {
         skip();
     const char *prompts[] = {story, long_prompt};
     for (int i = 0; i < 2; i++) {
-        struct command c = command_runf("build/release/demo1 %s", prompts[i]);
+        struct command c = command_runf("build/release/demo1 --device cpu %s", prompts[i]);
         assert_int_equal(c.status, 0);
         char want[17];
         snprintf(want, sizeof want, "%.16s", command_fingerprint(&c));
         assert_same("", 1, "", prompts[i], want);
         command_free(&c);
+    }
+}
+
+/* Every kernel that a GPU would run, on real activations. */
+static void the_emulated_kernels_give_the_same_bits(void **state) {
+    (void)state;
+    skip_under_sanitizers();
+    for (int phase = 0; phase < 2; phase++) {
+        struct command cpu = command_runf("build/release/demo%d --device cpu --max-new 3 "
+                                          "--temperature 0.8 --prompt Hi",
+                                          phase);
+        struct command emu = command_runf("build/release/emu-demo%d --device emu --max-new 3 "
+                                          "--temperature 0.8 --prompt Hi",
+                                          phase);
+        if (emu.status)
+            fail_msg("%s", emu.err);
+        assert_string_equal(cpu.out, emu.out);
+        assert_memory_equal(command_fingerprint(&cpu), command_fingerprint(&emu), 16);
+        command_free(&cpu);
+        command_free(&emu);
     }
 }
 
@@ -186,6 +208,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_openblas_kernel_gives_the_same_bits),
         cmocka_unit_test(sampling_draws_the_same_tokens_everywhere),
         cmocka_unit_test(the_release_and_the_sanitizer_build_agree),
+        cmocka_unit_test(the_emulated_kernels_give_the_same_bits),
     };
     return cmocka_run_group_tests(tests, write_long_prompt, remove_long_prompt);
 }

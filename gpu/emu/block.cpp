@@ -42,7 +42,7 @@ size_t stack_bytes(void) {
 #endif
 }
 
-/* ---- faults ----------------------------------------------------------------------------------- */
+/* ---- faults --------------------------------------------------------------------------------- */
 
 struct place name_of(const struct cuda_thread *t) {
     struct place place;
@@ -68,8 +68,9 @@ static void report_fault(const struct cuda_thread *t, enum emu_fault kind, const
         return;
     struct emu_report report = {kind, ""};
     uint3 b = t->worker->block_index;
-    int n = snprintf(report.text, sizeof report.text, "emulation: kernel %.120s, block (%u,%u,%u), %s: ",
-                     launch->kernel->name, b.x, b.y, b.z, name_of(t).text);
+    int n = snprintf(report.text, sizeof report.text,
+                     "emulation: kernel %.120s, block (%u,%u,%u), %s: ", launch->kernel->name, b.x,
+                     b.y, b.z, name_of(t).text);
     vsnprintf(report.text + n, sizeof report.text - (size_t)n, format, arguments);
     self = NULL; /* the handler is not part of the kernel */
     std::lock_guard<std::mutex> lock(engine.reporting);
@@ -91,16 +92,15 @@ void fault(const struct cuda_thread *t, enum emu_fault kind, const char *format,
 }
 
 /* The same from the scheduler, which then stops by itself. */
-__attribute__((format(printf, 3, 4))) static void scheduler_fault(const struct cuda_thread *t,
-                                                                  enum emu_fault kind,
-                                                                  const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static void
+scheduler_fault(const struct cuda_thread *t, enum emu_fault kind, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     report_fault(t, kind, format, arguments);
     va_end(arguments);
 }
 
-/* ---- workers ---------------------------------------------------------------------------------- */
+/* ---- workers -------------------------------------------------------------------------------- */
 
 void *map_memory(size_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -139,7 +139,7 @@ static uint64_t next_random(uint64_t *state) {
     return x ^ x >> 31;
 }
 
-/* ---- warp operations -------------------------------------------------------------------------- */
+/* ---- warp operations ------------------------------------------------------------------------ */
 
 static struct cuda_thread *lane_of(struct worker *w, const struct warp *warp, unsigned lane) {
     return &w->threads[(size_t)(warp - w->warps) * WARP + lane];
@@ -193,7 +193,7 @@ static void wait_for_scheduler(struct cuda_thread *t) {
     fiber_switch(&t->fiber, &t->worker->scheduler);
 }
 
-/* ---- barriers --------------------------------------------------------------------------------- */
+/* ---- barriers ------------------------------------------------------------------------------- */
 
 static struct cuda_thread *first_lane(struct worker *w, uint32_t (*lanes)(const struct warp *)) {
     for (unsigned i = 0; i < w->n_warps; i++)
@@ -250,7 +250,7 @@ static bool open_barrier(struct worker *w) {
     return true;
 }
 
-/* ---- one block -------------------------------------------------------------------------------- */
+/* ---- one block ------------------------------------------------------------------------------ */
 
 /* What each fiber runs: one thread of the kernel. */
 static void thread_main(void) {
@@ -346,7 +346,7 @@ static void run_block(struct worker *w, uint64_t index) {
         fiber_forget(w->stacks, w->n_stacks * stack_bytes());
 }
 
-/* ---- launches --------------------------------------------------------------------------------- */
+/* ---- launches ------------------------------------------------------------------------------- */
 
 static void run_worker(struct worker *w, struct launch *launch) {
     w->launch = launch;
@@ -427,7 +427,7 @@ void emu_set_threads(int n) {
     engine.n_workers = (unsigned)max(n, 1);
 }
 
-/* ---- called by threads ------------------------------------------------------------------------ */
+/* ---- called by threads ---------------------------------------------------------------------- */
 
 uint3 emu_thread_index(void) {
     return self->index;

@@ -104,9 +104,9 @@ static cublasStatus_t check_operands(cublasHandle_t handle, struct stored sa, co
 cublasStatus_t cublasDgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,
                            int m, int n, int k, const double *alpha, const double *a, int lda,
                            const double *b, int ldb, const double *beta, double *c, int ldc) {
-    cublasStatus_t status = check_operands(handle, stored_shape(op_a, m, k, lda), a,
-                                           stored_shape(op_b, k, n, ldb), b, sizeof *a,
-                                           stored{m, n, ldc}, c, sizeof *c);
+    cublasStatus_t status =
+        check_operands(handle, stored_shape(op_a, m, k, lda), a, stored_shape(op_b, k, n, ldb), b,
+                       sizeof *a, stored{m, n, ldc}, c, sizeof *c);
     if (status == CUBLAS_STATUS_SUCCESS && m > 0 && n > 0)
         cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, *alpha, a,
                     lda, b, ldb, *beta, c, ldc);
@@ -140,7 +140,8 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
     std::vector<double> wide_a = widened(a, sa), wide_b = widened(b, sb);
     std::vector<double> sums((size_t)m * (size_t)n);
     cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, 1.0,
-                wide_a.data(), max(sa.rows, 1), wide_b.data(), max(sb.rows, 1), 0.0, sums.data(), m);
+                wide_a.data(), max(sa.rows, 1), wide_b.data(), max(sb.rows, 1), 0.0, sums.data(),
+                m);
     int64_t scale = *static_cast<const int32_t *>(alpha);
     int64_t keep = *static_cast<const int32_t *>(beta);
     int32_t *out = static_cast<int32_t *>(c);

@@ -28,14 +28,14 @@
 #include <type_traits>
 #include <utility>
 
-/* ---- what tests may turn ---------------------------------------------------------------------- */
+/* ---- what tests may turn -------------------------------------------------------------------- */
 
 enum emu_fault {
     EMU_NO_FAULT,
-    EMU_DIVERGENT_BARRIER,    /* threads of a block wait at different barriers */
-    EMU_WARP_DEADLOCK,        /* a warp operation waits for lanes that do not come */
-    EMU_WARP_LANE,            /* a lane reads from a lane that takes no part, or is not in its mask */
-    EMU_SHARED_BOUNDS,        /* shared memory outside of every variable */
+    EMU_DIVERGENT_BARRIER, /* threads of a block wait at different barriers */
+    EMU_WARP_DEADLOCK,     /* a warp operation waits for lanes that do not come */
+    EMU_WARP_LANE,         /* a lane reads from a lane that takes no part, or is not in its mask */
+    EMU_SHARED_BOUNDS,     /* shared memory outside of every variable */
     EMU_SHARED_UNINITIALISED, /* shared memory that this block has not written */
     EMU_SHARED_RACE,          /* two threads, at least one writes, nothing orders them */
     EMU_DEVICE_BOUNDS,        /* an address that is not the device's */
@@ -61,7 +61,7 @@ void emu_set_schedule(uint64_t seed);
 /* CPU threads that run the blocks of a launch, at least 1 (which is the default). */
 void emu_set_threads(int n);
 
-/* ---- keywords --------------------------------------------------------------------------------- */
+/* ---- keywords ------------------------------------------------------------------------------- */
 
 #define __global__
 #define __device__
@@ -73,7 +73,7 @@ void emu_set_threads(int n);
 #define __shared__ static_assert(false, "write SHARED(type, name, [n]): see gpu/cuda_compat.h");
 #define UNROLL
 
-/* ---- launches --------------------------------------------------------------------------------- */
+/* ---- launches ------------------------------------------------------------------------------- */
 
 struct emu_kernel {
     const char *name;
@@ -105,7 +105,7 @@ void emu_launch_with(const char *name, void (*function)(Parameters...), dim3 gri
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
     emu_launch_with(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 
-/* ---- where a thread is ------------------------------------------------------------------------ */
+/* ---- where a thread is ---------------------------------------------------------------------- */
 
 uint3 emu_thread_index(void) __attribute__((const));
 uint3 emu_block_index(void) __attribute__((const));
@@ -118,7 +118,7 @@ dim3 emu_grid_dim(void) __attribute__((const));
 #define gridDim emu_grid_dim()
 static const int warpSize = 32;
 
-/* ---- shared memory ---------------------------------------------------------------------------- */
+/* ---- shared memory -------------------------------------------------------------------------- */
 
 /* One declaration of a shared variable; its address identifies it. */
 struct emu_shared_site {
@@ -133,8 +133,7 @@ void *emu_shared_dynamic(void);
     typedef type emu_type_##name __VA_ARGS__;                                                      \
     static const struct emu_shared_site emu_site_##name = {#name, sizeof(emu_type_##name),         \
                                                            alignof(emu_type_##name)};              \
-    emu_type_##name &name =                                                                        \
-        *static_cast<emu_type_##name *>(emu_shared_variable(&emu_site_##name))
+    emu_type_##name &name = *static_cast<emu_type_##name *>(emu_shared_variable(&emu_site_##name))
 
 #define SHARED_DYNAMIC(type, name) type *name = static_cast<type *>(emu_shared_dynamic())
 

@@ -12,7 +12,7 @@
 
 #include <type_traits>
 
-/* ---- barriers and warp operations ------------------------------------------------------------- */
+/* ---- barriers and warp operations ----------------------------------------------------------- */
 
 void emu_barrier(const char *file, int line);
 void emu_fence(void);
@@ -82,8 +82,7 @@ T emu_shuffle_value(enum emu_shuffle how, unsigned mask, T value, int operand, i
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-template <class T>
-T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_PLACE) {
+template <class T> T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_PLACE) {
     return emu_shuffle_value(EMU_INDEX, mask, value, lane, width, file, line);
 }
 template <class T>
@@ -120,7 +119,7 @@ inline int __reduce_min_sync(unsigned mask, int value, EMU_PLACE) {
 
 #undef EMU_PLACE
 
-/* ---- what gpu/tensor_core.h calls ------------------------------------------------------------- */
+/* ---- what gpu/tensor_core.h calls ----------------------------------------------------------- */
 
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
              const char *file, int line);
@@ -130,7 +129,7 @@ void emu_copy_start(void *to, const void *from, size_t from_bytes);
 void emu_copy_commit(void);
 void emu_copy_wait(size_t n_groups_left);
 
-/* ---- atomics ---------------------------------------------------------------------------------- */
+/* ---- atomics -------------------------------------------------------------------------------- */
 
 enum emu_atomic {
     EMU_ATOMIC_ADD,
@@ -198,7 +197,7 @@ inline unsigned long long atomicCAS(unsigned long long *address, unsigned long l
     return emu_atomic_value(EMU_ATOMIC_COMPARE_SWAP, address, value, compare);
 }
 
-/* ---- loads and stores with a cache hint ------------------------------------------------------- */
+/* ---- loads and stores with a cache hint ----------------------------------------------------- */
 
 /* Reports an address that is not a multiple of `bytes`. */
 void emu_check_aligned(const void *address, size_t bytes);
@@ -222,7 +221,7 @@ EMU_STORE(__stcg)
 #undef EMU_LOAD
 #undef EMU_STORE
 
-/* ---- integers --------------------------------------------------------------------------------- */
+/* ---- integers ------------------------------------------------------------------------------- */
 
 /* Byte i of the result is the byte of (b:a) that the low 3 bits of nibble i of selector name. */
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
@@ -290,7 +289,7 @@ template <class A, class B> std::common_type_t<A, B> max(A a, B b) {
         return (T)a < (T)b ? (T)b : (T)a;
 }
 
-/* ---- bit patterns ----------------------------------------------------------------------------- */
+/* ---- bit patterns --------------------------------------------------------------------------- */
 
 #define EMU_BITS(function, to, from)                                                               \
     inline to function(from x) {                                                                   \
@@ -307,7 +306,7 @@ EMU_BITS(__double_as_longlong, long long, double)
 EMU_BITS(__longlong_as_double, double, long long)
 #undef EMU_BITS
 
-/* ---- arithmetic with the rounding in its name: to nearest, ties to even ----------------------- */
+/* ---- arithmetic with the rounding in its name: to nearest, ties to even --------------------- */
 
 #define EMU_BINARY(function, type, operation)                                                      \
     inline type function(type a, type b) {                                                         \

@@ -31,14 +31,14 @@ enum {
     WARP = 32,
     MAX_THREADS = 1024,
     MAX_WARPS = MAX_THREADS / WARP,
-    MAX_SHARED = 227 * 1024,        /* of a block, with cudaFuncSetAttribute */
-    DEFAULT_SHARED = 48 * 1024,     /* of a block, without */
+    MAX_SHARED = 227 * 1024,    /* of a block, with cudaFuncSetAttribute */
+    DEFAULT_SHARED = 48 * 1024, /* of a block, without */
     MAX_SHARED_VARIABLES = 200,
-    SHARED_GAP = 256,               /* nobody's bytes around each variable */
-    ARENA_BYTES = 512 * 1024,       /* holds MAX_SHARED and all gaps */
+    SHARED_GAP = 256,         /* nobody's bytes around each variable */
+    ARENA_BYTES = 512 * 1024, /* holds MAX_SHARED and all gaps */
 };
 
-/* ---- shared memory (shared_memory.cpp) -------------------------------------------------------- */
+/* ---- shared memory (shared_memory.cpp) ------------------------------------------------------ */
 
 /* Where an access comes from: the address after the compiler's call, to look up in the program. */
 typedef const void *code_address;
@@ -87,7 +87,7 @@ void arena_clear_shadow(struct arena *a);
 void shared_access(struct cuda_thread *t, size_t offset, size_t bytes, enum access how,
                    code_address from);
 
-/* ---- blocks (block.cpp) ----------------------------------------------------------------------- */
+/* ---- blocks (block.cpp) --------------------------------------------------------------------- */
 
 /* A 16-byte copy that cp.async started. */
 struct pending_copy {
@@ -172,14 +172,14 @@ void *map_memory(size_t bytes);
 struct place {
     char text[192];
 };
-struct place name_of(const struct cuda_thread *t);  /* "thread (3,0,0)" */
-struct place code_place(code_address from);         /* " (code: file+0x12)", for addr2line, or "" */
+struct place name_of(const struct cuda_thread *t); /* "thread (3,0,0)" */
+struct place code_place(code_address from);        /* " (code: file+0x12)", for addr2line, or "" */
 
 /* An access to any memory from library code, if accesses are checked. */
 void check_access(struct cuda_thread *t, const void *address, size_t bytes, enum access how,
                   code_address from);
 
-/* ---- device memory (host_api.cpp) ------------------------------------------------------------- */
+/* ---- device memory (host_api.cpp) ----------------------------------------------------------- */
 
 /* The allocation (or pinned host memory) that holds all of [address, address + bytes), or an empty
  * range. */
@@ -190,7 +190,7 @@ struct place device_neighbour(const void *address);
 
 /* Counts one call of the API; an error other than cudaSuccess must be returned at once. */
 cudaError_t enter_api(void);
-cudaError_t set_error(cudaError_t error);       /* returns it */
+cudaError_t set_error(cudaError_t error); /* returns it */
 void set_sticky_error(cudaError_t error);
 size_t dynamic_shared_limit(const void *kernel); /* what cudaFuncSetAttribute allowed */
 

@@ -10,7 +10,22 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#if defined(__x86_64__)
+#if defined(FIBER_USES_UCONTEXT)
+
+static void swap_registers(struct fiber *from, struct fiber *to) {
+    swapcontext(&from->context, &to->context);
+}
+
+static void prepare_registers(struct fiber *f, void *stack, size_t stack_bytes,
+                              void (*entry)(void)) {
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = stack;
+    f->context.uc_stack.ss_size = stack_bytes;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, entry, 0);
+}
+
+#elif defined(__x86_64__)
 
 /* void samebits_fiber_swap(void **save (rdi), void *load (rsi)): the registers that a callee must
  * keep go on the old stack; ret takes the address to continue at from the new one. */
@@ -80,7 +95,7 @@ enum { FRAME_WORDS = 20, FRAME_ENTRY = 11 };
 
 #endif
 
-#if defined(__x86_64__) || defined(__aarch64__)
+#ifndef FIBER_USES_UCONTEXT
 
 extern "C" void samebits_fiber_swap(void **save, void *load);
 
@@ -95,21 +110,6 @@ static void prepare_registers(struct fiber *f, void *stack, size_t stack_bytes,
     memset(frame, 0, FRAME_WORDS * sizeof *frame); /* a zero return address ends backtraces */
     frame[FRAME_ENTRY] = (void *)entry;
     f->stack_pointer = frame;
-}
-
-#else
-
-static void swap_registers(struct fiber *from, struct fiber *to) {
-    swapcontext(&from->context, &to->context);
-}
-
-static void prepare_registers(struct fiber *f, void *stack, size_t stack_bytes,
-                              void (*entry)(void)) {
-    getcontext(&f->context);
-    f->context.uc_stack.ss_sp = stack;
-    f->context.uc_stack.ss_size = stack_bytes;
-    f->context.uc_link = NULL;
-    makecontext(&f->context, entry, 0);
 }
 
 #endif

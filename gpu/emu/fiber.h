@@ -15,15 +15,20 @@
 
 #include <stddef.h>
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
+/* -DFIBER_USES_UCONTEXT takes the portable way everywhere, to test it. */
+#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(FIBER_USES_UCONTEXT)
+#define FIBER_USES_UCONTEXT
+#endif
+
+#ifdef FIBER_USES_UCONTEXT
 #include <ucontext.h>
 #endif
 
 struct fiber {
-#if defined(__x86_64__) || defined(__aarch64__)
-    void *stack_pointer;
-#else
+#ifdef FIBER_USES_UCONTEXT
     ucontext_t context;
+#else
+    void *stack_pointer;
 #endif
     const void *stack; /* known to AddressSanitizer */
     size_t stack_bytes;

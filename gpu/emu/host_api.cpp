@@ -35,7 +35,7 @@ static struct {
 
 typedef std::lock_guard<std::recursive_mutex> guard;
 
-/* ---- errors ----------------------------------------------------------------------------------- */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 cudaError_t enter_api(void) {
     guard lock(device.mutex);
@@ -56,7 +56,7 @@ void set_sticky_error(cudaError_t error) {
     device.sticky = error;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 struct address_range device_range(const void *address, size_t bytes) {
     guard lock(device.mutex);
@@ -121,8 +121,8 @@ static cudaError_t release(void *data, bool on_host) {
     if (found == device.allocations.end() || found->second.on_host != on_host)
         return set_error(cudaErrorInvalidValue);
     if (!on_host)
-        device.used -= (found->second.bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT *
-                       DEVICE_ALIGNMENT;
+        device.used -=
+            (found->second.bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
     device.allocations.erase(found);
     free(data);
     return cudaSuccess;
@@ -201,7 +201,7 @@ const char *cudaGetErrorName(cudaError_t error) {
     return "unrecognized error code";
 }
 
-/* ---- devices ---------------------------------------------------------------------------------- */
+/* ---- devices -------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
@@ -296,7 +296,7 @@ cudaError_t cudaDeviceReset(void) {
     return cudaSuccess;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 cudaError_t emu_malloc(void **data, size_t bytes) {
     return allocate(data, bytes, false);
@@ -367,7 +367,7 @@ cudaError_t emu_copy_symbol(void *to, const void *from, size_t offset, size_t by
     return cudaSuccess;
 }
 
-/* ---- streams and events ----------------------------------------------------------------------- */
+/* ---- streams and events --------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
@@ -430,7 +430,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return enter_api();
 }
 
-/* ---- kernels ---------------------------------------------------------------------------------- */
+/* ---- kernels -------------------------------------------------------------------------------- */
 
 cudaError_t emu_set_function_attribute(const void *function, enum cudaFuncAttribute attribute,
                                        int value) {

@@ -12,7 +12,7 @@
 
 #include "gpu/emu/cuda_types.h"
 
-/* ---- what tests may turn ---------------------------------------------------------------------- */
+/* ---- what tests may turn -------------------------------------------------------------------- */
 
 /* How much device memory there is; the default is 16 GiB. */
 void emu_set_memory_limit(size_t bytes);
@@ -20,7 +20,7 @@ void emu_set_memory_limit(size_t bytes);
 /* Device memory in use. */
 size_t emu_memory_used(void);
 
-/* ---- errors ----------------------------------------------------------------------------------- */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 enum cudaError {
     cudaSuccess = 0,
@@ -51,7 +51,7 @@ cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
 const char *cudaGetErrorName(cudaError_t error);
 
-/* ---- devices ---------------------------------------------------------------------------------- */
+/* ---- devices -------------------------------------------------------------------------------- */
 
 struct cudaDeviceProp {
     char name[256];
@@ -82,7 +82,7 @@ cudaError_t cudaDeviceSynchronize(void);
 /* Frees all device memory and forgets all errors and kernel attributes. */
 cudaError_t cudaDeviceReset(void);
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost = 0,
@@ -128,7 +128,7 @@ cudaError_t cudaMemcpyFromSymbol(void *to, const T &symbol, size_t bytes, size_t
                            sizeof symbol);
 }
 
-/* ---- streams and events ----------------------------------------------------------------------- */
+/* ---- streams and events --------------------------------------------------------------------- */
 
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
@@ -147,7 +147,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop);
 
-/* ---- kernels ---------------------------------------------------------------------------------- */
+/* ---- kernels -------------------------------------------------------------------------------- */
 
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
@@ -169,7 +169,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_blocks, T *, in
     return emu_occupancy(n_blocks, block_size, shared_bytes);
 }
 
-/* ---- cuBLAS, answered by OpenBLAS ------------------------------------------------------------- */
+/* ---- cuBLAS, answered by OpenBLAS ----------------------------------------------------------- */
 
 typedef struct cublasContext *cublasHandle_t;
 

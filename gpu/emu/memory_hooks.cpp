@@ -15,7 +15,7 @@ namespace emu {
 
 bool memory_is_checked;
 
-/* ---- the program's own data ------------------------------------------------------------------- */
+/* ---- the program's own data ----------------------------------------------------------------- */
 
 /* A search for the part of the program that holds an address, in the object (the executable, or a
  * shared library) that holds the kernel: there lie its __device__ and __constant__ variables, its
@@ -54,7 +54,7 @@ static struct address_range image_range(const struct emu_kernel *kernel, uintptr
     return search.found;
 }
 
-/* ---- one access ------------------------------------------------------------------------------- */
+/* ---- one access ----------------------------------------------------------------------------- */
 
 /* Global memory: what lies outside of the block. */
 static void global_access(struct cuda_thread *t, uintptr_t address, size_t bytes, enum access how,
@@ -107,7 +107,7 @@ static void aligned_access(uintptr_t address, size_t bytes, enum access how, cod
 
 using namespace emu;
 
-/* ---- what the compiler calls ------------------------------------------------------------------ */
+/* ---- what the compiler calls ---------------------------------------------------------------- */
 
 #define HERE __builtin_extract_return_addr(__builtin_return_address(0))
 
@@ -170,7 +170,7 @@ void emu_check_aligned(const void *address, size_t bytes) {
               address, bytes);
 }
 
-/* ---- atomics ---------------------------------------------------------------------------------- */
+/* ---- atomics -------------------------------------------------------------------------------- */
 
 void emu_fence(void) {
     std::atomic_thread_fence(std::memory_order_seq_cst);

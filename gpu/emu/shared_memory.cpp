@@ -81,7 +81,7 @@ void arena_clear_shadow(struct arena *a) {
     memset(static_cast<void *>(a->shadows), 0, ARENA_BYTES * sizeof *a->shadows);
 }
 
-/* ---- faults ----------------------------------------------------------------------------------- */
+/* ---- faults --------------------------------------------------------------------------------- */
 
 /* "byte 12 of shared `name`", or how far from the variable before it. */
 static struct place shared_name(const struct arena *a, size_t offset) {
@@ -109,7 +109,7 @@ static const char *const verbs[] = {"reads", "writes", "atomically changes"};
           shared_name(&t->worker->arena, offset).text, other, did, code_place(from).text);
 }
 
-/* ---- the shadow ------------------------------------------------------------------------------- */
+/* ---- the shadow ----------------------------------------------------------------------------- */
 
 /* Whether what lane `lane` of t's warp did at `time` is before what t does now. */
 static bool lane_is_ordered(const struct cuda_thread *t, unsigned lane, uint32_t time) {
@@ -199,8 +199,7 @@ __attribute__((noinline)) static void check_write(struct cuda_thread *t, const s
 static inline void note_write(struct cuda_thread *t, struct shadow *s, size_t offset,
                               enum access how, code_address from) {
     const struct worker *w = t->worker;
-    if (s->write_time >= w->last_barrier || s->read_time >= w->last_barrier ||
-        how == ACCESS_ATOMIC)
+    if (s->write_time >= w->last_barrier || s->read_time >= w->last_barrier || how == ACCESS_ATOMIC)
         check_write(t, s, offset, how, from);
     s->read_time = 0;
     s->write_time = w->now;
@@ -241,10 +240,11 @@ void *emu_shared_variable(const struct emu_shared_site *site) {
         round_up(a->variable_bytes, alignment) + site->bytes > launch->shared_limit ||
         round_up(a->variable_bytes, alignment) + site->bytes >
             launch->dynamic_bytes + DEFAULT_SHARED)
-        fault(t, EMU_SHARED_BOUNDS,
-              "%s with %zu bytes is too much: the block has %zu bytes of shared memory and may have "
-              "%zu, at most %d of them static",
-              site->name, site->bytes, a->variable_bytes, launch->shared_limit, DEFAULT_SHARED);
+        fault(
+            t, EMU_SHARED_BOUNDS,
+            "%s with %zu bytes is too much: the block has %zu bytes of shared memory and may have "
+            "%zu, at most %d of them static",
+            site->name, site->bytes, a->variable_bytes, launch->shared_limit, DEFAULT_SHARED);
     return a->bytes + add_variable(a, site, site->bytes, alignment)->begin;
 }
 

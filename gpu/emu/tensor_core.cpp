@@ -31,7 +31,7 @@ static void need_all_lanes(const struct emu_warp_op *op, uint32_t lanes) {
               op->name, op->file, op->line, lanes);
 }
 
-/* ---- votes and sums --------------------------------------------------------------------------- */
+/* ---- votes and sums ------------------------------------------------------------------------- */
 
 struct vote_op : emu_warp_op {
     bool value;
@@ -80,7 +80,7 @@ static void complete_reduce(struct emu_warp_op *const *ops, uint32_t lanes) {
         static_cast<struct reduce_op *>(ops[s.lane()])->result = result;
 }
 
-/* ---- shuffles --------------------------------------------------------------------------------- */
+/* ---- shuffles ------------------------------------------------------------------------------- */
 
 struct shuffle_op : emu_warp_op {
     enum emu_shuffle how;
@@ -120,7 +120,7 @@ static void complete_shuffle(struct emu_warp_op *const *ops, uint32_t lanes) {
     }
 }
 
-/* ---- mma -------------------------------------------------------------------------------------- */
+/* ---- mma ------------------------------------------------------------------------------------ */
 
 enum { MMA_M = 16, MMA_N = 8, MMA_K = 32 };
 
@@ -171,7 +171,7 @@ static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
     }
 }
 
-/* ---- ldmatrix --------------------------------------------------------------------------------- */
+/* ---- ldmatrix ------------------------------------------------------------------------------- */
 
 struct load_op : emu_warp_op {
     uint32_t *out;
@@ -259,12 +259,12 @@ void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bo
 
 void emu_load_matrices(uint32_t *out, int n_matrices, bool transpose, const void *row,
                        const char *file, int line) {
-    struct load_op op = {{"ldmatrix", file, line, all_lanes, complete_load, false},
-                         out, row, n_matrices, transpose};
+    struct load_op op = {
+        {"ldmatrix", file, line, all_lanes, complete_load, false}, out, row, n_matrices, transpose};
     emu_warp_wait(&op);
 }
 
-/* ---- cp.async --------------------------------------------------------------------------------- */
+/* ---- cp.async ------------------------------------------------------------------------------- */
 
 /*
  * A copy happens as late as it may: when somebody waits for it. Until then its place holds junk, so

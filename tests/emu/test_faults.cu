@@ -85,7 +85,7 @@ static void expect_no_fault(void) {
     assert_int_equal(n_reports, 0);
 }
 
-/* ---- barriers and warps ----------------------------------------------------------------------- */
+/* ---- barriers and warps --------------------------------------------------------------------- */
 
 __global__ void divergent_barrier(int n) {
     if ((int)threadIdx.x < n)
@@ -220,7 +220,7 @@ static void test_misaligned_load(void **) {
     expect_fault(EMU_MISALIGNED, "thread (1,0,0)");
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 /* Reads or writes one element of the middle one of three arrays. */
 __global__ void three_arrays(int *y, int index, bool store) {

@@ -80,7 +80,7 @@ static void test_device_properties(void **) {
     assert_cuda(cudaGetLastError());
 }
 
-/* ---- cuBLAS ----------------------------------------------------------------------------------- */
+/* ---- cuBLAS --------------------------------------------------------------------------------- */
 
 #define assert_blas(call) assert_int_equal(call, CUBLAS_STATUS_SUCCESS)
 
@@ -90,8 +90,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {4, 4, 4, CUBLAS_OP_N, CUBLAS_OP_N},      {64, 12, 32, CUBLAS_OP_T, CUBLAS_OP_N},
-    {32, 4, 288, CUBLAS_OP_T, CUBLAS_OP_N},   {128, 64, 96, CUBLAS_OP_N, CUBLAS_OP_N},
+    {4, 4, 4, CUBLAS_OP_N, CUBLAS_OP_N},       {64, 12, 32, CUBLAS_OP_T, CUBLAS_OP_N},
+    {32, 4, 288, CUBLAS_OP_T, CUBLAS_OP_N},    {128, 64, 96, CUBLAS_OP_N, CUBLAS_OP_N},
     {16, 100, 1024, CUBLAS_OP_T, CUBLAS_OP_N}, {24, 8, 40, CUBLAS_OP_N, CUBLAS_OP_T},
 };
 
@@ -121,10 +121,10 @@ static void test_dgemm(void **) {
     uint32_t state = 29;
     for (const struct shape &s : shapes) {
         int lda = stride_of(s.op_a, s.m, s.k), ldb = stride_of(s.op_b, s.k, s.n), ldc = s.m + 3;
-        std::vector<double> a = random_matrix<double>(
-            (size_t)lda * (s.op_a == CUBLAS_OP_N ? s.k : s.m), &state, 32639);
-        std::vector<double> b = random_matrix<double>(
-            (size_t)ldb * (s.op_b == CUBLAS_OP_N ? s.n : s.k), &state, 32639);
+        std::vector<double> a =
+            random_matrix<double>((size_t)lda * (s.op_a == CUBLAS_OP_N ? s.k : s.m), &state, 32639);
+        std::vector<double> b =
+            random_matrix<double>((size_t)ldb * (s.op_b == CUBLAS_OP_N ? s.n : s.k), &state, 32639);
         std::vector<double> c((size_t)ldc * s.n, 7);
         double *in_a = to_device(a), *in_b = to_device(b), *out = to_device(c);
         const double alpha = 2, beta = 1;
@@ -150,10 +150,10 @@ static void test_gemm_of_8_bit_integers(void **) {
     uint32_t state = 31;
     for (const struct shape &s : shapes) {
         int lda = stride_of(s.op_a, s.m, s.k), ldb = stride_of(s.op_b, s.k, s.n), ldc = s.m + 4;
-        std::vector<int8_t> a = random_matrix<int8_t>(
-            (size_t)lda * (s.op_a == CUBLAS_OP_N ? s.k : s.m), &state, 127);
-        std::vector<int8_t> b = random_matrix<int8_t>(
-            (size_t)ldb * (s.op_b == CUBLAS_OP_N ? s.n : s.k), &state, 127);
+        std::vector<int8_t> a =
+            random_matrix<int8_t>((size_t)lda * (s.op_a == CUBLAS_OP_N ? s.k : s.m), &state, 127);
+        std::vector<int8_t> b =
+            random_matrix<int8_t>((size_t)ldb * (s.op_b == CUBLAS_OP_N ? s.n : s.k), &state, 127);
         int8_t *in_a = to_device(a), *in_b = to_device(b);
         int32_t *out;
         assert_cuda(cudaMalloc(&out, (size_t)ldc * s.n * sizeof *out));
@@ -177,7 +177,7 @@ static void test_gemm_of_8_bit_integers(void **) {
 
 #ifdef SAMEBITS_EMU
 
-/* ---- what only the emulation can be told to do ------------------------------------------------ */
+/* ---- what only the emulation can be told to do ---------------------------------------------- */
 
 static void test_new_memory_is_poisoned(void **) {
     float *f;
@@ -243,18 +243,18 @@ static void test_products_of_foreign_memory_are_refused(void **) {
     cublasHandle_t handle;
     assert_blas(cublasCreate(&handle));
     double *a = to_device(std::vector<double>(16, 1)), host[16] = {}, one = 1;
-    assert_int_equal(cublasDgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, a, 3, a, 4, &one,
-                                 a, 4),
-                     CUBLAS_STATUS_INVALID_VALUE);
+    assert_int_equal(
+        cublasDgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, a, 3, a, 4, &one, a, 4),
+        CUBLAS_STATUS_INVALID_VALUE);
     int8_t *bytes = (int8_t *)a;
     const int32_t one_32 = 1;
     assert_int_equal(cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &one_32, bytes,
                                   CUDA_R_8I, 2, bytes, CUDA_R_8I, 4, &one_32, a, CUDA_R_32I, 4,
                                   CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT),
                      CUBLAS_STATUS_NOT_SUPPORTED);
-    assert_int_equal(cublasDgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, a, 4, host, 4,
-                                 &one, a, 4),
-                     CUBLAS_STATUS_EXECUTION_FAILED);
+    assert_int_equal(
+        cublasDgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, a, 4, host, 4, &one, a, 4),
+        CUBLAS_STATUS_EXECUTION_FAILED);
     assert_int_equal(cudaGetLastError(), cudaErrorIllegalAddress);
     assert_blas(cublasDestroy(handle));
     assert_cuda(cudaDeviceReset());

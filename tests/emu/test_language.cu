@@ -1,7 +1,7 @@
 /* Kernels that use one part of CUDA each, compared with loops: blocks, shared memory, barriers. */
 #include "tests/emu/device_test.h"
 
-/* ---- indices ---------------------------------------------------------------------------------- */
+/* ---- indices -------------------------------------------------------------------------------- */
 
 __global__ void write_indices(uint3 *thread, uint3 *block, int n_threads) {
     int in_block = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -29,7 +29,7 @@ static void test_indices_of_3d_grids(void **) {
     }
 }
 
-/* ---- shared memory and barriers --------------------------------------------------------------- */
+/* ---- shared memory and barriers ------------------------------------------------------------- */
 
 /* Turns a [32][32] tile over the diagonal; columns are padded against bank conflicts. */
 __global__ void transpose(int *y, const int *x, int n) {
@@ -189,7 +189,7 @@ static void test_barriers_do_not_wait_for_exited_threads(void **) {
     }
 }
 
-/* ---- a whole device --------------------------------------------------------------------------- */
+/* ---- a whole device ------------------------------------------------------------------------- */
 
 /* Each block adds its part and says so; the last to say so publishes the sum. */
 __global__ void last_block_sums(unsigned long long *sum, unsigned *n_done, long long *y) {

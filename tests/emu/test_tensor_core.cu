@@ -2,7 +2,7 @@
 #include "gpu/tensor_core.h"
 #include "tests/emu/device_test.h"
 
-/* ---- mma -------------------------------------------------------------------------------------- */
+/* ---- mma ------------------------------------------------------------------------------------ */
 
 enum { M = 16, N = 8, K = 32 };
 
@@ -80,7 +80,7 @@ template <int SIGNS> static void check_multiply(void **) {
     assert_cuda(cudaFree(in_b));
 }
 
-/* ---- ldmatrix --------------------------------------------------------------------------------- */
+/* ---- ldmatrix ------------------------------------------------------------------------------- */
 
 enum { ROW = 24 }; /* elements between rows: 16-byte aligned, and not just the 8 of a matrix */
 
@@ -166,7 +166,7 @@ static void test_ldmatrix_feeds_mma(void **) {
     assert_cuda(cudaFree(in_b));
 }
 
-/* ---- cp.async --------------------------------------------------------------------------------- */
+/* ---- cp.async ------------------------------------------------------------------------------- */
 
 enum { STAGES = 3, THREADS = 64 };
 
@@ -260,16 +260,12 @@ static void test_misuse_is_reported(void **) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_multiply<S8_S8>),
-        cmocka_unit_test(check_multiply<S8_U8>),
-        cmocka_unit_test(check_multiply<U8_S8>),
-        cmocka_unit_test(check_multiply<U8_U8>),
-        cmocka_unit_test(test_ldmatrix_layouts),
-        cmocka_unit_test(test_ldmatrix_feeds_mma),
+        cmocka_unit_test(check_multiply<S8_S8>),       cmocka_unit_test(check_multiply<S8_U8>),
+        cmocka_unit_test(check_multiply<U8_S8>),       cmocka_unit_test(check_multiply<U8_U8>),
+        cmocka_unit_test(test_ldmatrix_layouts),       cmocka_unit_test(test_ldmatrix_feeds_mma),
         cmocka_unit_test(test_cp_async_pipeline),
 #ifdef SAMEBITS_EMU
-        cmocka_unit_test(test_forgotten_wait_is_seen),
-        cmocka_unit_test(test_misuse_is_reported),
+        cmocka_unit_test(test_forgotten_wait_is_seen), cmocka_unit_test(test_misuse_is_reported),
 #endif
     };
     int failures = 0;

@@ -1,7 +1,7 @@
 /* Warp operations, atomics and the small functions of kernels, compared with loops. */
 #include "tests/emu/device_test.h"
 
-/* ---- shuffles --------------------------------------------------------------------------------- */
+/* ---- shuffles ------------------------------------------------------------------------------- */
 
 enum { N_FORMS = 4 };
 
@@ -90,7 +90,7 @@ static void test_parts_of_a_warp(void **) {
     }
 }
 
-/* ---- votes and sums --------------------------------------------------------------------------- */
+/* ---- votes and sums ------------------------------------------------------------------------- */
 
 __global__ void vote(uint32_t *y, const uint32_t *bits) {
     int i = threadIdx.x, warp = i / 32;
@@ -196,7 +196,7 @@ static void test_syncwarp_orders_shared_memory(void **) {
         assert_int_equal(found[i], 8 * (i ^ 1 ^ 8));
 }
 
-/* ---- atomics ---------------------------------------------------------------------------------- */
+/* ---- atomics -------------------------------------------------------------------------------- */
 
 struct atomic_results {
     int add, largest, smallest;
@@ -293,7 +293,7 @@ static void test_atomics_on_shared_memory(void **) {
     assert_cuda(cudaFree(in));
 }
 
-/* ---- small functions -------------------------------------------------------------------------- */
+/* ---- small functions ------------------------------------------------------------------------ */
 
 enum { N_WORDS = 24 };
 

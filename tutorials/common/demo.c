@@ -1,7 +1,9 @@
 #include "tutorials/common/demo.h"
 
+#include "model/chat.h"
 #include "tutorials/common/complete.h"
 #include "tutorials/common/terminal.h"
+#include "tutorials/common/verify.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -29,7 +31,7 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
         return ops_find(demo->options.device, err);
     const struct ops *ops = ops_default(&why);
     if (*why.text)
-        fprintf(stderr, "%s. Running on the CPU\n", why.text);
+        fprintf(stderr, "running on the CPU: %s\n", why.text);
     return ops;
 }
 
@@ -65,8 +67,24 @@ static int open_model(struct demo *demo, struct error *err) {
     return 0;
 }
 
+int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
+                       struct error *err) {
+    if (demo->options.raw || !tokenizer_has_chatml(demo->tokenizer))
+        return tokenizer_encode(demo->tokenizer, prompt, strlen(prompt), true, ids, n, err);
+    struct chat_message message = {(char *)"user", (char *)prompt};
+    char *text;
+    size_t n_bytes;
+    if (chat_render(&message, 1, &text, &n_bytes, err))
+        return -1;
+    int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
+    free(text);
+    return result;
+}
+
 static int run_task(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
+    if (o->verify)
+        return verify_prompt(demo, err);
     if (o->prompt)
         return complete_prompt(demo, err);
     if (o->prompts)

@@ -53,6 +53,11 @@ struct column {
 /* Runs the program. Returns its exit status: 0, or 2 after one line on stderr. */
 int demo_main(int argc, char **argv, const struct phase *phase);
 
+/* The ids of a prompt as a user gives it: as a chat message if the model chats and --raw does not
+ * forbid it. *ids is malloc'ed, the caller's to free. Returns 0, or -1 with err set. */
+int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
+                       struct error *err);
+
 /* Prints rows (a JSON list of objects) as a table on stdout and keeps them, under `key`, for
  * --json. Takes over the reference to rows. */
 void demo_table(struct demo *demo, const char *key, const char *title, const struct column *columns,

@@ -1,5 +1,4 @@
 /* The measurements behind the phases' tables, and the tables themselves. */
-#include "model/chat.h"
 #include "tutorials/common/demo.h"
 #include "tutorials/common/terminal.h"
 
@@ -63,20 +62,6 @@ static json_t *timed_answer(struct demo *demo, struct sequence *s, struct kv_cac
     return row_of(demo, s, timing, cache);
 }
 
-static int encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
-                         struct error *err) {
-    if (!tokenizer_has_chatml(demo->tokenizer))
-        return tokenizer_encode(demo->tokenizer, prompt, strlen(prompt), true, ids, n, err);
-    struct chat_message message = {(char *)"user", (char *)prompt};
-    char *text;
-    size_t n_bytes;
-    if (chat_render(&message, 1, &text, &n_bytes, err))
-        return -1;
-    int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
-    free(text);
-    return result;
-}
-
 json_t *demo_measure(struct demo *demo, const char *prompt, int n_new,
                      const struct cache_kind *kind, uint64_t *fingerprint, struct error *err) {
     struct timing timing = {.n_new = n_new, .bar = progress_bar_start("measuring")};
@@ -91,7 +76,7 @@ json_t *demo_measure(struct demo *demo, const char *prompt, int n_new,
         error_set(err, "out of memory");
         goto done;
     }
-    if (encode_prompt(demo, prompt, &ids, &n, err) ||
+    if (demo_encode_prompt(demo, prompt, &ids, &n, err) ||
         sequence_start(&s, 0, &demo->options.sampling, err))
         goto done;
     if (kind && !(cache = kind->create(&demo->model, demo->generator.context, err)))

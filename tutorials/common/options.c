@@ -28,6 +28,7 @@ enum {
     PROMPTS,
     MESSAGES,
     CHAT,
+    VERIFY,
     RAW,
     MAX_NEW,
     TEMPERATURE,
@@ -47,6 +48,7 @@ static const struct row rows[] = {
     {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new", PROMPTS},
     {"messages", "FILE.json", "answer a JSON list of chat messages", MESSAGES},
     {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", CHAT},
+    {"verify", NULL, "with --prompt: compare every tensor of --device with the CPU's", VERIFY},
     {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line", TOKENIZE},
     {NULL, NULL, "How to sample", 0},
     {"max-new", "N", "most tokens to write (512)", MAX_NEW},
@@ -164,6 +166,9 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case CHAT:
         o->chat = true;
         return 0;
+    case VERIFY:
+        o->verify = true;
+        return 0;
     case RAW:
         o->raw = true;
         return 0;
@@ -200,6 +205,11 @@ static int check_combination(const struct options *o, struct error *err) {
     if (tasks > 1)
         return error_set(err, "--prompt, --prompts, --messages, --chat and --tokenize exclude each "
                               "other: give one");
+    if (o->verify && !o->prompt)
+        return error_set(err, "--verify needs --prompt");
+    if (o->verify && o->device && !strcmp(o->device, "cpu"))
+        return error_set(err,
+                         "--verify compares a device with the CPU: choose --device gpu or emu");
     if (o->raw && (o->chat || o->messages))
         return error_set(err, "--raw: chat messages need the chat template");
     if (o->tokenize && (o->dump_logits || o->json))

@@ -23,6 +23,7 @@ struct options {
     const char *prompts;
     const char *messages;
     bool chat;
+    bool verify;          /* with prompt: compare the device with the reference */
     const char *tokenize; /* instead of running the model */
     bool raw;             /* no chat template */
     bool ids;
