@@ -51,6 +51,15 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
 
+# Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
+# of the kernels under the emulation and, where there is a GPU, on it.
+EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
+KERNEL_TESTS := test_ops test_attention test_faults test_sampling
+on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
+            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
+HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
+GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
+
 .PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands \
         $(PHASES:%=phase%) build-test build-slow
 
@@ -89,17 +98,10 @@ $(PHASES:%=phase%): phase%: deps
 	@cp build/release/demo$* demo
 	@echo "built ./demo for phase $*; ./demo --help lists its options"
 
-# Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
-# of the kernels under the emulation and, where there is a GPU, on it.
-KERNEL_TESTS := test_ops test_attention test_faults test_sampling
-on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
-            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
-HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
-GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
-
 test: deps
 	@$(MAKE) --no-print-directory build-test
 	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
 	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
@@ -113,6 +115,7 @@ bench numerics: %: deps
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
               build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
+            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-slow: $(call programs,release,$(SLOW_SOURCES))
 build-bench: $(BENCHES)
@@ -152,6 +155,11 @@ build/$(1)/%.o: %.cpp
 build/$(1)/gpu/%.cu.o: gpu/%.cu
 	@mkdir -p $$(@D)
 	g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
+	@mkdir -p $$(@D)
+	g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1)))
+	g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/demo%:
 	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_$$(KERNELS)) $$(LIBS)
 build/$(1)/emu-demo%:
