@@ -9,6 +9,7 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+say       = $(if $(V),,@echo "  $(1)   $@";)
 LIBS     := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lpthread -lm
 CXXFLAGS := -std=c++17 -Wall -Wextra -Werror -ffp-contract=off -DSAMEBITS_EMU -I. \
             $(shell pkg-config --cflags openblas 2>/dev/null)
@@ -148,27 +149,27 @@ kernel_objects = $(if $(filter gpu,$(KERNELS)),$(gpu_objects),$(call emu_objects
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
-	g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
 build/$(1)/gpu/%.cu.o: gpu/%.cu
 	@mkdir -p $$(@D)
-	g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
 	@mkdir -p $$(@D)
-	g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1)))
-	g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/demo%:
-	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_$$(KERNELS)) $$(LIBS)
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_$$(KERNELS)) $$(LIBS)
 build/$(1)/emu-demo%:
-	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS)
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS)
 build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
                     $$(call emu_objects,$(1))
-	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
-	$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
 $(foreach p,$(PHASES),
 build/$(1)/demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
                      $$(call kernel_objects,$(1))
@@ -181,18 +182,18 @@ $(eval $(call rules,asan))
 # nvcc builds once; on the machine with the GPU the tests link these objects instead.
 build/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
                    $(gpu_objects)
 	@mkdir -p $(@D)
-	$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 
 # libFuzzer comes with clang. The readers need no kernels.
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
-	clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
+	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
 build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c))
-	clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
+	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -365,6 +365,21 @@ static void verify_compares_with_the_reference(void **state) {
     assert_refused(1, "--verify --device gpu", "--verify", "--prompt");
 }
 
+/* The README's first command prints what the README says it prints. */
+static void the_readme_prints_what_really_happens(void **state) {
+    (void)state;
+    struct command c = demo(1, "--prompt 'Write a short story about a robot who learns to paint.'");
+    struct command readme = command_run("cat README.md", NULL);
+    assert_int_equal(c.status, 0);
+    assert_non_null(strstr(readme.out, c.out));
+    const char *fingerprint = command_fingerprint(&c);
+    char line[32];
+    snprintf(line, sizeof line, "fingerprint %.16s", fingerprint);
+    assert_non_null(strstr(readme.out, line));
+    command_free(&readme);
+    command_free(&c);
+}
+
 static void help_lists_every_option(void **state) {
     (void)state;
     struct command c = demo(1, "--help");
@@ -425,6 +440,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(json_holds_the_run),
         cmocka_unit_test(a_full_disk_is_reported),
         cmocka_unit_test(verify_compares_with_the_reference),
+        cmocka_unit_test(the_readme_prints_what_really_happens),
         cmocka_unit_test(help_lists_every_option),
         cmocka_unit_test(memory_stays_below_ten_bytes_a_parameter),
     };

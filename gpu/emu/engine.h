@@ -51,11 +51,10 @@ enum access { ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC };
  */
 struct shadow {
     uint32_t write_time, read_time;
-    uint32_t read_lanes; /* of read_warp, since the last write or barrier */
+    uint32_t read_lanes; /* of read_warp, the first warp to read since the last write or barrier */
     uint16_t writer;     /* thread of the block */
     uint8_t written_atomically;
-    uint8_t read_warp : 5;
-    uint8_t read_by_more_warps : 1;
+    uint8_t read_warp;
 };
 
 struct shared_variable {

@@ -159,16 +159,15 @@ static inline void note_read(struct cuda_thread *t, struct shadow *s, size_t off
     if (s->write_time < w->block_start ||
         (s->write_time >= w->last_barrier && s->writer != t->number))
         check_read(t, s, offset, from);
-    unsigned warp = t->number / WARP;
+    /* Between two barriers, warps run one after the other. So the first warp that read is enough to
+     * convict any later one that writes, and will not itself write after a second one read. */
+    uint8_t warp = (uint8_t)(t->number / WARP);
     uint32_t lane = 1u << (t->number % WARP);
     if (s->read_time < w->last_barrier) {
-        s->read_warp = warp % MAX_WARPS;
-        s->read_by_more_warps = 0;
+        s->read_warp = warp;
         s->read_lanes = lane;
     } else if (s->read_warp == warp) {
         s->read_lanes = unordered_readers(t, s) | lane;
-    } else {
-        s->read_by_more_warps = 1;
     }
     s->read_time = w->now;
 }
@@ -189,11 +188,10 @@ __attribute__((noinline)) static void check_write(struct cuda_thread *t, const s
         return;
     bool same_warp = s->read_warp == t->number / WARP;
     uint32_t lanes = same_warp ? unordered_readers(t, s) : s->read_lanes;
-    unsigned reader = s->read_warp * WARP + (unsigned)__builtin_ctz(lanes | 1u << 31);
-    if (lanes)
-        fault_race(t, offset, how, name_of(&w->threads[reader]).text, "read", from);
-    if (s->read_by_more_warps)
-        fault_race(t, offset, how, "a thread of another warp", "read", from);
+    if (!lanes)
+        return;
+    unsigned reader = s->read_warp * WARP + (unsigned)__builtin_ctz(lanes);
+    fault_race(t, offset, how, name_of(&w->threads[reader]).text, "read", from);
 }
 
 static inline void note_write(struct cuda_thread *t, struct shadow *s, size_t offset,

@@ -398,23 +398,42 @@ static void test_order_is_transitive(void **) {
     assert_int_equal(from_device(y, 1)[0], 7);
 }
 
-__global__ void atomic_against_plain(int *y, bool barrier) {
+__global__ void atomic_against_plain(int *y, bool barrier_before, bool barrier_after) {
     SHARED(int, sum);
     if (threadIdx.x == 0)
         sum = 0;
-    __syncthreads();
+    if (barrier_before)
+        __syncthreads();
     atomicAdd(&sum, 1);
-    if (barrier)
+    if (barrier_after)
         __syncthreads();
     y[threadIdx.x] = sum;
 }
 
-static void test_atomics_race_with_plain_reads_only(void **) {
+static void test_atomics_race_with_plain_accesses_only(void **) {
     int *y = to_device(std::vector<int>(64, 0));
-    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, true);
+    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, true, true);
     expect_no_fault();
-    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, false);
+    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, true, false);
     expect_fault(EMU_SHARED_RACE, "shared sum");
+    y = to_device(std::vector<int>(64, 0));
+    LAUNCH(atomic_against_plain, 1, 64, 0, 0, y, false, true);
+    assert_int_not_equal(emu_last_report().fault, EMU_NO_FAULT); /* a race, or nothing to add to */
+    expect_fault(emu_last_report().fault, "shared sum");
+}
+
+/* The second half of a vector lies behind the end. */
+__global__ void vector_over_the_end(int *y) {
+    SHARED(int, words, [3]);
+    words[0] = words[1] = words[2] = 1;
+    uint2 pair = *(const uint2 *)&words[2];
+    *y = (int)(pair.x + pair.y);
+}
+
+static void test_vector_over_the_end(void **) {
+    int *y = to_device(std::vector<int>(1, 0));
+    LAUNCH(vector_over_the_end, 1, 1, 0, 0, y);
+    expect_fault(EMU_SHARED_BOUNDS, "0 bytes past the end of shared words (12 bytes)");
 }
 
 static void test_device_memory_out_of_bounds(void **) {
@@ -459,9 +478,10 @@ static void test_misaligned_shared_vector(void **) {
         cmocka_unit_test(test_write_after_reads_is_a_race),                                        \
         cmocka_unit_test(test_only_syncwarp_orders_a_warp),                                        \
         cmocka_unit_test(test_order_is_transitive),                                                \
-        cmocka_unit_test(test_atomics_race_with_plain_reads_only),                                 \
+        cmocka_unit_test(test_atomics_race_with_plain_accesses_only),                              \
         cmocka_unit_test(test_device_memory_out_of_bounds),                                        \
         cmocka_unit_test(test_host_and_freed_memory_is_not_the_devices),                           \
+        cmocka_unit_test(test_vector_over_the_end),                                                \
         cmocka_unit_test(test_misaligned_shared_vector),
 #elif defined(__SANITIZE_ADDRESS__)
 
