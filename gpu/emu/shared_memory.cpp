@@ -194,15 +194,22 @@ __attribute__((noinline)) static void check_write(struct cuda_thread *t, const s
     fault_race(t, offset, how, name_of(&w->threads[reader]).text, "read", from);
 }
 
+/* Whether t's own plain write just before, which others may race with, must not be forgotten when
+ * t changes the byte atomically. */
+static bool hides_plain_write(const struct cuda_thread *t, const struct shadow *s) {
+    return s->writer == t->number && !s->written_atomically && !t->warp->synced_partly &&
+           s->write_time >= t->worker->last_barrier && s->write_time >= t->warp->synced;
+}
+
 static inline void note_write(struct cuda_thread *t, struct shadow *s, size_t offset,
                               enum access how, code_address from) {
     const struct worker *w = t->worker;
     if (s->write_time >= w->last_barrier || s->read_time >= w->last_barrier || how == ACCESS_ATOMIC)
         check_write(t, s, offset, how, from);
+    s->written_atomically = how == ACCESS_ATOMIC && !hides_plain_write(t, s);
     s->read_time = 0;
     s->write_time = w->now;
     s->writer = (uint16_t)t->number;
-    s->written_atomically = how == ACCESS_ATOMIC;
 }
 
 void shared_access(struct cuda_thread *t, size_t offset, size_t bytes, enum access how,

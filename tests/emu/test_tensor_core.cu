@@ -229,6 +229,33 @@ static void test_forgotten_wait_is_seen(void **) {
     assert_cuda(cudaFree(in));
 }
 
+/* Two groups of copies put the values that are already there. The second is not waited for. */
+__global__ void late_copies(uint4 *y, const uint4 *x) {
+    SHARED(uint4, places, [2][32]);
+    int i = threadIdx.x;
+    for (int group = 0; group < 2; group++) {
+        places[group][i] = x[i];
+        cp_async_16(&places[group][i], &x[i]);
+        cp_async_commit();
+    }
+    cp_async_wait<1>();
+    for (int group = 0; group < 2; group++)
+        y[group * 32 + i] = places[group][i];
+}
+
+static void test_copies_are_late_and_their_places_junk(void **) {
+    std::vector<uint4> x(32);
+    for (int i = 0; i < 32; i++)
+        x[i] = make_uint4(i, 1, 2, 3);
+    uint4 *in = to_device(x), *out = to_device(std::vector<uint4>(64));
+    LAUNCH(late_copies, 1, 32, 0, 0, out, in);
+    std::vector<uint4> y = from_device(out, 64);
+    assert_memory_equal(&y[0], x.data(), 32 * sizeof x[0]);
+    for (int i = 0; i < 32; i++)
+        assert_int_not_equal(y[32 + i].x, x[i].x);
+    assert_cuda(cudaFree(in));
+}
+
 __global__ void partial_mma(int32_t *d) {
     uint32_t a[4] = {0, 0, 0, 0}, b[2] = {0, 0};
     if (threadIdx.x < 31)
@@ -260,12 +287,17 @@ static void test_misuse_is_reported(void **) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_multiply<S8_S8>),       cmocka_unit_test(check_multiply<S8_U8>),
-        cmocka_unit_test(check_multiply<U8_S8>),       cmocka_unit_test(check_multiply<U8_U8>),
-        cmocka_unit_test(test_ldmatrix_layouts),       cmocka_unit_test(test_ldmatrix_feeds_mma),
+        cmocka_unit_test(check_multiply<S8_S8>),
+        cmocka_unit_test(check_multiply<S8_U8>),
+        cmocka_unit_test(check_multiply<U8_S8>),
+        cmocka_unit_test(check_multiply<U8_U8>),
+        cmocka_unit_test(test_ldmatrix_layouts),
+        cmocka_unit_test(test_ldmatrix_feeds_mma),
         cmocka_unit_test(test_cp_async_pipeline),
 #ifdef SAMEBITS_EMU
-        cmocka_unit_test(test_forgotten_wait_is_seen), cmocka_unit_test(test_misuse_is_reported),
+        cmocka_unit_test(test_forgotten_wait_is_seen),
+        cmocka_unit_test(test_copies_are_late_and_their_places_junk),
+        cmocka_unit_test(test_misuse_is_reported),
 #endif
     };
     int failures = 0;
