@@ -69,7 +69,7 @@ help:
 	@echo "make phase0        build ./demo: no cache, every token reads the text again"
 	@echo "make phase1        build ./demo: KV cache, static and dynamic"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
-	@echo "make test-slow     the long sweeps: exp over every float, more schedules and prompts"
+	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
@@ -108,8 +108,8 @@ test: deps
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
 test-slow: deps
-	@$(MAKE) --no-print-directory build-test build-slow
-	@SLOW=1 tests/run $(call programs,release,$(SLOW_SOURCES) $(TEST_SOURCES))
+	@$(MAKE) --no-print-directory build-slow
+	@tests/run $(call programs,release,$(SLOW_SOURCES))
 
 bench numerics: %: deps
 	@$(MAKE) --no-print-directory build-$*
@@ -129,7 +129,8 @@ fuzz: deps
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
 
-compile_commands: clean
+compile_commands: deps clean
+	@command -v bear >/dev/null || { echo "compile_commands needs bear: apt-get install bear"; exit 1; }
 	bear -- $(MAKE) build-test build-slow build/release/tutorials/numerics/same_sums
 
 clean:

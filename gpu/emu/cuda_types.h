@@ -1,4 +1,8 @@
-/* cuda_types.h - CUDA's vector types and dim3, with CUDA's sizes and alignments. */
+/*
+ * cuda_types.h - CUDA's vector types and dim3, with CUDA's sizes and alignments.
+ *
+ * Kernels read arrays of anything through pointers to vectors, so these may alias all types.
+ */
 #ifndef SAMEBITS_CUDA_TYPES_H
 #define SAMEBITS_CUDA_TYPES_H
 
@@ -8,7 +12,7 @@
 #include <string.h>
 
 #define EMU_VECTOR_2(name, type, alignment)                                                        \
-    struct alignas(alignment) name##2 {                                                            \
+    struct __attribute__((may_alias, aligned(alignment))) name##2 {                                \
         type x, y;                                                                                 \
     };                                                                                             \
     inline name##2 make_##name##2(type x, type y) {                                                \
@@ -22,7 +26,7 @@
         return {x, y, z};                                                                          \
     }
 #define EMU_VECTOR_4(name, type, alignment)                                                        \
-    struct alignas(alignment) name##4 {                                                            \
+    struct __attribute__((may_alias, aligned(alignment))) name##4 {                                \
         type x, y, z, w;                                                                           \
     };                                                                                             \
     inline name##4 make_##name##4(type x, type y, type z, type w) {                                \

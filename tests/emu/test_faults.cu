@@ -423,15 +423,19 @@ static void test_atomics_race_with_plain_accesses_only(void **) {
 }
 
 /* The second half of what is read lies behind the end. */
-__global__ void read_over_the_end(int *y) {
+__global__ void read_over_the_end(long long *y, int first) {
     SHARED(int, words, [3]);
     words[0] = words[1] = words[2] = 1;
-    *y = (int)*(const unsigned long long *)&words[2];
+    long long pair;
+    memcpy(&pair, &words[first], sizeof pair);
+    *y = pair;
 }
 
 static void test_read_over_the_end(void **) {
-    int *y = to_device(std::vector<int>(1, 0));
-    LAUNCH(read_over_the_end, 1, 1, 0, 0, y);
+    long long *y = to_device(std::vector<long long>(1, 0));
+    LAUNCH(read_over_the_end, 1, 1, 0, 0, y, 1);
+    expect_no_fault();
+    LAUNCH(read_over_the_end, 1, 1, 0, 0, y, 2);
     expect_fault(EMU_SHARED_BOUNDS, "0 bytes past the end of shared words (12 bytes)");
 }
 
