@@ -11,7 +11,7 @@ CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 say       = $(if $(V),,@echo "  $(1)   $@";)
 LIBS     := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lpthread -lm
-CXXFLAGS := -std=c++17 -Wall -Wextra -Werror -ffp-contract=off -DSAMEBITS_EMU -I. \
+CXXFLAGS := -std=c++17 -fno-strict-aliasing -Wall -Wextra -Werror -ffp-contract=off -DSAMEBITS_EMU -I. \
             $(shell pkg-config --cflags openblas 2>/dev/null)
 release_FLAGS := -O3 -g $(ARCH)
 asan_FLAGS    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \

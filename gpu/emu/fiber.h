@@ -20,6 +20,13 @@
 #define FIBER_USES_UCONTEXT
 #endif
 
+/* gcc says by a macro that AddressSanitizer is on, clang by a question. */
+#if defined(__has_feature) && !defined(__SANITIZE_ADDRESS__)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+
 #ifdef FIBER_USES_UCONTEXT
 #include <ucontext.h>
 #endif
