@@ -48,6 +48,7 @@ TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
+GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -61,8 +62,7 @@ on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") 
 HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
 
-.PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands \
-        $(PHASES:%=phase%) build-test build-slow
+.PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
 
 help:
 	@echo "make run           install what is missing, build phase 1 and let the model write"
@@ -77,8 +77,7 @@ help:
 	@echo "make compile_commands   compile_commands.json for editors"
 	@echo "make clean         remove everything that was built"
 
-# Says nothing when all is there. The other targets build in a second make, which then sees the
-# packages that this one installed.
+# Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
 	@if ! (command -v $(CC) && command -v pkg-config && \
 	       pkg-config --exists $(PACKAGES) cmocka) >/dev/null 2>&1; then \
@@ -108,7 +107,7 @@ test: deps
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
 test-slow: deps
-	@$(MAKE) --no-print-directory build-slow
+	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES))
 	@tests/run $(call programs,release,$(SLOW_SOURCES))
 
 bench numerics: %: deps
@@ -118,9 +117,8 @@ build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build
               build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
-build-slow: $(call programs,release,$(SLOW_SOURCES))
-build-bench: $(BENCHES)
-	@for b in $(BENCHES); do $$b || exit 1; done
+build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
+	@for b in $^; do $$b || exit 1; done
 build-numerics: build/release/tutorials/numerics/same_sums
 	@$<
 
@@ -130,8 +128,8 @@ fuzz: deps
 	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
 
 compile_commands: deps clean
-	@command -v bear >/dev/null || { echo "compile_commands needs bear: apt-get install bear"; exit 1; }
-	bear -- $(MAKE) build-test build-slow build/release/tutorials/numerics/same_sums
+	@command -v bear >/dev/null || { echo "this needs bear: apt-get install bear"; exit 1; }
+	bear -- $(MAKE) build-test build/release/tutorials/numerics/same_sums
 
 clean:
 	rm -rf build demo compile_commands.json
@@ -180,16 +178,19 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 
-# nvcc builds once; on the machine with the GPU the tests link these objects instead.
 build/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+build/gpu/bench/%.o: tests/bench/%.cu
+	@mkdir -p $(@D)
+	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(gpu_objects)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
 build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
                    $(gpu_objects)
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 
-# libFuzzer comes with clang. The readers need no kernels.
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@

@@ -62,13 +62,6 @@ bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what
 /* Scratch memory of at least this size, or NULL when the device has failed. */
 void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, const char *op);
 
-/* Four iterations at once, so that their loads are all under way before the first is used. */
-#ifdef SAMEBITS_EMU
-#define UNROLL_4
-#else
-#define UNROLL_4 _Pragma("unroll 4")
-#endif
-
 /* Launches a kernel on the device's stream and checks it. Nothing happens when the device has
  * failed or there is nothing to do. */
 #define GPU_LAUNCH(gpu, kernel, grid, block, shared_bytes, ...)                                    \

@@ -13,7 +13,8 @@
  *    x and W agree: the sum has no order. x is split into digits on the way (high signed, low
  *    unsigned).
  *
- * The choice (version 0): 4 for up to 16 rows, else 3; 2 where those do not apply.
+ * The choice (version 0): 4 for up to 16 rows, else 3; 2 where those do not apply (measured:
+ * tests/bench/README.md).
  */
 #include "gpu/gpu.h"
 #include "gpu/tensor_core.h"
@@ -132,7 +133,6 @@ static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 
 /* ---- 4: few rows ------------------------------------------------------------------------------ */
 
-/* One block: 8 rows of W (the n of the mma) and 16 rows of x; its 8 warps share the columns. */
 enum { ROWS_MAX_K = 1 << 18 }; /* 49,000 * k / 8 stays below 2^31 */
 
 /* 16 mantissas of one row of x as digits: high[4] signed and low[4] unsigned, 4 a word. */
@@ -189,44 +189,92 @@ static __device__ __forceinline__ void multiply_step(struct digit_sums *s, const
     }
 }
 
+/* The weights of STEPS steps of 64 columns for TILES mma tiles of 8 rows: 32 bytes per step and
+ * tile, all asked for before the first is used, so that memory always has work. */
+template <int TILES, int STEPS> struct weight_digits {
+    uint4 high[STEPS][TILES], low[STEPS][TILES];
+};
+
+template <int TILES, int STEPS>
+static __device__ __forceinline__ void load_weights(struct weight_digits<TILES, STEPS> *w,
+                                                    const int8_t *high, const int8_t *low,
+                                                    int first_out, int n, int padded, int step,
+                                                    int quarter) {
+    UNROLL
+    for (int s = 0; s < STEPS; s++) {
+        int column = (step + s * 8) * 64 + quarter * 16;
+        UNROLL
+        for (int tile = 0; tile < TILES; tile++) {
+            int out = first_out + tile * 8;
+            size_t at = (size_t)(out < n ? out : n - 1) * (size_t)padded + (size_t)column;
+            bool exists = column < padded;
+            w->high[s][tile] = exists ? *(const uint4 *)(high + at) : make_uint4(0, 0, 0, 0);
+            w->low[s][tile] = exists ? *(const uint4 *)(low + at) : make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* A block: 8 * TILES rows of W and 16 rows of x. Its warps take every eighth step of 64 columns and
+ * add up at the end. More tiles read x less often; fewer give more blocks. */
+template <int TILES, int STEPS>
 __global__ static void __launch_bounds__(256)
     linear_4(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
              const int8_t *exponents, int n_tokens, int n, int k, int padded) {
-    SHARED(long long, part, [8][128]);
+    SHARED(long long, part, [8][TILES * 128]);
     int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
     int group = lane / 4, quarter = lane % 4; /* of the mma: a row, and 16 of its 64 columns */
-    int token = (int)blockIdx.y * 16 + group, out = (int)blockIdx.x * 8 + group;
+    int token = (int)blockIdx.y * 16 + group, first_out = (int)blockIdx.x * 8 * TILES;
     const int16_t *row0 = x.mantissas + (size_t)token * (size_t)k;
     const int16_t *row1 = row0 + 8 * (size_t)k;
-    size_t at = (size_t)(out < n ? out : n - 1) * (size_t)padded + (size_t)quarter * 16;
-    struct digit_sums sums = {{0}, {0}, {0}};
-    UNROLL_4
-    for (int step = warp; step < padded / 64; step += 8) {
-        uint4 w_high = *(const uint4 *)(high + at + (size_t)step * 64);
-        uint4 w_low = *(const uint4 *)(low + at + (size_t)step * 64);
-        uint32_t high0[4], low0[4], high1[4], low1[4];
-        int column = step * 64 + quarter * 16;
-        load_digits(high0, low0, row0, column, k, token < n_tokens);
-        load_digits(high1, low1, row1, column, k, token + 8 < n_tokens);
-        multiply_step(&sums, high0, low0, high1, low1, w_high, w_low);
+    struct digit_sums sums[TILES] = {};
+    for (int step = warp; step < padded / 64; step += 8 * STEPS) {
+        struct weight_digits<TILES, STEPS> w;
+        load_weights<TILES, STEPS>(&w, high, low, first_out + group, n, padded, step, quarter);
+        UNROLL
+        for (int s = 0; s < STEPS; s++) {
+            uint32_t high0[4], low0[4], high1[4], low1[4];
+            int column = (step + s * 8) * 64 + quarter * 16;
+            load_digits(high0, low0, row0, column, k, token < n_tokens);
+            load_digits(high1, low1, row1, column, k, token + 8 < n_tokens);
+            UNROLL
+            for (int tile = 0; tile < TILES; tile++)
+                multiply_step(&sums[tile], high0, low0, high1, low1, w.high[s][tile],
+                              w.low[s][tile]);
+        }
     }
     UNROLL
-    for (int i = 0; i < 4; i++)
-        part[warp][i * 32 + lane] =
-            65536ll * sums.high_high[i] + 256ll * sums.middle[i] + sums.low_low[i];
+    for (int tile = 0; tile < TILES; tile++)
+        UNROLL
+        for (int i = 0; i < 4; i++)
+            part[warp][tile * 128 + i * 32 + lane] = 65536ll * sums[tile].high_high[i] +
+                                                     256ll * sums[tile].middle[i] +
+                                                     sums[tile].low_low[i];
     __syncthreads();
-    /* Thread i < 128 adds the eight warps' shares of one output: element i / 32 of lane i % 32. */
-    int i = warp * 32 + lane;
-    if (i >= 128)
-        return;
-    long long dot = 0;
-    for (int w = 0; w < 8; w++)
-        dot += part[w][i];
-    token = (int)blockIdx.y * 16 + lane / 4 + (warp >= 2 ? 8 : 0);
-    out = (int)blockIdx.x * 8 + quarter * 2 + warp % 2;
-    if (token < n_tokens && out < n)
-        y[(size_t)token * (size_t)n + (size_t)out] =
-            num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
+    /* Entry j: element j / 32 % 4 of lane j % 32 of tile j / 128, summed over the eight warps. */
+    for (int j = warp * 32 + lane; j < TILES * 128; j += 256) {
+        long long dot = 0;
+        for (int i = 0; i < 8; i++)
+            dot += part[i][j];
+        int element = j / 32 % 4;
+        token = (int)blockIdx.y * 16 + group + element / 2 * 8;
+        int out = first_out + j / 128 * 8 + quarter * 2 + element % 2;
+        if (token < n_tokens && out < n)
+            y[(size_t)token * (size_t)n + (size_t)out] =
+                num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
+    }
+}
+
+static void launch_4(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
+                     const int8_t *high, const int8_t *low, int n_tokens) {
+    int padded = gpu_padded(w->k);
+    unsigned rows = gpu_blocks((size_t)n_tokens, 16);
+    dim3 block(32, 8);
+    if (w->n >= 4096)
+        GPU_LAUNCH(gpu, (linear_4<4, 2>), dim3(gpu_blocks((size_t)w->n, 32), rows), block, 0, y, x,
+                   high, low, w->exponents, n_tokens, w->n, w->k, padded);
+    else
+        GPU_LAUNCH(gpu, (linear_4<1, 4>), dim3(gpu_blocks((size_t)w->n, 8), rows), block, 0, y, x,
+                   high, low, w->exponents, n_tokens, w->n, w->k, padded);
 }
 
 /* ---- the choice ------------------------------------------------------------------------------- */
@@ -263,7 +311,6 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
         linear_3(gpu, y, x, w, n_tokens);
         break;
     default:
-        GPU_LAUNCH(gpu, linear_4, dim3(gpu_blocks(w->n, 8), gpu_blocks(n_tokens, 16)),
-                   dim3(32, 8), 0, y, x, high, low, w->exponents, n_tokens, w->n, w->k, padded);
+        launch_4(gpu, y, x, w, high, low, n_tokens);
     }
 }

@@ -108,6 +108,21 @@ static void test_linear_shapes(void **state) {
             }
 }
 
+/* Layers with thousands of outputs, for which kernels choose other block sizes. */
+static void test_linear_wide(void **state) {
+    struct test_device *t = *state;
+    struct random r = {22};
+    static const int shapes[][3] = {{1, 4096, 256}, {5, 4099, 65}, {16, 4127, 520}, {17, 4097, 130}};
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        int m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
+        struct bfp_rows x = random_bfp_rows(&r, m, k, N_DISTRIBUTIONS);
+        struct bfp_rows w = random_bfp_rows(&r, n, k, N_DISTRIBUTIONS);
+        check_linear(t, x, w, m, n, k);
+        free_host_rows(x);
+        free_host_rows(w);
+    }
+}
+
 /* Mantissas of any size and exponents of any size: results overflow, and are subnormal or zero of
  * either sign. */
 static void test_linear_any_exponents(void **state) {
@@ -414,6 +429,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_snap_rows),
         cmocka_unit_test(test_linear_shapes),
+        cmocka_unit_test(test_linear_wide),
         cmocka_unit_test(test_linear_any_exponents),
         cmocka_unit_test(test_linear_extreme_rows),
         cmocka_unit_test(test_linear_zero_is_positive),

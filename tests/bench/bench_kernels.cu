@@ -1,0 +1,273 @@
+/*
+ * bench_kernels - the CUDA kernels, each beside a limit measured in the same run.
+ *
+ * Memory-bound ops are compared with a device-to-device copy (bytes read plus bytes written), the
+ * linear layers also with a cuBLAS bf16 product of the same shape. Every measurement is the median
+ * of REPEATS; one repetition is a burst of launches between two events. Inputs are random and rotate
+ * over enough copies that the L2 cache cannot hold them.
+ */
+#include "gpu/gpu.h"
+
+#include <algorithm>
+#include <cuda_bf16.h>
+#include <random>
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+enum { REPEATS = 21, ROWS = 8192, COLS = 4096, N = 4096, COPIES = 16 };
+
+static struct device *dev;
+static double copy_tbs; /* the limit: terabytes per second of a copy */
+
+static void check(bool ok, const char *what) {
+    if (ok)
+        return;
+    fprintf(stderr, "bench_kernels: %s failed\n", what);
+    exit(2);
+}
+
+static void check_device(void) {
+    struct fault fault;
+    struct error err;
+    if (!dev->ops->sync(dev, &fault, &err))
+        return;
+    fprintf(stderr, "bench_kernels: %s\n", err.text);
+    exit(2);
+}
+
+/* Median seconds of one call of body(i), measured in bursts. */
+template <class Body> static double seconds(int burst, Body body) {
+    cudaStream_t stream = gpu_of(dev)->stream;
+    cudaEvent_t begin, end;
+    std::vector<double> all;
+    check(!cudaEventCreate(&begin) && !cudaEventCreate(&end), "an event");
+    for (int r = -2; r < REPEATS; r++) {
+        float ms = 0;
+        cudaEventRecord(begin, stream);
+        for (int i = 0; i < burst; i++)
+            body(i);
+        cudaEventRecord(end, stream);
+        check(!cudaEventSynchronize(end) && !cudaEventElapsedTime(&ms, begin, end), "timing");
+        if (r >= 0)
+            all.push_back(ms / 1e3 / burst);
+    }
+    check_device();
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    std::sort(all.begin(), all.end());
+    return all[all.size() / 2];
+}
+
+/* The same as a CUDA graph, so that the gaps between short launches are the hardware's only. */
+template <class Body> static double graph_seconds(int burst, Body body) {
+    cudaStream_t stream = gpu_of(dev)->stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    body(0); /* scratch memory must exist before the capture */
+    check_device();
+    check(!cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");
+    for (int i = 0; i < burst; i++)
+        body(i);
+    check(!cudaStreamEndCapture(stream, &graph) && !cudaGraphInstantiate(&exec, graph, 0),
+          "a graph");
+    double s = seconds(4, [&](int) { cudaGraphLaunch(exec, stream); });
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    return s / burst;
+}
+
+static void *device_bytes(size_t bytes) {
+    struct error err;
+    void *data = dev->ops->alloc(dev, bytes, "the benchmark", &err);
+    check(data, "an allocation");
+    return data;
+}
+
+static float *random_floats(size_t count) {
+    std::mt19937 engine(7);
+    std::normal_distribution<float> normal;
+    std::vector<float> host(count);
+    for (float &x : host)
+        x = normal(engine);
+    float *data = (float *)device_bytes(4 * count);
+    dev->ops->upload(dev, data, host.data(), 4 * count);
+    return data;
+}
+
+static void use_version(const char *op, int version) {
+    struct error err;
+    check(!dev->ops->set_version(dev, op, version, &err), op);
+}
+
+static void print_memory(const char *op, int version, double s, double bytes) {
+    printf("%-10s %7d %10.1f %9.2f %8.0f %%\n", op, version, s * 1e6, bytes / s / 1e12,
+           bytes / s / 1e12 / copy_tbs * 100);
+}
+
+static void bench_copy(void) {
+    size_t bytes = (size_t)1 << 30;
+    char *from = (char *)random_floats(bytes / 4), *to = (char *)device_bytes(bytes);
+    double s = seconds(4, [&](int) { dev->ops->copy(dev, to, from, bytes); });
+    copy_tbs = 2.0 * (double)bytes / s / 1e12;
+    printf("device copy of 1 GiB: %.2f TB/s read + written\n\n", copy_tbs);
+    dev->ops->free(dev, from, bytes);
+    dev->ops->free(dev, to, bytes);
+}
+
+static void bench_rows(void) {
+    size_t count = (size_t)ROWS * COLS;
+    float *x = random_floats(count), *z = random_floats(count), *gain = random_floats(COLS);
+    float *y = (float *)device_bytes(4 * count);
+    float *table = random_floats((size_t)ROWS * 64);
+    std::vector<int32_t> host(ROWS);
+    for (int i = 0; i < ROWS; i++)
+        host[(size_t)i] = i;
+    int32_t *positions = (int32_t *)device_bytes(4 * ROWS);
+    dev->ops->upload(dev, positions, host.data(), 4 * ROWS);
+    struct bfp_rows snapped = {(int16_t *)device_bytes(2 * count), (int8_t *)device_bytes(ROWS)};
+    printf("%d x %d float32\nop         version         us      TB/s  of a copy\n", ROWS, COLS);
+    for (int v = 1; v <= 3; v++) {
+        use_version("rmsnorm", v);
+        print_memory("rmsnorm", v, seconds(8, [&](int) {
+                         dev->ops->rmsnorm(dev, y, x, gain, ROWS, COLS, 1, 1e-6, 0);
+                     }),
+                     8.0 * (double)count);
+    }
+    for (int v = 1; v <= 2; v++) {
+        use_version("silu_mul", v);
+        print_memory("silu_mul", v,
+                     seconds(8, [&](int) { dev->ops->silu_mul(dev, y, x, z, count); }),
+                     12.0 * (double)count);
+    }
+    for (int v = 1; v <= 2; v++) {
+        use_version("rope", v);
+        print_memory("rope", v, seconds(8, [&](int) {
+                         dev->ops->rope(dev, y, positions, table, table, ROWS, COLS / 128, 128);
+                     }),
+                     8.0 * (double)count);
+    }
+    for (int v = 1; v <= 2; v++) {
+        use_version("snap_rows", v);
+        print_memory("snap_rows", v, seconds(8, [&](int) {
+                         dev->ops->snap_rows(dev, snapped, x, ROWS, COLS, 0);
+                     }),
+                     6.0 * (double)count);
+    }
+    for (int v = 1; v <= 2; v++) {
+        use_version("add", v);
+        print_memory("add", v, seconds(8, [&](int) { dev->ops->add(dev, y, x, z, count); }),
+                     12.0 * (double)count);
+    }
+}
+
+/* Weights with random mantissas; COPIES of them are 512 MB. */
+static struct matrix random_matrix(int n, int k, unsigned seed) {
+    std::mt19937 engine(seed);
+    std::vector<int16_t> q((size_t)n * (size_t)k);
+    std::vector<int8_t> e((size_t)n, (int8_t)-3);
+    struct matrix w;
+    struct error err;
+    for (int16_t &x : q)
+        x = (int16_t)((int)(engine() % 65279) - 32639);
+    check(!dev->ops->matrix_create(dev, &w, n, k, &err), "a matrix");
+    dev->ops->matrix_put(dev, &w, 0, n, q.data(), e.data());
+    return w;
+}
+
+static double bf16_seconds(int m) {
+    size_t count = (size_t)N * N;
+    std::mt19937 engine(5);
+    std::normal_distribution<float> normal;
+    std::vector<__nv_bfloat16> host(count);
+    for (__nv_bfloat16 &x : host)
+        x = __float2bfloat16(normal(engine));
+    void *w = device_bytes(2 * count), *x = device_bytes(2 * count), *y = device_bytes(2 * count);
+    dev->ops->upload(dev, w, host.data(), 2 * count);
+    dev->ops->upload(dev, x, host.data(), 2 * count);
+    float one = 1, zero = 0;
+    double s = seconds(16, [&](int) {
+        check(!cublasGemmEx(gpu_of(dev)->blas, CUBLAS_OP_T, CUBLAS_OP_N, N, m, N, &one, w,
+                            CUDA_R_16BF, N, x, CUDA_R_16BF, N, &zero, y, CUDA_R_16BF, N,
+                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+              "cublasGemmEx");
+    });
+    dev->ops->free(dev, w, 2 * count);
+    dev->ops->free(dev, x, 2 * count);
+    dev->ops->free(dev, y, 2 * count);
+    return s;
+}
+
+static void bench_linear(void) {
+    static const int rows[] = {1, 4, 8, 16, 32, 64, 128, 256, 1024};
+    std::vector<struct matrix> w;
+    for (int i = 0; i < COPIES; i++)
+        w.push_back(random_matrix(N, N, (unsigned)i + 1));
+    float *x = random_floats((size_t)1024 * N), *y = (float *)device_bytes((size_t)4096 * N);
+    struct bfp_rows snapped = {(int16_t *)device_bytes((size_t)2048 * N),
+                               (int8_t *)device_bytes(1024)};
+    dev->ops->snap_rows(dev, snapped, x, 1024, N, 0);
+    printf("\nlinear, N = K = %d: 2 bytes a weight; cuBLAS bf16 of the same shape beside it\n"
+           "rows    version         us  weights TB/s  of a copy   TFLOP/s   bf16 TFLOP/s\n",
+           N);
+    for (int m : rows) {
+        double bf16 = bf16_seconds(m), flop = 2.0 * m * N * N;
+        for (int v = 2; v <= 4; v++) {
+            use_version("linear", v);
+            auto one = [&](int i) {
+                dev->ops->linear(dev, y, snapped, &w[(size_t)(i % COPIES)], m);
+            };
+            double s = v == 2 ? seconds(2, one) : graph_seconds(COPIES * 2, one);
+            printf("%-7d %7d %10.1f %13.2f %8.0f %% %9.1f %14.1f\n", m, v, s * 1e6,
+                   2.0 * N * N / s / 1e12, 2.0 * N * N / s / 1e12 / copy_tbs * 100,
+                   flop / s / 1e12, flop / bf16 / 1e12);
+        }
+    }
+    use_version("linear", 0);
+}
+
+static void bench_attention(int n_tokens, int kv_len) {
+    struct attention_shape shape = {32, 8, 128, 0.08838834764831845};
+    float *q = random_floats((size_t)n_tokens * 4096), *kv = random_floats((size_t)kv_len * 1024);
+    float *y = (float *)device_bytes((size_t)n_tokens * 4096 * 4);
+    size_t rows = (size_t)kv_len * 8;
+    struct kv_layer layer = {(int16_t *)device_bytes(256 * rows), (int16_t *)device_bytes(256 * rows),
+                             (int8_t *)device_bytes(rows), (int8_t *)device_bytes(rows)};
+    std::vector<int64_t> host((size_t)kv_len);
+    for (int i = 0; i < kv_len; i++)
+        host[(size_t)i] = i;
+    int64_t *slots = (int64_t *)device_bytes(8 * (size_t)kv_len);
+    dev->ops->upload(dev, slots, host.data(), 8 * (size_t)kv_len);
+    dev->ops->kv_append(dev, &layer, kv, kv, slots, kv_len, 8, 128, 0, 0);
+    for (int v = 1; v <= dev->ops->versions("attention"); v++) {
+        use_version("attention", v);
+        double s = seconds(1, [&](int) {
+            dev->ops->attention(dev, y, q, &layer, n_tokens, kv_len, &shape, 0);
+        });
+        double seen = (double)n_tokens * (kv_len - (n_tokens - 1) / 2.0);
+        printf("%6d of %6d tokens, version %d: %10.1f us, %7.2f TFLOP/s, KV %.3f TB/s\n", n_tokens,
+               kv_len, v, s * 1e6, 4.0 * seen * 4096 / s / 1e12, 4.0 * 128 * (double)rows / s / 1e12);
+    }
+    use_version("attention", 0);
+}
+
+int main(void) {
+    struct device_options options = {0};
+    struct error err;
+    struct cudaDeviceProp properties;
+    dev = gpu_ops.open(&options, &err);
+    if (!dev) {
+        fprintf(stderr, "bench_kernels: %s\n", err.text);
+        return 2;
+    }
+    check(!cudaGetDeviceProperties(&properties, 0), "asking for the GPU's name");
+    printf("%s, medians of %d\n", properties.name, REPEATS);
+    bench_copy();
+    bench_rows();
+    bench_linear();
+    printf("\nattention, 32/8 heads, dim 128, causal, contiguous cache\n");
+    bench_attention(1024, 1024);
+    bench_attention(1, 1024);
+    bench_attention(1, 4096);
+    return 0; /* the process ends; its device memory goes with it */
+}
