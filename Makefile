@@ -14,8 +14,7 @@ LIBS     := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lpthread -lm
 CXXFLAGS := -std=c++17 -fno-strict-aliasing -Wall -Wextra -Werror -ffp-contract=off -DSAMEBITS_EMU -I. \
             $(shell pkg-config --cflags openblas 2>/dev/null)
 release_FLAGS := -O3 -g $(ARCH)
-asan_FLAGS    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
-                 -fno-omit-frame-pointer
+asan_FLAGS    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
@@ -25,8 +24,7 @@ NVCC       := $(shell command -v nvcc 2>/dev/null)
 KERNELS    := $(if $(NVCC),gpu,emu)
 # CUDA_ARCH=native|sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds and PTX.
 CUDA_ARCH  := $(if $(shell nvidia-smi -L 2>/dev/null),native,all)
-ARCH_all   := $(foreach a,75 80 90,-gencode=arch=compute_$(a),code=sm_$(a)) \
-              -gencode=arch=compute_90,code=compute_90
+ARCH_all   := $(foreach a,75 80 90,-gencode=arch=compute_$(a),code=[sm_$(a)$(comma)compute_$(a)])
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(CUDA_ARCH))
 GPU_SOURCES := $(wildcard gpu/*.cu)
@@ -74,7 +72,7 @@ help:
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
 	@echo "make deps          install missing packages (apt; called by the targets above)"
-	@echo "make compile_commands   compile_commands.json for editors"
+	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.

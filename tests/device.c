@@ -76,6 +76,18 @@ void device_close(struct test_device *t) {
     t->ops->close(t->dev);
 }
 
+int device_group_open(void **state) {
+    static struct test_device t;
+    device_open(&t, device_under_test(), 2);
+    *state = &t;
+    return 0;
+}
+
+int device_group_close(void **state) {
+    device_close(*state);
+    return 0;
+}
+
 void *device_put(struct test_device *t, const void *host, size_t bytes) {
     struct error err = {""};
     void *data = t->ops->alloc(t->dev, bytes, "a test", &err);

@@ -43,6 +43,10 @@ void device_clear(struct test_device *t);
 /* device_clear, and the device is closed. */
 void device_close(struct test_device *t);
 
+/* Set-up and tear-down of a cmocka group whose tests share one device under test: *state is it. */
+int device_group_open(void **state);
+int device_group_close(void **state);
+
 /* Device memory with a copy of the host's bytes, or with poison. Freed by device_clear. */
 void *device_put(struct test_device *t, const void *host, size_t bytes);
 void *device_poisoned(struct test_device *t, size_t bytes);

@@ -340,18 +340,6 @@ static void test_threads(void **state) {
     }
 }
 
-static int open_group(void **state) {
-    static struct test_device t;
-    device_open(&t, device_under_test(), 2);
-    *state = &t;
-    return 0;
-}
-
-static int close_group(void **state) {
-    device_close(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_token),
@@ -365,5 +353,5 @@ int main(void) {
         cmocka_unit_test(test_heads_are_independent),
         cmocka_unit_test(test_threads),
     };
-    return cmocka_run_group_tests(tests, open_group, close_group);
+    return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }

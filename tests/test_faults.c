@@ -300,18 +300,6 @@ static void test_device_names(void **state) {
     assert_non_null(strstr(err.text, "cpu"));
 }
 
-static int open_group(void **state) {
-    static struct test_device t;
-    device_open(&t, device_under_test(), 2);
-    *state = &t;
-    return 0;
-}
-
-static int close_group(void **state) {
-    device_close(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_snap_rows),
@@ -327,5 +315,5 @@ int main(void) {
         cmocka_unit_test(test_scratch_memory_runs_out),
         cmocka_unit_test(test_device_names),
     };
-    return cmocka_run_group_tests(tests, open_group, close_group);
+    return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }

@@ -70,8 +70,8 @@ static struct matrix put_matrix(struct test_device *t, struct bfp_rows w, int n,
         fail_msg("%s", err.text);
     int split = n / 3;
     t->ops->matrix_put(t->dev, &matrix, 0, split, w.mantissas, w.exponents);
-    t->ops->matrix_put(t->dev, &matrix, split, n - split,
-                       w.mantissas + (size_t)split * (size_t)k, w.exponents + split);
+    t->ops->matrix_put(t->dev, &matrix, split, n - split, w.mantissas + (size_t)split * (size_t)k,
+                       w.exponents + split);
     return matrix;
 }
 
@@ -112,7 +112,8 @@ static void test_linear_shapes(void **state) {
 static void test_linear_wide(void **state) {
     struct test_device *t = *state;
     struct random r = {22};
-    static const int shapes[][3] = {{1, 4096, 256}, {5, 4099, 65}, {16, 4127, 520}, {17, 4097, 130}};
+    static const int shapes[][3] = {
+        {1, 4096, 256}, {5, 4099, 65}, {16, 4127, 520}, {17, 4097, 130}};
     for (size_t i = 0; i < COUNT(shapes); i++) {
         int m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
         struct bfp_rows x = random_bfp_rows(&r, m, k, N_DISTRIBUTIONS);
@@ -413,18 +414,6 @@ static void test_kv_append(void **state) {
         }
 }
 
-static int open_group(void **state) {
-    static struct test_device t;
-    device_open(&t, device_under_test(), 2);
-    *state = &t;
-    return 0;
-}
-
-static int close_group(void **state) {
-    device_close(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_snap_rows),
@@ -441,5 +430,5 @@ int main(void) {
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_kv_append),
     };
-    return cmocka_run_group_tests(tests, open_group, close_group);
+    return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }

@@ -2,8 +2,8 @@
  * tokenizer.h: texts that nobody types. Bytes that are no UTF-8, NULs, 100 kB of one letter, texts
  * beyond the limits.
  */
-#include "model/tokenizer.h"
 #include "tests/random.h"
+#include "tests/tokenizer_calls.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,35 +30,6 @@ static struct tokenizer *load_json(const char *json) {
     if (tokenizer_load_text(&t, json, strlen(json), "mem", &err) != 0)
         fail_msg("%s", err.text);
     return t;
-}
-
-/* A copy of exactly n bytes, so that the sanitizer sees a read past the end. */
-static char *exact_copy(const char *text, size_t n) {
-    char *copy = malloc(n ? n : 1);
-    assert_non_null(copy);
-    memcpy(copy, text, n);
-    return n ? copy : realloc(copy, 1);
-}
-
-static int32_t *encode(const struct tokenizer *t, const char *text, size_t n, bool add_special,
-                       size_t *n_ids) {
-    struct error err;
-    int32_t *ids;
-    char *copy = exact_copy(text, n);
-    if (tokenizer_encode(t, copy, n, add_special, &ids, n_ids, &err) != 0)
-        fail_msg("%s", err.text);
-    free(copy);
-    return ids;
-}
-
-static char *decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                    size_t *n_bytes) {
-    struct error err;
-    char *text;
-    if (tokenizer_decode(t, ids, n, skip_special, &text, n_bytes, &err) != 0)
-        fail_msg("%s", err.text);
-    assert_int_equal(text[*n_bytes], 0);
-    return text;
 }
 
 static void test_invalid_utf8(void **state) {
