@@ -40,25 +40,8 @@ MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 
-# ---- tests: one program per file, linked with every module and the helpers ----------------------
-ALL_MODULES  := $(MODULES_1)
-TEST_SOURCES := $(wildcard tests/test_*.c)
-SLOW_SOURCES := $(wildcard tests/slow_*.c)
-TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c,$(wildcard tests/*.c))
-BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
-GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
-FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
-
-# Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
-# of the kernels under the emulation and, where there is a GPU, on it.
-EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_attention test_faults test_sampling
-on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
-            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
-HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
-GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
 
 .PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
 
@@ -96,34 +79,9 @@ $(PHASES:%=phase%): phase%: deps
 	@cp build/release/demo$* demo
 	@echo "built ./demo for phase $*; ./demo --help lists its options"
 
-test: deps
-	@$(MAKE) --no-print-directory build-test
-	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
-	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
-	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
-	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
-
-test-slow: deps
-	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES))
-	@tests/run $(call programs,release,$(SLOW_SOURCES))
-
-bench numerics: %: deps
-	@$(MAKE) --no-print-directory build-$*
-
-build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
-            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
-            $(if $(HAVE_GPU),$(GPU_TESTS))
-build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
-	@for b in $^; do $$b || exit 1; done
-build-numerics: build/release/tutorials/numerics/same_sums
-	@$<
-
-fuzz: deps
-	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
-	@$(MAKE) --no-print-directory $(FUZZERS)
-	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
+numerics: deps
+	@$(MAKE) --no-print-directory build/release/tutorials/numerics/same_sums
+	@build/release/tutorials/numerics/same_sums
 
 compile_commands: deps clean
 	@command -v bear >/dev/null || { echo "this needs bear: apt-get install bear"; exit 1; }
@@ -153,18 +111,10 @@ build/$(1)/%.o: %.cpp
 build/$(1)/gpu/%.cu.o: gpu/%.cu
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
-build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
-	@mkdir -p $$(@D)
-	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
-build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1)))
-	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/demo%:
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_$$(KERNELS)) $$(LIBS)
 build/$(1)/emu-demo%:
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS)
-build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
-                    $$(call emu_objects,$(1))
-	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
 $(foreach p,$(PHASES),
@@ -179,21 +129,8 @@ $(eval $(call rules,asan))
 build/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
-build/gpu/bench/%.o: tests/bench/%.cu
-	@mkdir -p $(@D)
-	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
-build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(gpu_objects)
-	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
-build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
-                   $(gpu_objects)
-	@mkdir -p $(@D)
-	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 
-build/fuzz/%.o: %.c
-	@mkdir -p $(@D)
-	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c))
-	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
+include tests/tests.mk
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

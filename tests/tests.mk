@@ -1,0 +1,75 @@
+# Building and running the tests, fuzzers and measurements; included by the Makefile.
+
+# One program per file, linked with every module and the helpers.
+ALL_MODULES  := $(MODULES_1)
+TEST_SOURCES := $(wildcard tests/test_*.c)
+SLOW_SOURCES := $(wildcard tests/slow_*.c)
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c,$(wildcard tests/*.c))
+BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
+GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
+FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
+
+# Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
+# of the kernels under the emulation and, where there is a GPU, on it.
+EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
+KERNEL_TESTS := test_ops test_attention test_faults test_sampling
+on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
+            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
+HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
+GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
+
+test: deps
+	@$(MAKE) --no-print-directory build-test
+	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
+	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
+	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
+
+test-slow: deps
+	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES))
+	@tests/run $(call programs,release,$(SLOW_SOURCES))
+
+bench: deps
+	@$(MAKE) --no-print-directory build-bench
+
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
+              build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
+            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
+            $(if $(HAVE_GPU),$(GPU_TESTS))
+build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
+	@for b in $^; do $$b || exit 1; done
+
+fuzz: deps
+	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
+	@$(MAKE) --no-print-directory $(FUZZERS)
+	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
+
+define test_rules
+build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
+	@mkdir -p $$(@D)
+	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1)))
+	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
+                    $$(call emu_objects,$(1))
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
+endef
+$(eval $(call test_rules,release))
+$(eval $(call test_rules,asan))
+
+build/gpu/bench/%.o: tests/bench/%.cu
+	@mkdir -p $(@D)
+	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(gpu_objects)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
+build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
+                   $(gpu_objects)
+	@mkdir -p $(@D)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
+
+build/fuzz/%.o: %.c
+	@mkdir -p $(@D)
+	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c))
+	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
