@@ -8,20 +8,13 @@
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
  *    scores and the softmax, then a thread per dimension for the weighted sum of values. Plain
  *    loops over 64-bit integers; every step of the definition can be seen.
+ * 2  for many tokens, on tensor cores: attention_prefill.cu
+ *
+ * The choice (version 0): 2 from 16 tokens on, where it applies; else 1.
  */
-#include "gpu/gpu.h"
+#include "gpu/attention.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
-
-struct attention_arguments {
-    float *y;
-    const float *q;
-    struct kv_layer kv;
-    int n_tokens, kv_len, n_heads, n_kv_heads, head_dim;
-    double scale;
-    int site;
-    unsigned long long *fault;
-};
 
 /* Snaps the block's query to shared memory and returns its exponent. */
 static __device__ int load_query(const struct attention_arguments *a, int16_t *mantissas,
@@ -117,7 +110,11 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
                                     shape->scale,
                                     site,
                                     gpu->fault};
-    if (n_tokens)
+    int version = gpu->version[GPU_ATTENTION];
+    bool prefill_fits = gpu->has_mma && shape->head_dim <= 256;
+    if (prefill_fits && (version == 2 || (!version && n_tokens >= 16)))
+        gpu_attention_prefill(gpu, &a);
+    else if (n_tokens)
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,
                    sizeof(int16_t) * (size_t)shape->head_dim, a);
 }

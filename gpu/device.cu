@@ -36,7 +36,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"rope", 2},
-    {"attention", 1}, {"silu_mul", 2}, {"add", 2},
+    {"attention", 2}, {"silu_mul", 2}, {"add", 2},
 };
 
 static int find_kernel(const char *name) {

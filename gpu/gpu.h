@@ -33,6 +33,7 @@ enum gpu_scratch {
     GPU_SCRATCH_W,
     GPU_SCRATCH_SUMS,
     GPU_SCRATCH_SAMPLING,
+    GPU_SCRATCH_ATTENTION,
     N_GPU_SCRATCH
 };
 

@@ -125,21 +125,9 @@ NUM_FN float num_rms_factor(int64_t sum, int e, int n, double eps) {
     return (float)(1.0 / sqrt(mean + eps));
 }
 
-/*
- * e^x to within 1 ulp for every float; exp(0) = 1, exp(-inf) = 0, exp(inf) = inf, NaN stays NaN.
- *
- * Cody and Waite's reduction x = n*ln2 + r, |r| <= ln2/2 (ln2 in two pieces), a polynomial for
- * e^r, then 2^n in two factors, so that results below 2^-126 are rounded once and not flushed.
- * The coefficients interpolate (e^r - 1 - r) / r^2 at Chebyshev points.
- */
-NUM_FN float num_exp(float x) {
-    const float shift = 12582912.0f;
-    /* Outside these bounds the result is 0 or infinity already; NaN fails both comparisons. */
-    x = x < -105.0f ? -105.0f : x;
-    x = x > 89.0f ? 89.0f : x;
-    float shifted = fmaf(x, 0x1.715476p+0f, shift);
-    int32_t n = (int32_t)(num_bits(shifted) - num_bits(shift));
-    float whole = shifted - shift;
+/* e^r for r = x - whole * ln2, |r| <= ln2 / 2: ln2 in two pieces, and a polynomial whose
+ * coefficients interpolate (e^r - 1 - r) / r^2 at Chebyshev points. */
+NUM_FN float num_exp_reduced(float x, float whole) {
     float high = fmaf(whole, -0x1.62e430p-1f, x); /* exact: a multiple of 2^-24 below 1 */
     float low = whole * 0x1.05c610p-29f;
     float r = high + low;
@@ -152,12 +140,39 @@ NUM_FN float num_exp(float x) {
     /* 1 + high + (low + r^2 q), with what the first addition loses carried into the small part. */
     float sum = 1.0f + high;
     float lost = high - (sum - 1.0f);
-    float y = sum + (lost + fmaf(r * r, q, low));
+    return sum + (lost + fmaf(r * r, q, low));
+}
+
+/*
+ * e^x to within 1 ulp for every float; exp(0) = 1, exp(-inf) = 0, exp(inf) = inf, NaN stays NaN.
+ *
+ * Cody and Waite's reduction x = n*ln2 + r, then 2^n in two factors, so that results below 2^-126
+ * are rounded once and not flushed.
+ */
+NUM_FN float num_exp(float x) {
+    const float shift = 12582912.0f;
+    /* Outside these bounds the result is 0 or infinity already; NaN fails both comparisons. */
+    x = x < -105.0f ? -105.0f : x;
+    x = x > 89.0f ? 89.0f : x;
+    float shifted = fmaf(x, 0x1.715476p+0f, shift);
+    float y = num_exp_reduced(x, shifted - shift);
     /* Unsigned, because n is meaningless when x is a NaN and must only not be undefined. */
-    uint32_t half = (uint32_t)(n + 256) >> 1;
-    uint32_t rest = (uint32_t)(n + 256) - half;
+    uint32_t n = num_bits(shifted) - num_bits(shift);
+    uint32_t half = (n + 256) >> 1;
+    uint32_t rest = n + 256 - half;
     y = y * num_float((half - 128u + 127u) << 23);
     return y * num_float((rest - 128u + 127u) << 23);
+}
+
+/* num_exp for x <= 0 (not NaN), in fewer instructions: the same bits. Shifting by 64 more leaves
+ * n + 64 in the low bits of `shifted`, which go to y's exponent as they are; the constant factor
+ * takes the 64 back and is the one rounding of a subnormal result. */
+NUM_FN float num_exp_below_0(float x) {
+    const float shift = 12582912.0f + 64.0f;
+    x = fmaxf(x, -105.0f);
+    float shifted = fmaf(x, 0x1.715476p+0f, shift);
+    float y = num_exp_reduced(x, shifted - shift);
+    return num_float(num_bits(y) + (num_bits(shifted) << 23)) * 0x1p-64f;
 }
 
 /* silu(x) = x / (1 + e^-x) (Elfwing et al., 2017; SwiGLU: Shazeer, 2020). */

@@ -15,7 +15,8 @@ enum { N_PARTS = 2 };
 /* The floats whose bit patterns are first, first + N_PARTS, ...: each part has as much work. */
 struct part {
     uint32_t first;
-    uint64_t n_seen, n_wrong; /* wrong: an error that is not at most 1, or a result below zero */
+    uint64_t n_seen, n_wrong; /* wrong: an error that is not at most 1, a result below zero, or
+                                  another one from num_exp_below_0 */
     double worst;
     float worst_at;
 };
@@ -30,6 +31,7 @@ static void *sweep(void *argument) {
         double error = oracle_exp_error(x, y);
         p->n_seen++;
         p->n_wrong += !(error <= 1.0) || signbit(y);
+        p->n_wrong += x <= 0 && num_bits(num_exp_below_0(x)) != num_bits(y);
         if (error > p->worst) {
             p->worst = error;
             p->worst_at = x;

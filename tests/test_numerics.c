@@ -28,6 +28,8 @@ static void assert_exp_within_1_ulp(float x) {
     double error = oracle_exp_error(x, y);
     if (!(error <= 1.0) || signbit(y))
         fail_msg("num_exp(%a) = %a is %.4f ulp off", (double)x, (double)y, error);
+    if (x <= 0)
+        assert_bits(num_exp_below_0(x), y);
 }
 
 /* A prime stride visits every exponent about as often, with ever different fractions. */
