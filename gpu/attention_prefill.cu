@@ -6,14 +6,17 @@
  * low, high signed, low unsigned) in the order in which the tensor cores want them; that costs a
  * few percent of the time and leaves the kernel nothing but whole 16-byte copies.
  *
- *     block   64 rows, 4 warps of 16; walks the tiles of 256 positions in ascending order
- *     scores  16 x 256 per warp stay in registers, because a tile's weights are snapped with the
- *             maximum of the whole tile
+ *     block   64 rows, 8 warps of 8; walks the tiles of 256 positions in ascending order
+ *     scores  8 x 256 per warp stay in registers, because a tile's weights are snapped with the
+ *             maximum of the whole tile. Positions are the rows of the mma and queries its columns:
+ *             the other way round a warp would hold 16 rows, in twice the registers, and half as
+ *             many warps would fit on a processor
  *     memory  keys and values arrive in chunks of 16 KB through a ring of STAGES, three on their
  * way while one is used; a chunk is 64 keys, or 32 dimensions of the values of a tile
  *
- * What a lane holds after the scores (two neighbouring columns of each 8) is what it must hand in
- * for the values, if the positions of a group of 32 are counted in another order: value_slot().
+ * After the scores a lane holds positions g and g + 8 of each 16; movmatrix gives it 2 t and 2 t +
+ * 1 of each 8. That is what it must hand in for the values, if the positions of a group of 32 are
+ * counted in another order: value_slot().
  *
  * The idea of keeping a block's scores out of memory: Dao et al., "FlashAttention", 2022, and
  * "FlashAttention-2", 2023. There the maximum runs along; here a tile has its own.
@@ -21,35 +24,59 @@
 #include "gpu/attention.h"
 #include "gpu/tensor_core.h"
 
-enum { TILE = ATTENTION_TILE, ROWS = 64, STAGES = 4, THREADS = 128, VALUE_DIMS = 32 };
+enum { TILE = ATTENTION_TILE, ROWS = 64, STAGES = 3, THREADS = 256, VALUE_DIMS = 32 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared
- * memory are 16 bytes longer than their data: then the eight rows that ldmatrix reads at once lie
- * in different banks. */
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows are 16 bytes
+ * longer than their data: then the eight rows that ldmatrix reads at once lie in different banks.
+ */
 template <int DIM> struct sizes {
     static const int KEYS = DIM > 128 ? 32 : 64; /* in a chunk */
     static const int KEY_STRIDE = 2 * DIM + 16;  /* bytes: high digits, low digits */
-    static const int VALUE_STRIDE = TILE + 16;   /* bytes: a plane of one dimension */
+    static const int VALUE_STRIDE = TILE + 16;   /* a plane of one dimension */
     static const int KEY_BYTES = KEYS * KEY_STRIDE, VALUE_BYTES = 2 * VALUE_DIMS * VALUE_STRIDE;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
-    static const int O_STRIDE = DIM + 8; /* floats */
-    static const int SHARED_BYTES = STAGES * STAGE_BYTES + 4 * ROWS * O_STRIDE + 12 * TILE;
+    static const int TILE_BYTES = TILE * KEY_STRIDE + DIM / VALUE_DIMS * VALUE_BYTES;
+    static const int SHARED_BYTES =
+        STAGES * STAGE_BYTES + ROWS * KEY_STRIDE + 4 * ROWS * DIM + 12 * TILE;
 };
 
-/* The operands as digits, in scratch memory. Positions from kv_len to the end of the tile are 0. */
+/*
+ * The operands as digits, in scratch memory, laid out as they will lie in shared memory.
+ *
+ *     queries  [n_kv_heads, n_rows] rows of KEY_STRIDE bytes
+ *     tiles    [n_kv_heads, n_tiles] of TILE_BYTES: 256 keys of KEY_STRIDE bytes, then for every 32
+ *              dimensions of the values [2, 32] rows of VALUE_STRIDE bytes: the high digits of
+ *              dimension d at all positions (by value_slot), later the low ones
+ *
+ * Positions from kv_len to the end of the tile are 0.
+ */
 struct digits {
-    uint8_t *queries;        /* [n_kv_heads, n_rows, 2, DIM] */
+    uint8_t *queries, *tiles;
     int8_t *query_exponents; /* [n_kv_heads, n_rows] */
-    uint8_t *keys;           /* [n_kv_heads, n_tiles * 256, 2, DIM] */
-    uint8_t *values; /* [n_kv_heads, n_tiles, DIM / 32, 2, 32, 256], positions by value_slot */
+    int8_t *exponents;       /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
     int n_rows, n_tiles;
+    int dim, key_stride, tile_bytes; /* as in sizes<dim> */
 };
+
+static __device__ __forceinline__ uint8_t *tile_of(const struct digits *d, int kv_head, int tile) {
+    return d->tiles + ((size_t)kv_head * (size_t)d->n_tiles + (size_t)tile) * (size_t)d->tile_bytes;
+}
+
+/* Four mantissas: their high and their low digits. */
+static __device__ __forceinline__ void split_4(uint32_t *high, uint32_t *low, const int m[4]) {
+    *high = *low = 0;
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+        *high |= ((uint32_t)m[j] >> 8 & 255) << (8 * j);
+        *low |= ((uint32_t)m[j] & 255) << (8 * j);
+    }
+}
 
 /* ---- operands to digits ------------------------------------------------------------------------
  */
 
-/* A warp snaps one row of queries. */
-__global__ static void split_queries(struct attention_arguments a, struct digits out, int dim) {
+/* A warp snaps one row of queries; a lane takes four neighbouring dimensions at a time. */
+__global__ static void split_queries(struct attention_arguments a, struct digits out) {
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), kv_head = (int)blockIdx.y;
     int lane = (int)threadIdx.x, group = a.n_heads / a.n_kv_heads;
     if (row >= out.n_rows)
@@ -63,11 +90,15 @@ __global__ static void split_queries(struct attention_arguments a, struct digits
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     size_t at = (size_t)kv_head * (size_t)out.n_rows + (size_t)row;
-    uint8_t *to = out.queries + at * 2 * (size_t)dim;
-    for (int d = lane; d < dim; d += 32) {
-        int m = d < a.head_dim && !bad ? num_mantissa(q[d], num_pow2f(15 - e)) : 0;
-        to[d] = (uint8_t)(m >> 8);
-        to[dim + d] = (uint8_t)m;
+    uint32_t *to = (uint32_t *)(out.queries + at * (size_t)out.key_stride);
+    for (int word = lane; word < out.dim / 4; word += 32) {
+        int m[4];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            m[j] = 4 * word + j < a.head_dim && !bad
+                       ? num_mantissa(q[4 * word + j], num_pow2f(15 - e))
+                       : 0;
+        split_4(&to[word], &to[out.dim / 4 + word], m);
     }
     if (lane == 0) {
         out.query_exponents[at] = (int8_t)e;
@@ -76,34 +107,36 @@ __global__ static void split_queries(struct attention_arguments a, struct digits
     }
 }
 
-/* A thread splits four neighbouring dimensions of a key. */
-__global__ static void split_keys(struct attention_arguments a, struct digits out, int dim) {
+/* A thread splits four neighbouring dimensions of a key; the first of a key also sets the exponents
+ * of its position and the gap behind the row. */
+__global__ static void split_keys(struct attention_arguments a, struct digits out) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int words = dim / 4, kv_head = (int)blockIdx.y;
+    int words = out.dim / 4, kv_head = (int)blockIdx.y, word = (int)(i % (size_t)words), m[4];
     size_t position = i / (size_t)words;
-    int d = (int)(i % (size_t)words) * 4;
     if (position >= (size_t)out.n_tiles * TILE)
         return;
-    const int16_t *from =
-        a.kv.k + (position * (size_t)a.n_kv_heads + (size_t)kv_head) * (size_t)a.head_dim;
-    uint32_t high = 0, low = 0;
+    size_t row = position * (size_t)a.n_kv_heads + (size_t)kv_head;
+    const int16_t *from = a.kv.k + row * (size_t)a.head_dim;
+    bool exists = position < (size_t)a.kv_len;
     UNROLL
-    for (int j = 0; j < 4; j++) {
-        bool exists = position < (size_t)a.kv_len && d + j < a.head_dim;
-        uint32_t m = exists ? (uint16_t)from[d + j] : 0;
-        high |= (m >> 8) << (8 * j);
-        low |= (m & 255) << (8 * j);
+    for (int j = 0; j < 4; j++)
+        m[j] = exists && 4 * word + j < a.head_dim ? from[4 * word + j] : 0;
+    uint32_t *to = (uint32_t *)(tile_of(&out, kv_head, (int)(position / TILE)) +
+                                position % TILE * (size_t)out.key_stride);
+    split_4(&to[word], &to[words + word], m);
+    if (word < 4)
+        to[2 * words + word] = 0;
+    if (word == 0) {
+        int8_t *e = out.exponents + 2 * ((size_t)kv_head * (size_t)out.n_tiles * TILE + position);
+        e[0] = exists ? a.kv.k_exponents[row] : (int8_t)0;
+        e[1] = exists ? a.kv.v_exponents[row] : (int8_t)0;
     }
-    size_t row = (size_t)kv_head * (size_t)out.n_tiles * TILE + position;
-    uint32_t *to = (uint32_t *)(out.keys + row * 2 * (size_t)dim);
-    to[d / 4] = high;
-    to[words + d / 4] = low;
 }
 
 /*
  * The position of a group of 32 that is counted as number `slot` in the sums over values. Lane t of
- * a quad ends up with the scores of positions 8 j + 2 t and 8 j + 2 t + 1 (j = 0..3), and an mma
- * takes numbers 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 from it.
+ * a quad has the weights of positions 8 j + 2 t and 8 j + 2 t + 1 (j = 0..3), and an mma takes
+ * numbers 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 from it.
  */
 static __device__ __forceinline__ int value_slot(int slot) {
     return slot / 16 * 16 + slot % 4 / 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
@@ -111,8 +144,9 @@ static __device__ __forceinline__ int value_slot(int slot) {
 
 /* A block turns 32 dimensions of a tile of values on their side. */
 __global__ static void __launch_bounds__(256)
-    split_values(struct attention_arguments a, struct digits out, int dim) {
+    split_values(struct attention_arguments a, struct digits out) {
     SHARED(int16_t, tile, [TILE][VALUE_DIMS + 2]);
+    const int stride = sizes<32>::VALUE_STRIDE; /* the same for all */
     int first = (int)blockIdx.x * VALUE_DIMS, t = (int)blockIdx.y, kv_head = (int)blockIdx.z;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     for (int j = warp; j < TILE; j += 8) {
@@ -123,28 +157,23 @@ __global__ static void __launch_bounds__(256)
         tile[j][lane] = exists ? a.kv.v[at + (size_t)d] : (int16_t)0;
     }
     __syncthreads();
-    size_t chunk =
-        ((size_t)kv_head * (size_t)out.n_tiles + (size_t)t) * (size_t)(dim / VALUE_DIMS) +
-        blockIdx.x;
-    uint8_t *to = out.values + chunk * (2 * VALUE_DIMS * TILE);
-    for (int i = (int)threadIdx.x; i < VALUE_DIMS * TILE / 4; i += 256) {
-        int d = i / (TILE / 4), slot = i % (TILE / 4) * 4;
-        uint32_t high = 0, low = 0;
+    uint8_t *to =
+        tile_of(&out, kv_head, t) + TILE * out.key_stride + blockIdx.x * sizes<32>::VALUE_BYTES;
+    for (int i = (int)threadIdx.x; i < VALUE_DIMS * stride / 4; i += 256) {
+        int d = i / (stride / 4), slot = i % (stride / 4) * 4, m[4] = {0, 0, 0, 0};
         UNROLL
-        for (int j = 0; j < 4; j++) {
-            uint32_t m = (uint16_t)tile[slot / 32 * 32 + value_slot(slot % 32 + j)][d];
-            high |= (m >> 8) << (8 * j);
-            low |= (m & 255) << (8 * j);
-        }
-        *(uint32_t *)(to + d * TILE + slot) = high;
-        *(uint32_t *)(to + (VALUE_DIMS + d) * TILE + slot) = low;
+        for (int j = 0; j < 4; j++)
+            if (slot < TILE)
+                m[j] = tile[slot / 32 * 32 + value_slot(slot % 32 + j)][d];
+        split_4((uint32_t *)(to + d * stride + slot),
+                (uint32_t *)(to + (VALUE_DIMS + d) * stride + slot), m);
     }
 }
 
 /* ---- exact products ----------------------------------------------------------------------------
  */
 
-/* Sums of products of digits for 16 rows by 8 columns. high starts at HIGH_START and low is a sum
+/* Sums of products of digits, 16 by 8 of them in a warp. high starts at HIGH_START and low is a sum
  * of unsigned products, so that dot_of can treat both as unsigned. */
 struct digit_sums {
     int32_t high[4], middle[4], low[4];
@@ -159,13 +188,18 @@ static __device__ __forceinline__ void clear_sums(struct digit_sums *s) {
     }
 }
 
-/* b: the two registers of the high digits, then the two of the low ones. */
-static __device__ __forceinline__ void multiply(struct digit_sums *s, const uint32_t a_high[4],
-                                                const uint32_t a_low[4], const uint32_t b[4]) {
-    mma_s8_s8(s->high, a_high, b);
-    mma_s8_u8(s->middle, a_high, b + 2);
-    mma_u8_s8(s->middle, a_low, b);
-    mma_u8_u8(s->low, a_low, b + 2);
+/* a: 16 rows in shared memory, high digits at `a` and low ones at `a + low`, as ldmatrix_x4 wants
+ * this lane's address. b: the two registers of the high digits, then those of the low ones. */
+static __device__ __forceinline__ void multiply(struct digit_sums *s, const unsigned char *a,
+                                                int low, const uint32_t b_high[2],
+                                                const uint32_t b_low[2]) {
+    uint32_t a_high[4], a_low[4];
+    ldmatrix_x4(a_high, a);
+    ldmatrix_x4(a_low, a + low);
+    mma_s8_s8(s->high, a_high, b_high);
+    mma_s8_u8(s->middle, a_high, b_low);
+    mma_u8_s8(s->middle, a_low, b_high);
+    mma_u8_u8(s->low, a_low, b_low);
 }
 
 /* A double from its two halves of 32 bits. */
@@ -191,34 +225,43 @@ static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int 
  * dimensions of the values. */
 template <int DIM> struct chunks {
     typedef struct sizes<DIM> size;
-    const uint8_t *keys, *values; /* of the block's kv head */
+    const uint8_t *from; /* the chunk to be started next */
     unsigned char *ring;
-    int n_tiles, n_last; /* tiles, and key chunks of the last one */
-    int started, used;
+    int tiles_left, chunk; /* of the tile: the number of the chunk at `from` */
+    int n_last;            /* key chunks of the last tile */
+    int stage, used;       /* of the ring: to be filled and to be used next */
 
-    static const int PER_TILE = TILE / size::KEYS + DIM / VALUE_DIMS;
+    static const int KEY_CHUNKS = TILE / size::KEYS;
+
+    template <int BYTES> __device__ __forceinline__ void copy() {
+        unsigned char *to = ring + stage * size::STAGE_BYTES + threadIdx.x * 16;
+        const uint8_t *mine = from + threadIdx.x * 16;
+        UNROLL
+        for (int at = 0; at < BYTES; at += THREADS * 16)
+            if (at + THREADS * 16 <= BYTES || (int)threadIdx.x * 16 < BYTES - at)
+                cp_async_16(to + at, mine + at);
+        from += BYTES;
+    }
 
     /* Starts copying the next chunk into the ring, if there is one left. */
     __device__ __forceinline__ void start() {
-        int tile = started / PER_TILE, i = started % PER_TILE;
-        int n_keys = tile == n_tiles - 1 ? n_last : TILE / size::KEYS;
-        unsigned char *stage = ring + started % STAGES * size::STAGE_BYTES;
-        started++;
-        if (tile >= n_tiles || i >= n_keys + DIM / VALUE_DIMS) {
-            cp_async_commit(); /* an empty group, so that waiting can count */
-            return;
+        if (tiles_left) {
+            if (chunk < KEY_CHUNKS)
+                copy<size::KEY_BYTES>();
+            else
+                copy<size::VALUE_BYTES>();
+            chunk++;
+            if (tiles_left == 1 && chunk == n_last) { /* keys that nobody sees */
+                from += (KEY_CHUNKS - n_last) * size::KEY_BYTES;
+                chunk = KEY_CHUNKS;
+            }
+            if (chunk == KEY_CHUNKS + DIM / VALUE_DIMS) {
+                chunk = 0;
+                tiles_left--;
+            }
         }
-        bool key = i < n_keys;
-        const uint8_t *from =
-            key ? keys + ((size_t)tile * TILE + (size_t)(i * size::KEYS)) * 2 * DIM
-                : values + ((size_t)tile * (DIM / VALUE_DIMS) + (size_t)(i - n_keys)) *
-                               (2 * VALUE_DIMS * TILE);
-        int row_units = key ? 2 * DIM / 16 : TILE / 16,
-            stride = key ? size::KEY_STRIDE : size::VALUE_STRIDE;
-        int units = key ? size::KEYS * (2 * DIM / 16) : 2 * VALUE_DIMS * (TILE / 16);
-        for (int u = (int)threadIdx.x; u < units; u += THREADS)
-            cp_async_16(stage + u / row_units * stride + u % row_units * 16, from + 16 * u);
-        cp_async_commit();
+        cp_async_commit(); /* at the end an empty group, so that waiting can count */
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
 
     /* Waits for the next chunk and starts another one in the place of the one before. */
@@ -226,164 +269,212 @@ template <int DIM> struct chunks {
         cp_async_wait<STAGES - 2>();
         __syncthreads();
         start();
-        return ring + used++ % STAGES * size::STAGE_BYTES;
+        const unsigned char *next = ring + used * size::STAGE_BYTES;
+        used = used + 1 < STAGES ? used + 1 : 0;
+        return next;
     }
 };
 
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-/* The scores of a warp's 16 rows with 32 keys: s[i] are columns 8 i + 2 t, + 1 of row g, then of
- * row g + 8. */
-template <int DIM>
-static __device__ __forceinline__ void
-score_32_keys(float s[4][4], const uint32_t q_high[DIM / 32][4], const uint32_t q_low[DIM / 32][4],
-              const unsigned char *keys, const double *k_unit, const double q_unit[2]) {
-    struct digit_sums sums[4];
-    int lane = (int)threadIdx.x % 32;
-    const unsigned char *row =
-        keys + lane % 8 * sizes<DIM>::KEY_STRIDE + lane / 16 * DIM + lane / 8 % 2 * 16;
-    UNROLL
-    for (int i = 0; i < 4; i++)
-        clear_sums(&sums[i]);
-    UNROLL
-    for (int k = 0; k < DIM / 32; k++)
-        UNROLL
-    for (int i = 0; i < 4; i++) {
-        uint32_t b[4];
-        ldmatrix_x4(b, row + 8 * i * sizes<DIM>::KEY_STRIDE + 32 * k);
-        multiply(&sums[i], q_high[k], q_low[k], b);
-    }
-    UNROLL
-    for (int i = 0; i < 4; i++)
-        UNROLL
-    for (int j = 0; j < 4; j++)
-        s[i][j] =
-            num_score(dot_of(&sums[i], j), k_unit[8 * i + lane % 4 * 2 + j % 2], q_unit[j / 2]);
-}
+/* What a lane holds of its warp's 8 rows by 256 positions: s[i][j] is position 16 i + g + j / 2 * 8
+ * of row 2 t + j % 2, where lane = 4 g + t. First scores, then weights. */
+struct tile_scores {
+    float s[16][4];
+};
 
-/* The largest of a row's values, which four neighbouring lanes hold. */
-static __device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-static __device__ __forceinline__ uint32_t quad_sum(uint32_t x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-/* What a lane knows of its rows g and g + 8. */
+/* What a lane knows of its rows 2 t and 2 t + 1. */
 struct row_pair {
+    int visible[2];                   /* positions that the row sees in all */
     float m[2], l[2];                 /* of the tiles so far */
     float old_share[2], new_share[2]; /* of the merge with this tile */
     double unit[2];                   /* 2^(e-30) of the tile's weights */
-    int visible[2];                   /* positions that the row sees in all */
 };
 
-/*
- * A tile's softmax: scores become weights, snapped and split into the digits that the products with
- * the values take. Sets the shares of the merge. A row that sees nothing of the tile gets zero
- * weights and keeps what it has.
- */
-static __device__ __forceinline__ void softmax(float s[32][4], uint32_t w_high[8][4],
-                                               uint32_t w_low[8][4], struct row_pair *rows,
-                                               int tile_first, const float *v_unit,
-                                               const struct attention_arguments *a, int first_row) {
-    int lane = (int)threadIdx.x % 32, group = a->n_heads / a->n_kv_heads;
-    float scale[2];
+/* The scores of 32 keys: s[0] and s[1] of a tile_scores. */
+template <int DIM>
+static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsigned char *queries,
+                                                     const unsigned char *keys,
+                                                     const double *k_unit, const double q_unit[2]) {
+    struct digit_sums sums[2];
+    int lane = (int)threadIdx.x % 32;
+    const int stride = sizes<DIM>::KEY_STRIDE;
+    const unsigned char *row = keys + lane % 16 * stride + lane / 16 * 16;
+    const unsigned char *query = queries + lane % 8 * stride + lane / 16 * DIM + lane / 8 % 2 * 16;
+    clear_sums(&sums[0]);
+    clear_sums(&sums[1]);
+    UNROLL
+    for (int k = 0; k < DIM; k += 32) {
+        uint32_t q[4]; /* high digits, low digits */
+        ldmatrix_x4(q, query + k);
+        multiply(&sums[0], row + k, DIM, q, q + 2);
+        multiply(&sums[1], row + 16 * stride + k, DIM, q, q + 2);
+    }
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        s[i / 4][i % 4] = num_score(dot_of(&sums[i / 4], i % 4),
+                                    k_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4], q_unit[i % 2]);
+}
+
+/* Scores of positions that a row does not see become -infinity, which has weight 0. */
+static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_first,
+                                            const int visible[2]) {
+    int first = tile_first + (int)threadIdx.x % 32 / 4;
+    UNROLL
+    for (int i = 0; i < 64; i++)
+        if (first + i / 4 * 16 + i % 4 / 2 * 8 >= visible[i % 2])
+            tile->s[i / 4][i % 4] = -INFINITY;
+}
+
+/* Maximum and sum over the eight lanes that share two rows. */
+static __device__ __forceinline__ float rows_max(float x) {
+    UNROLL
+    for (int step = 4; step < 32; step *= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+static __device__ __forceinline__ uint32_t rows_sum(uint32_t x) {
+    UNROLL
+    for (int step = 4; step < 32; step *= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+/* Where a tile's softmax begins: the largest score of each row, and what is wrong. */
+struct tile_top {
+    float m[2], base[2];
+    bool sees[2], bad[2];
+};
+
+static __device__ __forceinline__ struct tile_top find_top(const struct tile_scores *tile,
+                                                           const int visible[2], int tile_first) {
+    struct tile_top top;
     UNROLL
     for (int r = 0; r < 2; r++) {
-        bool sees = rows->visible[r] > tile_first;
         float m = -INFINITY;
         UNROLL
         for (int i = 0; i < 32; i++)
-            m = fmaxf(m, fmaxf(s[i][2 * r], s[i][2 * r + 1]));
-        m = quad_max(m);
-        bool bad = sees && (m == INFINITY || m == -INFINITY); /* scores that float32 cannot hold */
-        float base = sees && !bad ? m : 0;
-        uint32_t units = 0;
-        float largest = 0;
-        UNROLL
-        for (int i = 0; i < 32; i++)
-            UNROLL
-        for (int j = 0; j < 2; j++) {
-            float p = num_exp_below_0(s[i][2 * r + j] - base);
-            /* num_probability_units(p) with the constant left in: 256 of them are 0 mod 2^32 */
-            units += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
-            /* num_value_weight: what it flushes is snapped to 0 anyway */
-            s[i][2 * r + j] = p * v_unit[8 * i + lane % 4 * 2 + j];
-            largest = fmaxf(largest, s[i][2 * r + j]);
-        }
-        int e = num_row_exponent(num_bits(quad_max(largest)));
-        bad = bad || e > BFP_MAX_EXPONENT;
-        if (bad && lane % 4 == 0)
-            gpu_fault(a->fault, a->site, (first_row + 8 * r) / group);
-        e = bad ? BFP_MIN_EXPONENT : e;
-        scale[r] = bad ? 0 : num_pow2f(15 - e);
-        rows->unit[r] = num_pow2(e - 30);
-        float l = (float)quad_sum(units) * 0x1p-23f;
-        float max = rows->m[r] > m ? rows->m[r] : m;
-        rows->old_share[r] = rows->new_share[r] = 1;
-        if (sees) {
-            rows->old_share[r] = num_exp(rows->m[r] - max);
-            rows->new_share[r] = num_exp(m - max);
-            rows->l[r] = rows->l[r] * rows->old_share[r] + l * rows->new_share[r];
-            rows->m[r] = max;
-        }
+            m = fmaxf(m, tile->s[i / 2][i % 2 * 2 + r]);
+        top.m[r] = rows_max(m);
+        top.sees[r] = visible[r] > tile_first;
+        /* A score that float32 cannot hold. */
+        top.bad[r] = top.sees[r] && (top.m[r] == INFINITY || top.m[r] == -INFINITY);
+        top.base[r] = top.sees[r] && !top.bad[r] ? top.m[r] : 0;
     }
-    UNROLL
-    for (int k = 0; k < 8; k++)
-        UNROLL
-    for (int i = 0; i < 4; i++) {
-        int r = i % 2, at = 4 * k + i / 2 * 2;
-        uint32_t m[4]; /* mantissas in the low 16 bits: num_rint with the shift left in */
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            m[j] = num_bits(fmaf(s[at + j / 2][2 * r + j % 2], scale[r], 12582912.0f));
-        uint32_t a01 = __byte_perm(m[0], m[1], 0x5140), a23 = __byte_perm(m[2], m[3], 0x5140);
-        w_low[k][i] = __byte_perm(a01, a23, 0x5410);
-        w_high[k][i] = __byte_perm(a01, a23, 0x7632);
-    }
+    return top;
 }
 
-/* Adds a tile's weighted sum of 32 dimensions to o, row g of which begins at `o` (row g + 8 lies
- * 8 rows on). n: positions of the tile that anybody sees. */
-template <int DIM>
-static __device__ __forceinline__ void
-add_values(float *o, const uint32_t w_high[8][4], const uint32_t w_low[8][4],
-           const unsigned char *values, const struct row_pair *rows, int tile_first, int n) {
-    struct digit_sums sums[4];
+/* Merges the tile's maximum and its sum into those of the row; sets the shares for o. */
+static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float m, float l) {
+    float max = rows->m[r] > m ? rows->m[r] : m;
+    rows->old_share[r] = num_exp(rows->m[r] - max);
+    rows->new_share[r] = num_exp(m - max);
+    rows->l[r] = rows->l[r] * rows->old_share[r] + l * rows->new_share[r];
+    rows->m[r] = max;
+}
+
+/*
+ * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
+ * tile gets zero weights and keeps what it has. Rows that cannot be snapped are faults of the
+ * tokens token[r].
+ */
+static __device__ __forceinline__ void softmax(struct tile_scores *tile, float scale[2],
+                                               struct row_pair *rows, int tile_first,
+                                               const float *v_unit, const int token[2],
+                                               const struct attention_arguments *a) {
+    struct tile_top top = find_top(tile, rows->visible, tile_first);
+    float largest[2] = {0, 0};
+    uint32_t units[2] = {0, 0};
     int lane = (int)threadIdx.x % 32;
-    const unsigned char *row =
-        values + (lane / 16 * VALUE_DIMS + lane % 8) * sizes<DIM>::VALUE_STRIDE + lane / 8 % 2 * 16;
     UNROLL
-    for (int i = 0; i < 4; i++)
-        clear_sums(&sums[i]);
-    UNROLL
-    for (int k = 0; k < 8; k++)
-        if (32 * k < n)
-            UNROLL
-    for (int i = 0; i < 4; i++) {
-        uint32_t b[4];
-        ldmatrix_x4(b, row + 8 * i * sizes<DIM>::VALUE_STRIDE + 32 * k);
-        multiply(&sums[i], w_high[k], w_low[k], b);
+    for (int i = 0; i < 64; i++) {
+        float *s = &tile->s[i / 4][i % 4];
+        float p = num_exp_below_0(*s - top.base[i % 2]);
+        units[i % 2] += num_probability_units(p);
+        /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+        *s = p * v_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4];
+        largest[i % 2] = fmaxf(largest[i % 2], *s);
     }
     UNROLL
     for (int r = 0; r < 2; r++) {
-        if (rows->visible[r] <= tile_first)
-            continue;
+        int e = num_row_exponent(num_bits(rows_max(largest[r])));
+        bool bad = top.bad[r] || e > BFP_MAX_EXPONENT;
+        if (bad && lane < 4)
+            gpu_fault(a->fault, a->site, token[r]);
+        e = bad ? BFP_MIN_EXPONENT : e;
+        scale[r] = bad ? 0 : num_pow2f(15 - e);
+        rows->unit[r] = num_pow2(e - 30);
+        float l = (float)rows_sum(units[r]) * 0x1p-23f;
+        if (top.sees[r])
+            merge(rows, r, top.m[r], l);
+    }
+}
+
+/* The snapped weights of a tile as digits, 8 rows by 8 times 32 positions, as mma takes them. */
+struct weight_digits {
+    uint32_t high[8][2], low[8][2];
+};
+
+static __device__ __forceinline__ void
+snap_weights(struct weight_digits *out, const struct tile_scores *tile, const float scale[2]) {
+    UNROLL
+    for (int i = 0; i < 16; i++) { /* 16 positions: two matrices of 8 positions by 8 rows */
+        uint32_t turned[2];
         UNROLL
-        for (int i = 0; i < 4; i++) {
-            float2 *at = (float2 *)(o + 8 * r * sizes<DIM>::O_STRIDE + 8 * i + lane % 4 * 2);
-            float2 sum = *at;
-            float x = (float)(dot_of(&sums[i], 2 * r) * rows->unit[r]);
-            float y = (float)(dot_of(&sums[i], 2 * r + 1) * rows->unit[r]);
-            sum.x = sum.x * rows->old_share[r] + x * rows->new_share[r];
-            sum.y = sum.y * rows->old_share[r] + y * rows->new_share[r];
-            *at = sum;
+        for (int j = 0; j < 2; j++) {
+            /* Mantissas in the low 16 bits: num_rint with the shift left in. */
+            uint32_t even = num_bits(fmaf(tile->s[i][2 * j], scale[0], 12582912.0f));
+            uint32_t odd = num_bits(fmaf(tile->s[i][2 * j + 1], scale[1], 12582912.0f));
+            turned[j] = movmatrix_trans(__byte_perm(even, odd, 0x5410));
+        }
+        out->low[i / 2][i % 2] = __byte_perm(turned[0], turned[1], 0x6420);
+        out->high[i / 2][i % 2] = __byte_perm(turned[0], turned[1], 0x7531);
+    }
+}
+
+/* Adds a tile's weighted sum of 32 dimensions to o [32, 8], which only this warp uses: dimension,
+ * row. n: positions of the tile that anybody sees. */
+template <int DIM>
+static __device__ __forceinline__ void
+add_values(float *o, const struct weight_digits *w, const unsigned char *values,
+           const struct row_pair *rows, int tile_first, int n) {
+    struct digit_sums sums[2];
+    int lane = (int)threadIdx.x % 32;
+    const int stride = sizes<DIM>::VALUE_STRIDE;
+    const unsigned char *row = values + lane % 16 * stride + lane / 16 * 16;
+    clear_sums(&sums[0]);
+    clear_sums(&sums[1]);
+    UNROLL
+    for (int half = 0; half < 2; half++) {
+        if (half && n <= TILE / 2)
+            break;
+        UNROLL
+        for (int k = 4 * half; k < 4 * half + 4; k++) {
+            multiply(&sums[0], row + 32 * k, VALUE_DIMS * stride, w->high[k], w->low[k]);
+            multiply(&sums[1], row + 16 * stride + 32 * k, VALUE_DIMS * stride, w->high[k],
+                     w->low[k]);
         }
     }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        float2 *at = (float2 *)o + (8 * i + lane / 4) * 4 + lane % 4;
+        float2 sum = *at;
+        float x = (float)(dot_of(&sums[i / 2], i % 2 * 2) * rows->unit[0]);
+        float y = (float)(dot_of(&sums[i / 2], i % 2 * 2 + 1) * rows->unit[1]);
+        if (rows->visible[0] > tile_first)
+            sum.x = sum.x * rows->old_share[0] + x * rows->new_share[0];
+        if (rows->visible[1] > tile_first)
+            sum.y = sum.y * rows->old_share[1] + y * rows->new_share[1];
+        *at = sum;
+    }
+}
+
+/* Sets 2^exponent of the keys and the values of a tile, a position a thread. */
+static __device__ __forceinline__ void set_units(double *k_unit, float *v_unit, char2 exponents) {
+    k_unit[threadIdx.x] = num_pow2(exponents.x);
+    v_unit[threadIdx.x] = num_pow2f(exponents.y);
 }
 
 template <int DIM>
@@ -391,154 +482,146 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_2(struct attention_arguments a, struct digits in) {
     typedef struct sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
-    float *o_rows = (float *)(memory + STAGES * size::STAGE_BYTES); /* [ROWS, O_STRIDE] */
-    double *k_unit = (double *)(o_rows + ROWS * size::O_STRIDE); /* [TILE] 2^exponent of the keys */
-    float *v_unit = (float *)(k_unit + TILE);                    /* [TILE] of the values */
+    unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] of KEY_STRIDE bytes */
+    float *o_rows = (float *)(queries + ROWS * size::KEY_STRIDE); /* [8 warps, DIM, 8 rows] */
+    double *k_unit = (double *)(o_rows + ROWS * DIM); /* [TILE] 2^exponent of the keys */
+    float *v_unit = (float *)(k_unit + TILE);         /* [TILE] of the values */
     int kv_head = (int)blockIdx.x, group = a.n_heads / a.n_kv_heads;
     int block_row = (int)(gridDim.y - 1 - blockIdx.y) * ROWS; /* those with most to see go first */
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int row = block_row + warp * 16 + lane / 4; /* and row + 8 */
-    float *o = o_rows + (warp * 16 + lane / 4) * size::O_STRIDE;
+    int warp_row = block_row + warp * 8, last_row = in.n_rows - 1;
+    float *o = o_rows + warp * 8 * DIM;
 
-    int last_row = min(block_row + ROWS, in.n_rows) - 1, before = a.kv_len - a.n_tokens;
-    int block_visible = before + last_row / group + 1;
+    /* Rows behind the end repeat the last one, and are not written. */
+    size_t first_query = (size_t)kv_head * (size_t)in.n_rows;
+    const unsigned char *my_queries = queries + warp * 8 * size::KEY_STRIDE;
+    for (int u = (int)threadIdx.x; u < ROWS * size::KEY_STRIDE / 16; u += THREADS) {
+        int row = u / (size::KEY_STRIDE / 16), unit = u % (size::KEY_STRIDE / 16);
+        size_t from = first_query + (size_t)min(block_row + row, last_row);
+        if (unit < 2 * DIM / 16)
+            cp_async_16(queries + u * 16, in.queries + from * size::KEY_STRIDE + unit * 16);
+    }
+    int before = a.kv_len - a.n_tokens, token[2];
     struct row_pair rows;
     double q_unit[2];
-    uint32_t q_high[DIM / 32][4], q_low[DIM / 32][4];
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int my_row = min(row + 8 * r, in.n_rows - 1); /* rows behind the end repeat the last one */
-        size_t at = (size_t)kv_head * (size_t)in.n_rows + (size_t)my_row;
-        const uint32_t *q = (const uint32_t *)(in.queries + at * 2 * DIM);
+        int row = min(warp_row + lane % 4 * 2 + r, last_row);
+        token[r] = row / group;
+        rows.visible[r] = before + token[r] + 1;
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        rows.visible[r] = before + my_row / group + 1;
-        q_unit[r] = num_pow2(in.query_exponents[at] - 30) * a.scale;
-        UNROLL
-        for (int k = 0; k < DIM / 32; k++)
-            UNROLL
-        for (int half = 0; half < 2; half++) {
-            q_high[k][2 * half + r] = q[8 * k + 4 * half + lane % 4];
-            q_low[k][2 * half + r] = q[DIM / 4 + 8 * k + 4 * half + lane % 4];
-        }
-        UNROLL
-        for (int d = 0; d < DIM; d += 8)
-            *(float2 *)(o + 8 * r * size::O_STRIDE + d + lane % 4 * 2) = make_float2(0, 0);
+        q_unit[r] = num_pow2(in.query_exponents[first_query + (size_t)row] - 30) * a.scale;
     }
+    for (int i = lane; i < 8 * DIM; i += 32)
+        o[i] = 0;
+    __syncwarp();
 
+    int block_visible = before + min(block_row + ROWS - 1, last_row) / group + 1;
     int n_tiles = block_visible <= 0 ? 0 : (block_visible + TILE - 1) / TILE;
     int n_last = block_visible - (n_tiles - 1) * TILE;
-    struct chunks<DIM> chunks = {
-        in.keys + (size_t)kv_head *(size_t)in.n_tiles *TILE * 2 * DIM,
-            in.values + (size_t)kv_head *(size_t)in.n_tiles *TILE * 2 * DIM, memory, n_tiles,
-            (n_last + size::KEYS - 1) / size::KEYS, 0, 0
-    };
-    for (int i = 0; i < STAGES - 1; i++)
+    struct chunks<DIM> chunks = {};
+    chunks.from = tile_of(&in, kv_head, 0);
+    chunks.ring = memory;
+    chunks.tiles_left = n_tiles;
+    chunks.n_last = (n_last + size::KEYS - 1) / size::KEYS;
+    for (int i = 0; i < STAGES - 1; i++) /* the queries come with the first chunk */
         chunks.start();
+    /* The exponents of a position a thread, fetched one tile ahead. */
+    const char2 *tile_exponents =
+        (const char2 *)in.exponents + (size_t)kv_head * (size_t)in.n_tiles * TILE + threadIdx.x;
+    char2 exponents = n_tiles ? tile_exponents[0] : make_char2(0, 0);
+
     for (int tile = 0; tile < n_tiles; tile++) {
         int first = tile * TILE, n = min(TILE, block_visible - first);
         /* Nobody reads the units of the last tile any more: its values came after a barrier. */
-        for (int j = (int)threadIdx.x; j < TILE; j += THREADS) {
-            size_t at = (size_t)(first + j) * (size_t)a.n_kv_heads + (size_t)kv_head;
-            bool exists = first + j < a.kv_len;
-            k_unit[j] = num_pow2(exists ? a.kv.k_exponents[at] : 0);
-            v_unit[j] = num_pow2f(exists ? a.kv.v_exponents[at] : 0);
-        }
-        float s[32][4];
+        set_units(k_unit, v_unit, exponents);
+        if (tile + 1 < n_tiles)
+            exponents = tile_exponents[(tile + 1) * TILE];
+        struct tile_scores scores;
         UNROLL
-        for (int c = 0; c < TILE / size::KEYS; c++) {
-            const unsigned char *keys = c * size::KEYS < n ? chunks.next() : NULL;
+        for (int c = 0; c < TILE; c += size::KEYS) {
+            if (c >= n)
+                continue; /* masked below */
+            const unsigned char *keys = chunks.next();
             UNROLL
-            for (int half = 0; half < size::KEYS / 32; half++) {
-                int column = c * size::KEYS + half * 32;
-                if (column < n)
-                    score_32_keys<DIM>(s + column / 8, q_high, q_low,
-                                       keys + half * 32 * size::KEY_STRIDE, k_unit + column,
-                                       q_unit);
-                else
-                    UNROLL
-                for (int i = 0; i < 16; i++)
-                    s[column / 8 + i / 4][i % 4] = -INFINITY;
-            }
+            for (int i = 0; i < size::KEYS; i += 32)
+                score_32_keys<DIM>(scores.s + (c + i) / 16, my_queries, keys + i * size::KEY_STRIDE,
+                                   k_unit + c + i, q_unit);
         }
-        if (first + TILE > rows.visible[0]) /* row g + 8 sees as much or more */
-            UNROLL
-        for (int i = 0; i < 128; i++)
-            if (first + i / 4 * 8 + lane % 4 * 2 + i % 2 >= rows.visible[i % 4 / 2])
-                s[i / 4][i % 4] = -INFINITY;
-        uint32_t w_high[8][4], w_low[8][4];
-        softmax(s, w_high, w_low, &rows, first, v_unit, &a, row);
+        if (first + TILE > rows.visible[0]) /* the other row sees as much or more */
+            mask(&scores, first, rows.visible);
+        float scale[2];
+        softmax(&scores, scale, &rows, first, v_unit, token, &a);
+        struct weight_digits weights;
+        snap_weights(&weights, &scores, scale);
         for (int d = 0; d < DIM; d += VALUE_DIMS)
-            add_values<DIM>(o + d, w_high, w_low, chunks.next(), &rows, first, n);
+            add_values<DIM>(o + d * 8, &weights, chunks.next(), &rows, first, n);
     }
 
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int my_row = row + 8 * r;
-        if (my_row >= in.n_rows)
+        int row = warp_row + lane % 4 * 2 + r;
+        if (row > last_row)
             continue;
-        int head = kv_head * group + my_row % group;
-        size_t at =
-            ((size_t)(my_row / group) * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
-        for (int i = 0; i < DIM / 4; i++) {
-            int d = i / 2 * 8 + lane % 4 * 2 + i % 2;
-            float sum = o[8 * r * size::O_STRIDE + d];
-            if (d < a.head_dim)
-                a.y[at + (size_t)d] = rows.l[r] > 0 ? sum / rows.l[r] : sum;
+        int head = kv_head * group + row % group;
+        size_t at = ((size_t)token[r] * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
+        for (int d = lane / 4; d < a.head_dim; d += 8) {
+            float sum = o[d * 8 + lane % 4 * 2 + r];
+            a.y[at + (size_t)d] = rows.l[r] > 0 ? sum / rows.l[r] : sum;
         }
     }
 }
 
 template <int DIM>
-static void launch(struct gpu_device *gpu, const struct attention_arguments *a, struct digits in) {
-    unsigned rows = gpu_blocks((size_t)in.n_rows, ROWS);
-    int bytes = sizes<DIM>::SHARED_BYTES;
-    if (gpu_ok(gpu,
-               cudaFuncSetAttribute((const void *)attention_2<DIM>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "attention's shared memory"))
-        GPU_LAUNCH(gpu, attention_2<DIM>, dim3((unsigned)a->n_kv_heads, rows), THREADS,
-                   (size_t)bytes, *a, in);
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a, struct digits d) {
+    typedef struct sizes<DIM> size;
+    size_t kv_heads = (size_t)a->n_kv_heads, n_queries = kv_heads * (size_t)d.n_rows;
+    size_t n_tiles = kv_heads * (size_t)d.n_tiles;
+    size_t query_bytes = n_queries * size::KEY_STRIDE, tile_bytes = n_tiles * size::TILE_BYTES;
+    size_t exponent_bytes = 2 * n_tiles * TILE;
+    d.dim = DIM;
+    d.key_stride = size::KEY_STRIDE;
+    d.tile_bytes = size::TILE_BYTES;
+    d.queries =
+        (uint8_t *)gpu_scratch(gpu, GPU_SCRATCH_ATTENTION,
+                               query_bytes + tile_bytes + exponent_bytes + n_queries, "attention");
+    if (!d.queries || !gpu_ok(gpu,
+                              cudaFuncSetAttribute((const void *)attention_2<DIM>,
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   size::SHARED_BYTES),
+                              "attention's shared memory"))
+        return;
+    d.tiles = d.queries + query_bytes;
+    d.exponents = (int8_t *)(d.tiles + tile_bytes);
+    d.query_exponents = d.exponents + exponent_bytes;
+    GPU_LAUNCH(gpu, split_queries, dim3(gpu_blocks((size_t)d.n_rows, 4), (unsigned)kv_heads),
+               dim3(32, 4), 0, *a, d);
+    if (d.n_tiles) {
+        unsigned blocks = gpu_blocks((size_t)d.n_tiles * TILE * DIM / 4, 256);
+        GPU_LAUNCH(gpu, split_keys, dim3(blocks, (unsigned)kv_heads), 256, 0, *a, d);
+        GPU_LAUNCH(gpu, split_values,
+                   dim3(DIM / VALUE_DIMS, (unsigned)d.n_tiles, (unsigned)kv_heads), 256, 0, *a, d);
+    }
+    GPU_LAUNCH(gpu, attention_2<DIM>, dim3((unsigned)kv_heads, gpu_blocks((size_t)d.n_rows, ROWS)),
+               THREADS, size::SHARED_BYTES, *a, d);
 }
 
 void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a) {
-    int multiple = a->head_dim > 128 ? 64 : 32; /* fewer sizes to compile */
-    size_t dim = (size_t)((a->head_dim + multiple - 1) / multiple * multiple),
-           kv_heads = (size_t)a->n_kv_heads;
-    struct digits d;
+    struct digits d = {};
     d.n_rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
     d.n_tiles = (a->kv_len + TILE - 1) / TILE;
-    size_t query_bytes = kv_heads * (size_t)d.n_rows * 2 * dim;
-    size_t kv_bytes = kv_heads * (size_t)d.n_tiles * TILE * 2 * dim;
-    size_t n_exponents = kv_heads * (size_t)d.n_rows;
-    uint8_t *scratch = (uint8_t *)gpu_scratch(
-        gpu, GPU_SCRATCH_ATTENTION, query_bytes + 2 * kv_bytes + n_exponents, "attention");
-    d.queries = scratch;
-    d.keys = d.queries + query_bytes;
-    d.values = d.keys + kv_bytes;
-    d.query_exponents = (int8_t *)(d.values + kv_bytes);
-    GPU_LAUNCH(gpu, split_queries, dim3(gpu_blocks((size_t)d.n_rows, 4), (unsigned)kv_heads),
-               dim3(32, 4), 0, *a, d, (int)dim);
-    if (d.n_tiles) {
-        GPU_LAUNCH(gpu, split_keys,
-                   dim3(gpu_blocks((size_t)d.n_tiles * TILE * dim / 4, 256), (unsigned)kv_heads),
-                   256, 0, *a, d, (int)dim);
-        GPU_LAUNCH(gpu, split_values,
-                   dim3((unsigned)dim / VALUE_DIMS, (unsigned)d.n_tiles, (unsigned)kv_heads), 256,
-                   0, *a, d, (int)dim);
-    }
-    switch (dim) {
-    case 32:
-        return launch<32>(gpu, a, d);
-    case 64:
-        return launch<64>(gpu, a, d);
-    case 96:
-        return launch<96>(gpu, a, d);
-    case 128:
-        return launch<128>(gpu, a, d);
-    case 192:
-        return launch<192>(gpu, a, d);
-    default:
-        return launch<256>(gpu, a, d);
-    }
+    int dim = a->head_dim;
+    if (dim <= 32)
+        launch<32>(gpu, a, d);
+    else if (dim <= 64)
+        launch<64>(gpu, a, d);
+    else if (dim <= 96)
+        launch<96>(gpu, a, d);
+    else if (dim <= 128)
+        launch<128>(gpu, a, d);
+    else if (dim <= 192)
+        launch<192>(gpu, a, d);
+    else
+        launch<256>(gpu, a, d);
 }

@@ -47,6 +47,27 @@
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
     kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
+/* LAUNCH_EARLY: the kernel may start while the one before it on the stream still runs, and calls
+ * wait_for_previous_kernel() before it touches anything that one may write (programmatic dependent
+ * launch; compute capability 9.0). */
+template <class... P, class... A>
+static inline void samebits_launch_early(void (*kernel)(P...), dim3 grid, dim3 block,
+                                         size_t shared_bytes, cudaStream_t stream, A... arguments) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+}
+#define LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                               \
+    samebits_launch_early(kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+
 #define UNROLL _Pragma("unroll")
 
 #endif

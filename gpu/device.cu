@@ -29,13 +29,14 @@ bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what
     return result == CUBLAS_STATUS_SUCCESS || gpu_failed(gpu, what, cublasGetStatusString(result));
 }
 
-/* ---- versions --------------------------------------------------------------------------------- */
+/* ---- versions ---------------------------------------------------------------------------------
+ */
 
 static const struct {
     const char *name;
     int versions;
 } kernels[N_GPU_KERNELS] = {
-    {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"rope", 2},
+    {"snap_rows", 2}, {"linear", 4},   {"rmsnorm", 3}, {"rope", 2},
     {"attention", 2}, {"silu_mul", 2}, {"add", 2},
 };
 
@@ -62,13 +63,15 @@ static int set_version(struct device *dev, const char *name, int version, struct
     return 0;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory -----------------------------------------------------------------------------------
+ */
 
 static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
     void *data = NULL;
     cudaError_t result = cudaMalloc(&data, bytes ? bytes : 1);
     if (result != cudaSuccess) {
-        cudaGetLastError(); /* a failed allocation is the caller's to handle, not the next launch's */
+        cudaGetLastError(); /* a failed allocation is the caller's to handle, not the next launch's
+                             */
         error_set(err, NAME ": not enough memory for %s (%.1f MB): %s", what, (double)bytes / 1e6,
                   cudaGetErrorString(result));
         return NULL;
@@ -130,10 +133,10 @@ static int sync_device(struct device *dev, struct fault *fault, struct error *er
     struct gpu_device *gpu = gpu_of(dev);
     unsigned long long found = ~0ull;
     if (!gpu->failed)
-        gpu_ok(gpu,
-               cudaMemcpyAsync(&found, gpu->fault, sizeof found, cudaMemcpyDeviceToHost,
-                               gpu->stream),
-               "reading the fault word");
+        gpu_ok(
+            gpu,
+            cudaMemcpyAsync(&found, gpu->fault, sizeof found, cudaMemcpyDeviceToHost, gpu->stream),
+            "reading the fault word");
     if (!gpu->failed)
         gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "waiting for the device");
     fault->site = -1;
@@ -151,7 +154,8 @@ static int sync_device(struct device *dev, struct fault *fault, struct error *er
     return 0;
 }
 
-/* ---- weights: two planes of signed 8-bit digits, as tensor cores want them --------------------- */
+/* ---- weights: two planes of signed 8-bit digits, as tensor cores want them ---------------------
+ */
 
 /* q = 256 * high + low with both digits in -128 ... 127: |q| <= 32639 makes that possible. */
 __global__ static void split_digits(int8_t *high, int8_t *low, /* [n_rows, padded] */
@@ -214,7 +218,8 @@ static void matrix_put(struct device *dev, struct matrix *w, int first_row, int 
         gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "loading weights");
 }
 
-/* ---- the device ------------------------------------------------------------------------------- */
+/* ---- the device -------------------------------------------------------------------------------
+ */
 
 static void close_device(struct device *dev) {
     struct gpu_device *gpu = gpu_of(dev);
@@ -235,8 +240,9 @@ static bool find_gpu(struct gpu_device *gpu) {
     int count = 0, major = 0, minor = 0;
     cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess || !count) {
-        error_set(&gpu->failure, NAME ": no usable GPU here (%s). Does nvidia-smi show one? Without, "
-                                      "use --device cpu",
+        error_set(&gpu->failure,
+                  NAME ": no usable GPU here (%s). Does nvidia-smi show one? Without, "
+                       "use --device cpu",
                   result != cudaSuccess ? cudaGetErrorString(result) : "none found");
         gpu->failed = true;
         return false;
@@ -250,6 +256,7 @@ static bool find_gpu(struct gpu_device *gpu) {
         return gpu_failed(gpu, "this GPU is too old",
                           "compute capability 7.5 or newer is needed; use --device cpu");
     gpu->has_mma = major >= 8;
+    gpu->launches_early = major >= 9;
     return true;
 }
 
@@ -281,9 +288,9 @@ static struct device *open_device(const struct device_options *options, struct e
 }
 
 const struct ops TABLE = {
-    NAME,          open_device,   close_device,   versions,     set_version,
-    allocate,      release,       upload,        download,      copy,           sync_device,  matrix_create,
-    matrix_put,    matrix_release, gpu_embed,     gpu_take_rows, gpu_snap_rows,
-    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,    gpu_rope,     gpu_kv_append,
-    gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
+    NAME,         open_device,    close_device, versions,      set_version,   allocate,
+    release,      upload,         download,     copy,          sync_device,   matrix_create,
+    matrix_put,   matrix_release, gpu_embed,    gpu_take_rows, gpu_snap_rows, gpu_linear,
+    gpu_add_bias, gpu_rmsnorm,    gpu_rope,     gpu_kv_append, gpu_attention, gpu_silu_mul,
+    gpu_add,      gpu_sample,
 };

@@ -45,8 +45,9 @@ struct gpu_device {
     bool failed;
     struct error failure; /* why, once failed */
     int version[N_GPU_KERNELS];
-    bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: compute capability 8.0 */
-    long launches; /* kernels and cuBLAS calls so far */
+    bool has_mma;        /* int8 tensor cores with 16 x 8 x 32 products: compute capability 8.0 */
+    bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
+    long launches;       /* kernels and cuBLAS calls so far */
     struct {
         void *data;
         size_t bytes;
@@ -74,6 +75,18 @@ void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, 
         }                                                                                          \
     } while (0)
 
+/* The same for a kernel that waits itself for the one before it (cuda_compat.h). */
+#define GPU_LAUNCH_EARLY(gpu, kernel, grid, block, shared_bytes, ...)                              \
+    do {                                                                                           \
+        if (!(gpu)->launches_early) {                                                              \
+            GPU_LAUNCH(gpu, kernel, grid, block, shared_bytes, __VA_ARGS__);                       \
+        } else if (!(gpu)->failed) {                                                               \
+            LAUNCH_EARLY(kernel, grid, block, shared_bytes, (gpu)->stream, __VA_ARGS__);           \
+            (gpu)->launches++;                                                                     \
+            gpu_ok(gpu, cudaGetLastError(), #kernel);                                              \
+        }                                                                                          \
+    } while (0)
+
 static inline struct gpu_device *gpu_of(struct device *dev) {
     return reinterpret_cast<struct gpu_device *>(dev);
 }
@@ -94,7 +107,8 @@ static inline int gpu_padded(int k) {
 void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const int16_t *q,
                       int n_rows, int k);
 
-/* ---- for kernels ------------------------------------------------------------------------------ */
+/* ---- for kernels ------------------------------------------------------------------------------
+ */
 
 /* Remembers a row that could not be snapped; the lowest (site, token) stays. */
 static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int site, int token) {

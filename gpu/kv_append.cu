@@ -28,8 +28,7 @@ __global__ static void kv_append_1(struct kv_layer kv, const float *k, const flo
     if (lane == 0) {
         if (bad)
             gpu_fault(fault, values ? site_v : site_k, row / n_kv_heads);
-        (values ? kv.v_exponents : kv.k_exponents)[to] =
-            (int8_t)(bad ? BFP_MIN_EXPONENT : e);
+        (values ? kv.v_exponents : kv.k_exponents)[to] = (int8_t)(bad ? BFP_MIN_EXPONENT : e);
     }
 }
 

@@ -9,9 +9,9 @@
  *    2 * n rows, so one product gives all four combinations in int32, and
  *    dot = 65536 * high.high + 256 * (high.low + low.high) + low.low
  * 4  for few rows: an own kernel that reads the weights once, 16 bytes a thread, and multiplies
- *    with mma on 16 rows at a time. A thread may take any 16 of the 64 columns of a step, as long as
- *    x and W agree: the sum has no order. x is split into digits on the way (high signed, low
- *    unsigned).
+ *    with mma on 16 rows at a time. Needs k % 8 == 0, so that rows of x are aligned. A thread may
+ * take any 16 of the 64 columns of a step, as long as x and W agree: the sum has no order. x is
+ * split into digits on the way (high signed, low unsigned).
  *
  * The choice (version 0): 4 for up to 16 rows, else 3; 2 where those do not apply (measured:
  * tests/bench/README.md).
@@ -19,7 +19,8 @@
 #include "gpu/gpu.h"
 #include "gpu/tensor_core.h"
 
-/* ---- 1 ---------------------------------------------------------------------------------------- */
+/* ---- 1 ----------------------------------------------------------------------------------------
+ */
 
 __global__ static void linear_1(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
                                 const int8_t *exponents, int n_tokens, int n, int k, int padded) {
@@ -35,9 +36,11 @@ __global__ static void linear_1(float *y, struct bfp_rows x, const int8_t *high,
     y[i] = num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
 }
 
-/* ---- 2: cuBLAS dgemm -------------------------------------------------------------------------- */
+/* ---- 2: cuBLAS dgemm --------------------------------------------------------------------------
+ */
 
-__global__ static void widen_digits(double *out, const int8_t *high, const int8_t *low, size_t count) {
+__global__ static void widen_digits(double *out, const int8_t *high, const int8_t *low,
+                                    size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count)
         out[i] = 256 * high[i] + low[i];
@@ -90,7 +93,8 @@ static void linear_2(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
     }
 }
 
-/* ---- 3: cuBLAS int8 --------------------------------------------------------------------------- */
+/* ---- 3: cuBLAS int8 ---------------------------------------------------------------------------
+ */
 
 enum { INT8_ROWS = 1024, INT8_MAX_K = 131008 }; /* 128 * 128 * k stays below 2^31 */
 
@@ -131,34 +135,19 @@ static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
     }
 }
 
-/* ---- 4: few rows ------------------------------------------------------------------------------ */
+/* ---- 4: few rows ------------------------------------------------------------------------------
+ */
 
-enum { ROWS_MAX_K = 1 << 18 }; /* 49,000 * k / 8 stays below 2^31 */
+enum { ROWS_MAX_K = 1 << 18, WARPS = 8, STEP = 64 }; /* 49,000 * k / 8 stays below 2^31 */
 
-/* 16 mantissas of one row of x as digits: high[4] signed and low[4] unsigned, 4 a word. */
-static __device__ __forceinline__ void load_digits(uint32_t high[4], uint32_t low[4],
-                                                   const int16_t *row, int first, int k,
-                                                   bool exists) {
-    UNROLL
-    for (int i = 0; i < 4; i++)
-        high[i] = low[i] = 0;
-    if (!exists || first >= k)
-        return;
-    uint32_t pairs[8];
-    if (k % 8 == 0 && first + 16 <= k) {
-        const uint4 *vector = (const uint4 *)(row + first);
-        uint4 a = vector[0], b = vector[1];
-        pairs[0] = a.x, pairs[1] = a.y, pairs[2] = a.z, pairs[3] = a.w;
-        pairs[4] = b.x, pairs[5] = b.y, pairs[6] = b.z, pairs[7] = b.w;
-    } else {
-        UNROLL
-        for (int i = 0; i < 8; i++) {
-            int j = first + 2 * i;
-            uint32_t even = j < k ? (uint16_t)row[j] : 0;
-            uint32_t odd = j + 1 < k ? (uint16_t)row[j + 1] : 0;
-            pairs[i] = odd << 16 | even;
-        }
-    }
+struct digit_sums {
+    int high_high[4], middle[4], low_low[4];
+};
+
+/* 16 mantissas of x as digits: high[4] signed and low[4] unsigned, 4 a word. */
+static __device__ __forceinline__ void digits_of(uint32_t high[4], uint32_t low[4], uint4 a,
+                                                 uint4 b) {
+    const uint32_t pairs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     UNROLL
     for (int i = 0; i < 4; i++) {
         low[i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x6420);
@@ -166,16 +155,10 @@ static __device__ __forceinline__ void load_digits(uint32_t high[4], uint32_t lo
     }
 }
 
-struct digit_sums {
-    int high_high[4], middle[4], low_low[4];
-};
-
 /* 64 columns: two mma of 32, each in the four combinations of digits. */
-static __device__ __forceinline__ void multiply_step(struct digit_sums *s, const uint32_t high0[4],
-                                                     const uint32_t low0[4],
-                                                     const uint32_t high1[4],
-                                                     const uint32_t low1[4], uint4 w_high,
-                                                     uint4 w_low) {
+static __device__ __forceinline__ void
+multiply_step(struct digit_sums *s, const uint32_t high0[4], const uint32_t low0[4],
+              const uint32_t high1[4], const uint32_t low1[4], uint4 w_high, uint4 w_low) {
     const uint32_t wh[4] = {w_high.x, w_high.y, w_high.z, w_high.w};
     const uint32_t wl[4] = {w_low.x, w_low.y, w_low.z, w_low.w};
     UNROLL
@@ -189,72 +172,120 @@ static __device__ __forceinline__ void multiply_step(struct digit_sums *s, const
     }
 }
 
-/* The weights of STEPS steps of 64 columns for TILES mma tiles of 8 rows: 32 bytes per step and
- * tile, all asked for before the first is used, so that memory always has work. */
-template <int TILES, int STEPS> struct weight_digits {
-    uint4 high[STEPS][TILES], low[STEPS][TILES];
+/* What a thread works on: two rows of x and one row of each mma tile of W, and in every step of 64
+ * columns 16 of them. */
+struct row_task {
+    const int16_t *x[2]; /* its rows of x, at its columns of the first step; NULL: no such row */
+    const int8_t *high, *low; /* W */
+    int first_out, quarter, k, padded, n;
 };
 
-template <int TILES, int STEPS>
-static __device__ __forceinline__ void load_weights(struct weight_digits<TILES, STEPS> *w,
-                                                    const int8_t *high, const int8_t *low,
-                                                    int first_out, int n, int padded, int step,
-                                                    int quarter) {
+/* 16 mantissas of a thread's two rows in a step. */
+struct x_vectors {
+    uint4 v[2][2];
+};
+
+static __device__ __forceinline__ struct x_vectors load_x(const struct row_task *t, int step) {
+    struct x_vectors x;
     UNROLL
-    for (int s = 0; s < STEPS; s++) {
-        int column = (step + s * 8) * 64 + quarter * 16;
-        UNROLL
-        for (int tile = 0; tile < TILES; tile++) {
-            int out = first_out + tile * 8;
-            size_t at = (size_t)(out < n ? out : n - 1) * (size_t)padded + (size_t)column;
-            bool exists = column < padded;
-            w->high[s][tile] = exists ? *(const uint4 *)(high + at) : make_uint4(0, 0, 0, 0);
-            w->low[s][tile] = exists ? *(const uint4 *)(low + at) : make_uint4(0, 0, 0, 0);
-        }
+    for (int i = 0; i < 4; i++) {
+        int at = step * STEP + i % 2 * 8;
+        bool exists = t->x[i / 2] && t->quarter * 16 + at < t->k;
+        x.v[i / 2][i % 2] = exists ? *(const uint4 *)(t->x[i / 2] + at) : make_uint4(0, 0, 0, 0);
     }
+    return x;
 }
 
-/* A block: 8 * TILES rows of W and 16 rows of x. Its warps take every eighth step of 64 columns and
- * add up at the end. More tiles read x less often; fewer give more blocks. */
-template <int TILES, int STEPS>
-__global__ static void __launch_bounds__(256)
+/*
+ * Starts copying a thread's weights of a step: for each tile 16 high and 16 low digits. They wait
+ * in shared memory at [stage][which][thread]; a thread reads only what it copied itself, so nobody
+ * waits for anybody.
+ */
+template <int TILES>
+static __device__ __forceinline__ void copy_weights(uint4 *stage, const struct row_task *t,
+                                                    int step) {
+    int column = step * STEP;
+    if (column < t->padded) {
+        UNROLL
+        for (int tile = 0; tile < TILES; tile++) {
+            int out = min(t->first_out + tile * 8, t->n - 1); /* behind the end: not written */
+            size_t at = (size_t)out * (size_t)t->padded + (size_t)(column + t->quarter * 16);
+            cp_async_16(&stage[2 * tile * WARPS * 32], t->high + at);
+            cp_async_16(&stage[(2 * tile + 1) * WARPS * 32], t->low + at);
+        }
+    }
+    cp_async_commit();
+}
+
+template <int TILES>
+static __device__ __forceinline__ void
+multiply_stage(struct digit_sums sums[TILES], const uint4 *stage, const struct x_vectors *x) {
+    uint32_t high0[4], low0[4], high1[4], low1[4];
+    digits_of(high0, low0, x->v[0][0], x->v[0][1]);
+    digits_of(high1, low1, x->v[1][0], x->v[1][1]);
+    UNROLL
+    for (int tile = 0; tile < TILES; tile++)
+        multiply_step(&sums[tile], high0, low0, high1, low1, stage[2 * tile * WARPS * 32],
+                      stage[(2 * tile + 1) * WARPS * 32]);
+}
+
+/*
+ * A block: 8 * TILES rows of W and 16 rows of x. Its warps take every eighth step of 64 columns and
+ * add up at the end. STAGES steps of every warp are on their way at once, so that memory always has
+ * work, and the first ones before the kernel that makes x has ended. More tiles read x less often;
+ * fewer give more blocks.
+ */
+template <int TILES, int STAGES>
+__global__ static void __launch_bounds__(WARPS * 32, 2)
     linear_4(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
              const int8_t *exponents, int n_tokens, int n, int k, int padded) {
-    SHARED(long long, part, [8][TILES * 128]);
+    SHARED_DYNAMIC(uint4, ring);
+    const int vectors = 2 * TILES * WARPS * 32; /* of a stage */
     int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
     int group = lane / 4, quarter = lane % 4; /* of the mma: a row, and 16 of its 64 columns */
     int token = (int)blockIdx.y * 16 + group, first_out = (int)blockIdx.x * 8 * TILES;
-    const int16_t *row0 = x.mantissas + (size_t)token * (size_t)k;
-    const int16_t *row1 = row0 + 8 * (size_t)k;
+    const int16_t *row = x.mantissas + (size_t)token * (size_t)k + (size_t)(quarter * 16);
+    const struct row_task task = {
+        {token < n_tokens ? row : NULL, token + 8 < n_tokens ? row + 8 * (size_t)k : NULL},
+        high,
+        low,
+        first_out + group,
+        quarter,
+        k,
+        padded,
+        n};
+    uint4 *mine = ring + warp * 32 + lane;
+    let_next_kernel_start();
+    UNROLL
+    for (int i = 0; i < STAGES; i++)
+        copy_weights<TILES>(mine + i * vectors, &task, warp + i * WARPS);
+    wait_for_previous_kernel();
+    struct x_vectors next = load_x(&task, warp);
     struct digit_sums sums[TILES] = {};
-    for (int step = warp; step < padded / 64; step += 8 * STEPS) {
-        struct weight_digits<TILES, STEPS> w;
-        load_weights<TILES, STEPS>(&w, high, low, first_out + group, n, padded, step, quarter);
-        UNROLL
-        for (int s = 0; s < STEPS; s++) {
-            uint32_t high0[4], low0[4], high1[4], low1[4];
-            int column = (step + s * 8) * 64 + quarter * 16;
-            load_digits(high0, low0, row0, column, k, token < n_tokens);
-            load_digits(high1, low1, row1, column, k, token + 8 < n_tokens);
-            UNROLL
-            for (int tile = 0; tile < TILES; tile++)
-                multiply_step(&sums[tile], high0, low0, high1, low1, w.high[s][tile],
-                              w.low[s][tile]);
-        }
+    int stage = 0;
+    for (int step = warp; step < padded / STEP; step += WARPS) {
+        struct x_vectors now = next;
+        next = load_x(&task, step + WARPS);
+        cp_async_wait<STAGES - 1>();
+        multiply_stage<TILES>(sums, mine + stage * vectors, &now);
+        copy_weights<TILES>(mine + stage * vectors, &task, step + STAGES * WARPS);
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
+    __syncthreads();                     /* the ring is free: it takes the sums of the warps */
+    long long *part = (long long *)ring; /* [WARPS][TILES * 128] */
     UNROLL
     for (int tile = 0; tile < TILES; tile++)
         UNROLL
-        for (int i = 0; i < 4; i++)
-            part[warp][tile * 128 + i * 32 + lane] = 65536ll * sums[tile].high_high[i] +
-                                                     256ll * sums[tile].middle[i] +
-                                                     sums[tile].low_low[i];
+    for (int i = 0; i < 4; i++)
+        part[warp * TILES * 128 + tile * 128 + i * 32 + lane] = 65536ll * sums[tile].high_high[i] +
+                                                                256ll * sums[tile].middle[i] +
+                                                                sums[tile].low_low[i];
     __syncthreads();
     /* Entry j: element j / 32 % 4 of lane j % 32 of tile j / 128, summed over the eight warps. */
-    for (int j = warp * 32 + lane; j < TILES * 128; j += 256) {
+    for (int j = warp * 32 + lane; j < TILES * 128; j += WARPS * 32) {
         long long dot = 0;
-        for (int i = 0; i < 8; i++)
-            dot += part[i][j];
+        for (int i = 0; i < WARPS; i++)
+            dot += part[i * TILES * 128 + j];
         int element = j / 32 % 4;
         token = (int)blockIdx.y * 16 + group + element / 2 * 8;
         int out = first_out + j / 128 * 8 + quarter * 2 + element % 2;
@@ -264,25 +295,26 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
+template <int TILES, int STAGES>
 static void launch_4(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
                      const int8_t *high, const int8_t *low, int n_tokens) {
-    int padded = gpu_padded(w->k);
-    unsigned rows = gpu_blocks((size_t)n_tokens, 16);
-    dim3 block(32, 8);
-    if (w->n >= 4096)
-        GPU_LAUNCH(gpu, (linear_4<4, 2>), dim3(gpu_blocks((size_t)w->n, 32), rows), block, 0, y, x,
-                   high, low, w->exponents, n_tokens, w->n, w->k, padded);
-    else
-        GPU_LAUNCH(gpu, (linear_4<1, 4>), dim3(gpu_blocks((size_t)w->n, 8), rows), block, 0, y, x,
-                   high, low, w->exponents, n_tokens, w->n, w->k, padded);
+    const int bytes = STAGES * 2 * TILES * WARPS * 32 * 16;
+    dim3 grid(gpu_blocks((size_t)w->n, 8 * TILES), gpu_blocks((size_t)n_tokens, 16));
+    if (gpu_ok(gpu,
+               cudaFuncSetAttribute((const void *)linear_4<TILES, STAGES>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "the linear layer's shared memory"))
+        GPU_LAUNCH_EARLY(gpu, (linear_4<TILES, STAGES>), grid, dim3(32, WARPS), bytes, y, x, high,
+                         low, w->exponents, n_tokens, w->n, w->k, gpu_padded(w->k));
 }
 
-/* ---- the choice ------------------------------------------------------------------------------- */
+/* ---- the choice -------------------------------------------------------------------------------
+ */
 
 static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_tokens) {
     int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
     bool int8_fits = padded <= INT8_MAX_K && w->n % 2 == 0;
-    bool rows_fit = padded <= ROWS_MAX_K && gpu->has_mma;
+    bool rows_fit = padded <= ROWS_MAX_K && w->k % 8 == 0 && gpu->has_mma;
     if (!version)
         version = n_tokens <= 16 ? 4 : 3;
     if ((version == 4 && !rows_fit) || (version == 3 && !int8_fits))
@@ -311,6 +343,9 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
         linear_3(gpu, y, x, w, n_tokens);
         break;
     default:
-        launch_4(gpu, y, x, w, high, low, n_tokens);
+        if (w->n >= 4096)
+            launch_4<2, 3>(gpu, y, x, w, high, low, n_tokens);
+        else
+            launch_4<1, 3>(gpu, y, x, w, high, low, n_tokens);
     }
 }

@@ -112,8 +112,8 @@ __global__ static void rmsnorm_3(float4 *y, const float4 *x, const float4 *gain,
         int j = lane + i * 256;
         if (j < n_vectors) {
             float4 g = gain[j];
-            y[at + (size_t)j] = make_float4(v[i].x * r * g.x, v[i].y * r * g.y, v[i].z * r * g.z,
-                                            v[i].w * r * g.w);
+            y[at + (size_t)j] =
+                make_float4(v[i].x * r * g.x, v[i].y * r * g.y, v[i].z * r * g.z, v[i].w * r * g.w);
         }
     }
 }

@@ -132,10 +132,10 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     size_t bytes = sizeof *how * (size_t)n_rows;
     struct sampling *on_device =
         (struct sampling *)gpu_scratch(gpu, GPU_SCRATCH_SAMPLING, bytes, "sample");
-    uint32_t *weights = drawn ? (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS,
-                                                        4 * (size_t)n_rows * (size_t)vocab,
-                                                        "sample")
-                              : NULL;
+    uint32_t *weights = drawn
+                            ? (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS,
+                                                      4 * (size_t)n_rows * (size_t)vocab, "sample")
+                            : NULL;
     if (gpu->failed || !n_rows)
         return;
     dev->ops->upload(dev, on_device, how, bytes);

@@ -4,7 +4,8 @@
  * capability 8.0 and later), plain C in the emulation; the same bits.
  *
  * Rules for the caller
- * - mma_* and ldmatrix_* are operations of a whole warp: all 32 lanes call them together.
+ * - mma_*, ldmatrix_* and movmatrix_trans are operations of a whole warp: all 32 lanes call them
+ * together.
  * - None of them orders memory: between writing shared memory and ldmatrix by other lanes stands a
  *   __syncwarp or __syncthreads.
  *
@@ -131,6 +132,26 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], const vo
 #endif
 
 /*
+ * movmatrix: turns an 8x8 matrix of 16-bit elements that lies across the registers of a warp.
+ * Before and after, lane 4g + t holds row g, columns 2t (low half) and 2t+1.
+ */
+#ifdef SAMEBITS_EMU
+inline uint32_t movmatrix_trans(uint32_t x, const char *file = __builtin_FILE(),
+                                int line = __builtin_LINE()) {
+    int lane = (int)(threadIdx.x + threadIdx.y * blockDim.x) % 32, g = lane / 4, t = lane % 4;
+    uint32_t even = __shfl_sync(0xffffffffu, x, 8 * t + g / 2, 32, file, line);
+    uint32_t odd = __shfl_sync(0xffffffffu, x, 8 * t + 4 + g / 2, 32, file, line);
+    return __byte_perm(even, odd, g % 2 ? 0x7632 : 0x5410);
+}
+#else
+static __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
+    uint32_t y = 0;
+    SAMEBITS_PTX("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+#endif
+
+/*
  * cp.async: copies 16 bytes from device to shared memory, both 16-byte aligned, in the background.
  *
  *     cp_async_16(&tile[i], &x[i]);   start; any number of them
@@ -169,6 +190,25 @@ static __device__ __forceinline__ void cp_async_commit(void) {
 }
 template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
     SAMEBITS_PTX("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+/*
+ * Programmatic dependent launch. A kernel that was started with LAUNCH_EARLY may prefetch what
+ * nobody writes (weights), then waits here for all that the kernel before it wrote; and any kernel
+ * may let the next one start early. Nothing happens on GPUs before compute capability 9.0.
+ */
+#if defined(SAMEBITS_EMU) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
+static __device__ __forceinline__ void wait_for_previous_kernel(void) {
+}
+static __device__ __forceinline__ void let_next_kernel_start(void) {
+}
+#else
+static __device__ __forceinline__ void wait_for_previous_kernel(void) {
+    SAMEBITS_PTX("griddepcontrol.wait;" ::: "memory");
+}
+static __device__ __forceinline__ void let_next_kernel_start(void) {
+    SAMEBITS_PTX("griddepcontrol.launch_dependents;" ::: "memory");
 }
 #endif
 

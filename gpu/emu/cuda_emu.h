@@ -104,6 +104,7 @@ void emu_launch_with(const char *name, void (*function)(Parameters...), dim3 gri
 
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
     emu_launch_with(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+#define LAUNCH_EARLY LAUNCH /* one after the other here */
 
 /* ---- where a thread is ---------------------------------------------------------------------- */
 

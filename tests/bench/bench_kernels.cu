@@ -3,8 +3,9 @@
  *
  * Memory-bound ops are compared with a device-to-device copy (bytes read plus bytes written), the
  * linear layers also with a cuBLAS bf16 product of the same shape. Every measurement is the median
- * of REPEATS; one repetition is a burst of launches between two events. Inputs are random and rotate
- * over enough copies that the L2 cache cannot hold them.
+ * of REPEATS; one repetition is a burst of launches between two events. Inputs are random and
+ * rotate over enough copies that the L2 cache cannot hold them. Arguments name the parts to run:
+ * rows, linear, attention; without any, all run.
  */
 #include "gpu/gpu.h"
 
@@ -13,6 +14,7 @@
 #include <random>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <vector>
 
 enum { REPEATS = 21, ROWS = 8192, COLS = 4096, N = 4096, COPIES = 16 };
@@ -129,10 +131,10 @@ static void bench_rows(void) {
     printf("%d x %d float32\nop         version         us      TB/s  of a copy\n", ROWS, COLS);
     for (int v = 1; v <= 3; v++) {
         use_version("rmsnorm", v);
-        print_memory("rmsnorm", v, seconds(8, [&](int) {
-                         dev->ops->rmsnorm(dev, y, x, gain, ROWS, COLS, 1, 1e-6, 0);
-                     }),
-                     8.0 * (double)count);
+        print_memory(
+            "rmsnorm", v,
+            seconds(8, [&](int) { dev->ops->rmsnorm(dev, y, x, gain, ROWS, COLS, 1, 1e-6, 0); }),
+            8.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
         use_version("silu_mul", v);
@@ -142,16 +144,18 @@ static void bench_rows(void) {
     }
     for (int v = 1; v <= 2; v++) {
         use_version("rope", v);
-        print_memory("rope", v, seconds(8, [&](int) {
-                         dev->ops->rope(dev, y, positions, table, table, ROWS, COLS / 128, 128);
-                     }),
+        print_memory("rope", v,
+                     seconds(8,
+                             [&](int) {
+                                 dev->ops->rope(dev, y, positions, table, table, ROWS, COLS / 128,
+                                                128);
+                             }),
                      8.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
         use_version("snap_rows", v);
-        print_memory("snap_rows", v, seconds(8, [&](int) {
-                         dev->ops->snap_rows(dev, snapped, x, ROWS, COLS, 0);
-                     }),
+        print_memory("snap_rows", v,
+                     seconds(8, [&](int) { dev->ops->snap_rows(dev, snapped, x, ROWS, COLS, 0); }),
                      6.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
@@ -219,8 +223,8 @@ static void bench_linear(void) {
             };
             double s = v == 2 ? seconds(2, one) : graph_seconds(COPIES * 2, one);
             printf("%-7d %7d %10.1f %13.2f %8.0f %% %9.1f %14.1f\n", m, v, s * 1e6,
-                   2.0 * N * N / s / 1e12, 2.0 * N * N / s / 1e12 / copy_tbs * 100,
-                   flop / s / 1e12, flop / bf16 / 1e12);
+                   2.0 * N * N / s / 1e12, 2.0 * N * N / s / 1e12 / copy_tbs * 100, flop / s / 1e12,
+                   flop / bf16 / 1e12);
         }
     }
     use_version("linear", 0);
@@ -232,8 +236,9 @@ static void bench_attention(int n_tokens, int kv_len) {
     float *q = random_floats((size_t)n_tokens * 4096), *kv = random_floats((size_t)kv_len * 1024);
     float *y = (float *)device_bytes((size_t)n_tokens * 4096 * 4);
     size_t rows = (size_t)kv_len * 8;
-    struct kv_layer layer = {(int16_t *)device_bytes(256 * rows), (int16_t *)device_bytes(256 * rows),
-                             (int8_t *)device_bytes(rows), (int8_t *)device_bytes(rows)};
+    struct kv_layer layer = {(int16_t *)device_bytes(256 * rows),
+                             (int16_t *)device_bytes(256 * rows), (int8_t *)device_bytes(rows),
+                             (int8_t *)device_bytes(rows)};
     std::vector<int64_t> host((size_t)kv_len);
     for (int i = 0; i < kv_len; i++)
         host[(size_t)i] = i;
@@ -242,17 +247,25 @@ static void bench_attention(int n_tokens, int kv_len) {
     dev->ops->kv_append(dev, &layer, kv, kv, slots, kv_len, 8, 128, 0, 0);
     for (int v = n_tokens * kv_len > 1 << 20 ? 2 : 1; v <= dev->ops->versions("attention"); v++) {
         use_version("attention", v);
-        double s = seconds(1, [&](int) {
-            dev->ops->attention(dev, y, q, &layer, n_tokens, kv_len, &shape, 0);
-        });
+        double s = seconds(
+            1, [&](int) { dev->ops->attention(dev, y, q, &layer, n_tokens, kv_len, &shape, 0); });
         double seen = (double)n_tokens * (kv_len - (n_tokens - 1) / 2.0);
         printf("%6d of %6d tokens, version %d: %10.1f us, %7.2f TFLOP/s, KV %.3f TB/s\n", n_tokens,
-               kv_len, v, s * 1e6, 4.0 * seen * 4096 / s / 1e12, 4.0 * 128 * (double)rows / s / 1e12);
+               kv_len, v, s * 1e6, 4.0 * seen * 4096 / s / 1e12,
+               4.0 * 128 * (double)rows / s / 1e12);
     }
     use_version("attention", 0);
 }
 
-int main(void) {
+/* Is this part of the table asked for? Without arguments, all are. */
+static bool wanted(int argc, char **argv, const char *part) {
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], part))
+            return true;
+    return argc == 1;
+}
+
+int main(int argc, char **argv) {
     struct device_options options = {0};
     struct error err;
     struct cudaDeviceProp properties;
@@ -264,8 +277,12 @@ int main(void) {
     check(!cudaGetDeviceProperties(&properties, 0), "asking for the GPU's name");
     printf("%s, medians of %d\n", properties.name, REPEATS);
     bench_copy();
-    bench_rows();
-    bench_linear();
+    if (wanted(argc, argv, "rows"))
+        bench_rows();
+    if (wanted(argc, argv, "linear"))
+        bench_linear();
+    if (!wanted(argc, argv, "attention"))
+        return 0;
     printf("\nattention, 32/8 heads, dim 128, causal, contiguous cache\n");
     bench_attention(1024, 1024);
     bench_attention(4096, 4096);

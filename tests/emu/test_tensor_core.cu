@@ -125,6 +125,22 @@ static void test_ldmatrix_layouts(void **) {
             }
 }
 
+__global__ void turn_matrix(uint32_t *y) {
+    int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4;
+    uint32_t x = (uint32_t)(100 * g + 2 * t) | (uint32_t)(100 * g + 2 * t + 1) << 16;
+    y[threadIdx.x] = movmatrix_trans(x);
+}
+
+static void test_movmatrix_turns_rows_into_columns(void **) {
+    uint32_t *out = to_device(std::vector<uint32_t>(32, 0));
+    LAUNCH(turn_matrix, 1, 32, 0, 0, out);
+    std::vector<uint32_t> y = from_device(out, 32);
+    for (int lane = 0; lane < 32; lane++) {
+        int g = lane / 4, t = lane % 4;
+        assert_int_equal(y[lane], (uint32_t)(200 * t + g) | (uint32_t)(200 * t + 100 + g) << 16);
+    }
+}
+
 /* The fragments that the comment in tensor_core.h promises: 8-bit rows of a, columns of b. */
 __global__ void multiply_loaded(int32_t *d, const int8_t *a, const int8_t *columns_of_b) {
     SHARED(int8_t, rows, [M][K]);
@@ -292,6 +308,7 @@ int main(void) {
         cmocka_unit_test(check_multiply<U8_S8>),
         cmocka_unit_test(check_multiply<U8_U8>),
         cmocka_unit_test(test_ldmatrix_layouts),
+        cmocka_unit_test(test_movmatrix_turns_rows_into_columns),
         cmocka_unit_test(test_ldmatrix_feeds_mma),
         cmocka_unit_test(test_cp_async_pipeline),
 #ifdef SAMEBITS_EMU
