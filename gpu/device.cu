@@ -35,7 +35,7 @@ static const struct {
     const char *name;
     int versions;
 } kernels[N_GPU_KERNELS] = {
-    {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"rope", 2},
+    {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
     {"attention", 1}, {"silu_mul", 2}, {"add", 2},
 };
 
@@ -284,6 +284,6 @@ const struct ops TABLE = {
     NAME,          open_device,   close_device,   versions,     set_version,
     allocate,      release,       upload,        download,      copy,           sync_device,  matrix_create,
     matrix_put,    matrix_release, gpu_embed,     gpu_take_rows, gpu_snap_rows,
-    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,    gpu_rope,     gpu_kv_append,
+    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,    gpu_add_rmsnorm, gpu_rope,   gpu_kv_append,
     gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
 };

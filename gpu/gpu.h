@@ -20,6 +20,7 @@ enum gpu_kernel {
     GPU_SNAP_ROWS,
     GPU_LINEAR,
     GPU_RMSNORM,
+    GPU_ADD_RMSNORM,
     GPU_ROPE,
     GPU_ATTENTION,
     GPU_SILU_MUL,
@@ -155,6 +156,8 @@ void gpu_linear(struct device *, float *, struct bfp_rows, const struct matrix *
 void gpu_add_bias(struct device *, float *, const float *, int, int);
 void gpu_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
                  int);
+void gpu_add_rmsnorm(struct device *, float *, float *, const float *, const float *, int, int,
+                     double, int);
 void gpu_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
               int);
 void gpu_kv_append(struct device *, const struct kv_layer *, const float *, const float *,

@@ -55,6 +55,14 @@ static void rmsnorm(struct device *dev, float *y, const float *x, const float *g
     oracle_rmsnorm(y, x, gain, n_rows, n_cols, eps);
 }
 
+static void add_rmsnorm(struct device *dev, float *y, float *x, const float *branch,
+                        const float *gain, int n_rows, int n_cols, double eps, int site) {
+    (void)dev, (void)site;
+    for (int i = 0; i < n_rows * n_cols; i++)
+        x[i] = x[i] + branch[i];
+    oracle_rmsnorm(y, x, gain, n_rows, n_cols, eps);
+}
+
 static void rope(struct device *dev, float *x, const int32_t *positions, const float *cos_table,
                  const float *sin_table, int n_tokens, int n_heads, int head_dim) {
     (void)dev;
@@ -111,6 +119,7 @@ struct ops oracle_ops(void) {
     table.linear = linear;
     table.add_bias = add_bias;
     table.rmsnorm = rmsnorm;
+    table.add_rmsnorm = add_rmsnorm;
     table.rope = rope;
     table.kv_append = kv_append;
     table.attention = attention;

@@ -149,9 +149,10 @@ static void test_add_bias(void **state) {
 /* ---- rmsnorm and rope -------------------------------------------------------------------------
  */
 
+static const double epsilons[] = {1e-5, 1e-6, 1e-12, 1};
+
 static void test_rmsnorm(void **state) {
     struct pair *p = *state;
-    static const double epsilons[] = {1e-5, 1e-6, 1e-12, 1};
     for (pair_begin(p, 6); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_rows, n_cols, rows_per_token = random_int(&p->random, 1, 8);
         random_rows_and_columns(p, &n_rows, &n_cols);
@@ -170,6 +171,28 @@ static void test_rmsnorm(void **state) {
         pair_expect_floats(p, "rmsnorm", y, n_rows, n_cols);
     }
     pair_report(p, "rmsnorm");
+}
+
+static void test_add_rmsnorm(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 13); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_rows, n_cols;
+        random_rows_and_columns(p, &n_rows, &n_cols);
+        size_t n = (size_t)n_rows * (size_t)n_cols;
+        float *x = pair_floats(p, n_rows, n_cols, 122), *gain = pair_floats(p, 1, n_cols, 90);
+        float *branch = pair_floats(p, n_rows, n_cols, 122), *sum[N_SIDES], *y[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            sum[s] = pair_put(t, x, n, sizeof *x);
+            y[s] = pair_output(t, n, sizeof *x);
+            t->ops->add_rmsnorm(t->dev, y[s], sum[s], pair_put(t, branch, n, sizeof *branch),
+                                pair_put(t, gain, (size_t)n_cols, sizeof *gain), n_rows, n_cols,
+                                epsilons[p->n_shapes % 4], 1);
+        }
+        pair_expect_floats(p, "add_rmsnorm's sum", sum, n_rows, n_cols);
+        pair_expect_floats(p, "add_rmsnorm", y, n_rows, n_cols);
+    }
+    pair_report(p, "add_rmsnorm");
 }
 
 static const int head_dims[] = {2, 6, 8, 16, 24, 32, 40, 64, 80, 96, 100, 128, 192, 256, 1024};
@@ -373,12 +396,13 @@ static void test_sample(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_embed),     cmocka_unit_test(test_take_rows),
-        cmocka_unit_test(test_snap_rows), cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_add_bias),  cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_rope),      cmocka_unit_test(test_kv_append),
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_silu_mul),
-        cmocka_unit_test(test_add),       cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_embed),       cmocka_unit_test(test_take_rows),
+        cmocka_unit_test(test_snap_rows),   cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_add_bias),    cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rope),        cmocka_unit_test(test_kv_append),
+        cmocka_unit_test(test_attention),   cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_add),         cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_add_rmsnorm),
     };
     return cmocka_run_group_tests(tests, pair_group_open, pair_group_close);
 }
