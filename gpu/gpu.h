@@ -45,7 +45,8 @@ struct gpu_device {
     bool failed;
     struct error failure; /* why, once failed */
     int version[N_GPU_KERNELS];
-    bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: compute capability 8.0 */
+    bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
+                     kernels are compiled for that */
     long launches; /* kernels and cuBLAS calls so far */
     struct {
         void *data;

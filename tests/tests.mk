@@ -24,6 +24,7 @@ test: deps
 	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
 	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" \
 	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
@@ -35,7 +36,7 @@ bench: deps
 	@$(MAKE) --no-print-directory build-bench
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
+              build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
