@@ -1,10 +1,9 @@
 /*
- * controls.h - how much memory the emulated device has, how old it is, and when it breaks. For tests
- * in C and C++; for whole programs through the environment, which is read once, at the start:
+ * controls.h - how much memory the emulated device has, how old it is, and when it breaks. For
+ * tests in C and C++; for whole programs through the environment, which is read once, at the start:
  *
  *     SAMEBITS_EMU_MEMORY=30000000  bytes of device memory
- *     SAMEBITS_EMU_LOSE_AT=500      call 500 of the runtime (launches and cuBLAS included) fails with
- *                                   an uncorrectable memory error, and so do all later ones
+ *     SAMEBITS_EMU_LOSE_AT=500      the device is lost at call 500: see emu_lose_device_at
  *     SAMEBITS_EMU_CAPABILITY=70    compute capability 7.0; 0: there is no GPU
  *     SAMEBITS_EMU_BUILT_FOR=90     the kernels are for 9.0 and later
  */
@@ -24,7 +23,8 @@ void emu_set_memory_limit(size_t bytes);
 size_t emu_memory_used(void);
 
 /* The n-th runtime call, launch or cuBLAS call from now (1: the next) fails with `error`, a
- * cudaError_t, as does every later one until cudaDeviceReset(). n = 0 takes it back. */
+ * cudaError_t (from the environment: an uncorrectable memory error), as does every later one until
+ * cudaDeviceReset(). n = 0 takes it back. */
 void emu_lose_device_at(int n, int error);
 
 /* The device's compute capability, ten times (90: 9.0; 0: no device), and the lowest one that the
