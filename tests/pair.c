@@ -155,6 +155,17 @@ struct bfp_rows pair_put_rows(struct test_device *t, struct bfp_rows host, int n
                              pair_put(t, host.exponents, (size_t)n_rows, 1)};
 }
 
+struct matrix pair_put_matrix(struct test_device *t, struct bfp_rows w, int n, int k, int split) {
+    struct matrix matrix;
+    struct error err = {""};
+    if (t->ops->matrix_create(t->dev, &matrix, n, k, &err))
+        fail_msg("%s", err.text);
+    t->ops->matrix_put(t->dev, &matrix, 0, split, w.mantissas, w.exponents);
+    t->ops->matrix_put(t->dev, &matrix, split, n - split, w.mantissas + (size_t)split * (size_t)k,
+                       w.exponents + split);
+    return matrix;
+}
+
 void *pair_output(struct test_device *t, size_t n, size_t element_size) {
     unsigned char *host = host_array(n * element_size + GUARD, 1);
     memset(host + n * element_size, OUTPUT_GUARD, GUARD);

@@ -68,6 +68,9 @@ void *pair_put(struct test_device *t, const void *host, size_t n, size_t element
 struct bfp_rows pair_put_rows(struct test_device *t, struct bfp_rows host, int n_rows, int n_cols);
 void *pair_output(struct test_device *t, size_t n, size_t element_size);
 
+/* A matrix of these rows, the first `split` put there before the others; for matrix_free. */
+struct matrix pair_put_matrix(struct test_device *t, struct bfp_rows w, int n, int k, int split);
+
 /* Fails unless y[0] and y[1], device memory of the two sides, have the same bits and unharmed
  * guards. */
 void pair_expect(struct pair *p, const char *name, void *const y[N_SIDES], int n_rows, int n_cols,

@@ -27,18 +27,6 @@ static void random_rows_and_columns(struct pair *p, int *n_rows, int *n_cols) {
 /* ---- rows of matrices -------------------------------------------------------------------------
  */
 
-/* The matrix on one side, put there in two pieces. */
-static struct matrix put_matrix(struct test_device *t, struct bfp_rows w, int n, int k, int split) {
-    struct matrix matrix;
-    struct error err = {""};
-    if (t->ops->matrix_create(t->dev, &matrix, n, k, &err))
-        fail_msg("%s", err.text);
-    t->ops->matrix_put(t->dev, &matrix, 0, split, w.mantissas, w.exponents);
-    t->ops->matrix_put(t->dev, &matrix, split, n - split, w.mantissas + (size_t)split * (size_t)k,
-                       w.exponents + split);
-    return matrix;
-}
-
 static void test_embed(void **state) {
     struct pair *p = *state;
     for (pair_begin(p, 1); p->n_shapes < N_SHAPES; pair_next(p)) {
@@ -51,7 +39,7 @@ static void test_embed(void **state) {
         struct matrix matrix[N_SIDES];
         for (int s = 0; s < N_SIDES; s++) {
             struct test_device *t = &p->side[s];
-            matrix[s] = put_matrix(t, w, vocab, k, vocab / 2);
+            matrix[s] = pair_put_matrix(t, w, vocab, k, vocab / 2);
             y[s] = pair_output(t, (size_t)n_tokens * (size_t)k, sizeof *y[s]);
             t->ops->embed(t->dev, y[s], pair_put(t, ids, (size_t)n_tokens, sizeof *ids), &matrix[s],
                           n_tokens);
@@ -119,7 +107,7 @@ static void test_linear(void **state) {
         struct matrix matrix[N_SIDES];
         for (int s = 0; s < N_SIDES; s++) {
             struct test_device *t = &p->side[s];
-            matrix[s] = put_matrix(t, w, n, k, n / 3);
+            matrix[s] = pair_put_matrix(t, w, n, k, n / 3);
             y[s] = pair_output(t, (size_t)m * (size_t)n, sizeof *y[s]);
             t->ops->linear(t->dev, y[s], pair_put_rows(t, x, m, k), &matrix[s], m);
         }
