@@ -15,7 +15,8 @@
 
 bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why) {
     if (!gpu->failed)
-        error_set(&gpu->failure, NAME ": %s: %s", what, why);
+        error_set(&gpu->failure,
+                  NAME ": %s: %s. Start again; if it fails again, use --device cpu", what, why);
     gpu->failed = true;
     return false;
 }
@@ -29,14 +30,13 @@ bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what
     return result == CUBLAS_STATUS_SUCCESS || gpu_failed(gpu, what, cublasGetStatusString(result));
 }
 
-/* ---- versions ---------------------------------------------------------------------------------
- */
+/* ---- versions --------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     int versions;
 } kernels[N_GPU_KERNELS] = {
-    {"snap_rows", 2}, {"linear", 4},   {"rmsnorm", 3}, {"rope", 2},
+    {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
     {"attention", 2}, {"silu_mul", 2}, {"add", 2},
 };
 
@@ -63,17 +63,24 @@ static int set_version(struct device *dev, const char *name, int version, struct
     return 0;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ----------------------------------------------------------------------------------- */
 
 static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    struct gpu_device *gpu = gpu_of(dev);
     void *data = NULL;
-    cudaError_t result = cudaMalloc(&data, bytes ? bytes : 1);
-    if (result != cudaSuccess) {
-        cudaGetLastError(); /* a failed allocation is the caller's to handle, not the next launch's
-                             */
-        error_set(err, NAME ": not enough memory for %s (%.1f MB): %s", what, (double)bytes / 1e6,
-                  cudaGetErrorString(result));
+    cudaError_t result = gpu->failed ? cudaSuccess : cudaMalloc(&data, bytes ? bytes : 1);
+    if (result == cudaErrorMemoryAllocation) {
+        size_t left = 0, all = 0;
+        cudaGetLastError(); /* a failed allocation is the caller's to handle, not the next launch's */
+        cudaMemGetInfo(&left, &all);
+        error_set(err, NAME ": not enough memory for %s (%.2f MB): %.2f of %.2f MB are free. "
+                            "Use a smaller --context or model, or --device cpu",
+                  what, (double)bytes / 1e6, (double)left / 1e6, (double)all / 1e6);
+        return NULL;
+    }
+    gpu_ok(gpu, result, "an allocation");
+    if (gpu->failed) {
+        error_set(err, "%s", gpu->failure.text);
         return NULL;
     }
     dev->bytes += bytes;
@@ -133,10 +140,10 @@ static int sync_device(struct device *dev, struct fault *fault, struct error *er
     struct gpu_device *gpu = gpu_of(dev);
     unsigned long long found = ~0ull;
     if (!gpu->failed)
-        gpu_ok(
-            gpu,
-            cudaMemcpyAsync(&found, gpu->fault, sizeof found, cudaMemcpyDeviceToHost, gpu->stream),
-            "reading the fault word");
+        gpu_ok(gpu,
+               cudaMemcpyAsync(&found, gpu->fault, sizeof found, cudaMemcpyDeviceToHost,
+                               gpu->stream),
+               "reading the fault word");
     if (!gpu->failed)
         gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "waiting for the device");
     fault->site = -1;
@@ -154,8 +161,7 @@ static int sync_device(struct device *dev, struct fault *fault, struct error *er
     return 0;
 }
 
-/* ---- weights: two planes of signed 8-bit digits, as tensor cores want them ---------------------
- */
+/* ---- weights: two planes of signed 8-bit digits, as tensor cores want them --------------------- */
 
 /* q = 256 * high + low with both digits in -128 ... 127: |q| <= 32639 makes that possible. */
 __global__ static void split_digits(int8_t *high, int8_t *low, /* [n_rows, padded] */
@@ -181,7 +187,7 @@ void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const i
 }
 
 static size_t plane_bytes(const struct matrix *w) {
-    return (size_t)w->n * (size_t)gpu_padded(w->k);
+    return (size_t)w->n * (((size_t)w->k + 63) / 64 * 64); /* gpu_padded of any k */
 }
 
 static void matrix_release(struct device *dev, struct matrix *w) {
@@ -218,8 +224,7 @@ static void matrix_put(struct device *dev, struct matrix *w, int first_row, int 
         gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "loading weights");
 }
 
-/* ---- the device -------------------------------------------------------------------------------
- */
+/* ---- the device ------------------------------------------------------------------------------- */
 
 static void close_device(struct device *dev) {
     struct gpu_device *gpu = gpu_of(dev);
@@ -235,29 +240,36 @@ static void close_device(struct device *dev) {
     free(gpu);
 }
 
-/* Is there a GPU, and one that these kernels run on? */
+/* Is there a GPU, and one that these kernels run on? If not, gpu->failure says why. */
 static bool find_gpu(struct gpu_device *gpu) {
     int count = 0, major = 0, minor = 0;
+    struct cudaFuncAttributes built;
     cudaError_t result = cudaGetDeviceCount(&count);
-    if (result != cudaSuccess || !count) {
-        error_set(&gpu->failure,
-                  NAME ": no usable GPU here (%s). Does nvidia-smi show one? Without, "
-                       "use --device cpu",
-                  result != cudaSuccess ? cudaGetErrorString(result) : "none found");
-        gpu->failed = true;
-        return false;
-    }
+    if (result != cudaSuccess || !count)
+        return !error_set(&gpu->failure,
+                          NAME ": no usable GPU here (%s). Does nvidia-smi show one? Without, "
+                               "use --device cpu",
+                          result != cudaSuccess ? cudaGetErrorString(result) : "none found");
     if (!gpu_ok(gpu, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
                 "asking the GPU for its kind") ||
         !gpu_ok(gpu, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
                 "asking the GPU for its kind"))
         return false;
     if (major * 10 + minor < 75)
-        return gpu_failed(gpu, "this GPU is too old",
-                          "compute capability 7.5 or newer is needed; use --device cpu");
-    gpu->has_mma = major >= 8;
-    gpu->launches_early = major >= 9;
-    return true;
+        return !error_set(&gpu->failure,
+                          NAME ": this GPU is too old: it has compute capability %d.%d, 7.5 or "
+                               "newer is needed. Use --device cpu",
+                          major, minor);
+    result = cudaFuncGetAttributes(&built, split_digits);
+    if (result == cudaErrorNoKernelImageForDevice)
+        return !error_set(&gpu->failure,
+                          NAME ": this build has no kernels for this GPU, compute capability "
+                               "%d.%d. Build again with CUDA_ARCH=sm_%d%d, or use --device cpu",
+                          major, minor, major, minor);
+    /* A newer GPU may run kernels that were compiled for an older one, without tensor cores. */
+    gpu->has_mma = major >= 8 && built.ptxVersion >= 80;
+    gpu->launches_early = major >= 9 && built.ptxVersion >= 90;
+    return gpu_ok(gpu, result, "looking at the kernels");
 }
 
 static struct device *open_device(const struct device_options *options, struct error *err) {
@@ -272,10 +284,11 @@ static struct device *open_device(const struct device_options *options, struct e
         return NULL;
     }
     gpu->base.ops = &TABLE;
-    if (find_gpu(gpu) && gpu_ok(gpu, cudaStreamCreate(&gpu->stream), "opening a stream") &&
+    gpu->failed = !find_gpu(gpu);
+    if (!gpu->failed && gpu_ok(gpu, cudaStreamCreate(&gpu->stream), "opening a stream") &&
         gpu_blas_ok(gpu, cublasCreate(&gpu->blas), "starting cuBLAS") &&
         gpu_blas_ok(gpu, cublasSetStream(gpu->blas, gpu->stream), "starting cuBLAS") &&
-        gpu_ok(gpu, cudaMalloc((void **)&gpu->fault, sizeof *gpu->fault), "the fault word"))
+        gpu_ok(gpu, cudaMalloc((void **)&gpu->fault, sizeof *gpu->fault), "memory for the fault word"))
         gpu_ok(gpu, cudaMemsetAsync(gpu->fault, 0xff, sizeof *gpu->fault, gpu->stream),
                "the fault word");
     if (!gpu->failed) {
@@ -288,9 +301,9 @@ static struct device *open_device(const struct device_options *options, struct e
 }
 
 const struct ops TABLE = {
-    NAME,         open_device,    close_device, versions,      set_version,   allocate,
-    release,      upload,         download,     copy,          sync_device,   matrix_create,
-    matrix_put,   matrix_release, gpu_embed,    gpu_take_rows, gpu_snap_rows, gpu_linear,
-    gpu_add_bias, gpu_rmsnorm,    gpu_rope,     gpu_kv_append, gpu_attention, gpu_silu_mul,
-    gpu_add,      gpu_sample,
+    NAME,          open_device,   close_device,   versions,     set_version,
+    allocate,      release,       upload,        download,      copy,           sync_device,  matrix_create,
+    matrix_put,    matrix_release, gpu_embed,     gpu_take_rows, gpu_snap_rows,
+    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,    gpu_add_rmsnorm, gpu_rope,   gpu_kv_append,
+    gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
 };

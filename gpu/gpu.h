@@ -20,6 +20,7 @@ enum gpu_kernel {
     GPU_SNAP_ROWS,
     GPU_LINEAR,
     GPU_RMSNORM,
+    GPU_ADD_RMSNORM,
     GPU_ROPE,
     GPU_ATTENTION,
     GPU_SILU_MUL,
@@ -45,9 +46,10 @@ struct gpu_device {
     bool failed;
     struct error failure; /* why, once failed */
     int version[N_GPU_KERNELS];
-    bool has_mma;        /* int8 tensor cores with 16 x 8 x 32 products: compute capability 8.0 */
+    bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
+                     kernels are compiled for that */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
-    long launches;       /* kernels and cuBLAS calls so far */
+    long launches; /* kernels and cuBLAS calls so far */
     struct {
         void *data;
         size_t bytes;
@@ -107,8 +109,7 @@ static inline int gpu_padded(int k) {
 void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const int16_t *q,
                       int n_rows, int k);
 
-/* ---- for kernels ------------------------------------------------------------------------------
- */
+/* ---- for kernels ------------------------------------------------------------------------------ */
 
 /* Remembers a row that could not be snapped; the lowest (site, token) stays. */
 static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int site, int token) {
@@ -170,6 +171,8 @@ void gpu_linear(struct device *, float *, struct bfp_rows, const struct matrix *
 void gpu_add_bias(struct device *, float *, const float *, int, int);
 void gpu_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
                  int);
+void gpu_add_rmsnorm(struct device *, float *, float *, const float *, const float *, int, int,
+                     double, int);
 void gpu_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
               int);
 void gpu_kv_append(struct device *, const struct kv_layer *, const float *, const float *,

@@ -8,6 +8,12 @@
  *    from cache
  * 3  the row stays in registers: 16-byte loads, one pass over memory (rows of 1024 to 8192 columns
  *    in whole vectors; others take version 2)
+ *
+ * add_rmsnorm: x += branch, then y = rmsnorm of the new x. 8 bytes read and 8 written per element.
+ *
+ * 1  two ops: add, rmsnorm; the new x is written and read again
+ * 2  one kernel: the sum stays in registers, a warp (short rows) or a block per row (rows of up to
+ *    8192 columns in whole vectors; others take version 1)
  */
 #include "gpu/gpu.h"
 
@@ -79,42 +85,53 @@ static __device__ __forceinline__ long long squares_of(float4 v, float scale) {
     return (long long)(unsigned)(a * a + b * b) + (long long)(unsigned)(c * c + d * d);
 }
 
-/* VECTORS float4 per thread of a block of 256. */
-template <int VECTORS>
-__global__ static void rmsnorm_3(float4 *y, const float4 *x, const float4 *gain, int n_vectors,
-                                 int n_cols, int rows_per_token, double eps, int site,
-                                 unsigned long long *fault) {
-    SHARED(uint32_t, part_max, [8]);
-    SHARED(long long, part_sum, [8]);
-    int row = (int)blockIdx.x, lane = (int)threadIdx.x;
-    size_t at = (size_t)row * (size_t)n_vectors;
-    float4 v[VECTORS];
+/* What the row is multiplied by; thread `lane` of its WARPS warps holds v, zeros behind the end. */
+template <int WARPS, int VECTORS>
+static __device__ __forceinline__ float factor_of_row(const float4 (&v)[VECTORS], int lane,
+                                                      int n_cols, double eps, int site, int token,
+                                                      unsigned long long *fault) {
+    SHARED(uint32_t, part_max, [WARPS]);
+    SHARED(long long, part_sum, [WARPS]);
     uint32_t largest = 0;
     UNROLL
-    for (int i = 0; i < VECTORS; i++) {
-        int j = lane + i * 256;
-        v[i] = j < n_vectors ? x[at + (size_t)j] : make_float4(0, 0, 0, 0);
+    for (int i = 0; i < VECTORS; i++)
         largest = max(largest, largest_of(v[i]));
-    }
-    int e = num_row_exponent(row_max<8>(largest, part_max));
+    int e = num_row_exponent(row_max<WARPS>(largest, part_max));
     bool bad = e > BFP_MAX_EXPONENT;
     if (bad && lane == 0)
-        gpu_fault(fault, site, row / rows_per_token);
+        gpu_fault(fault, site, token);
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = num_pow2f(15 - e);
     long long sum = 0;
     UNROLL
     for (int i = 0; i < VECTORS; i++)
         sum += bad ? 0 : squares_of(v[i], scale);
-    float r = num_rms_factor(row_sum<8>(sum, part_sum), e, n_cols, eps);
+    return num_rms_factor(row_sum<WARPS>(sum, part_sum), e, n_cols, eps);
+}
+
+static __device__ __forceinline__ float4 normed(float4 v, float r, float4 g) {
+    return make_float4(v.x * r * g.x, v.y * r * g.y, v.z * r * g.z, v.w * r * g.w);
+}
+
+/* VECTORS float4 per thread of a block of 256. */
+template <int VECTORS>
+__global__ static void rmsnorm_3(float4 *y, const float4 *x, const float4 *gain, int n_vectors,
+                                 int n_cols, int rows_per_token, double eps, int site,
+                                 unsigned long long *fault) {
+    int row = (int)blockIdx.x, lane = (int)threadIdx.x;
+    size_t at = (size_t)row * (size_t)n_vectors;
+    float4 v[VECTORS];
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
         int j = lane + i * 256;
-        if (j < n_vectors) {
-            float4 g = gain[j];
-            y[at + (size_t)j] =
-                make_float4(v[i].x * r * g.x, v[i].y * r * g.y, v[i].z * r * g.z, v[i].w * r * g.w);
-        }
+        v[i] = j < n_vectors ? x[at + (size_t)j] : make_float4(0, 0, 0, 0);
+    }
+    float r = factor_of_row<8>(v, lane, n_cols, eps, site, row / rows_per_token, fault);
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * 256;
+        if (j < n_vectors)
+            y[at + (size_t)j] = normed(v[i], r, gain[j]);
     }
 }
 
@@ -142,4 +159,58 @@ void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
     else
         GPU_LAUNCH(gpu, rmsnorm_2<8>, n_rows, dim3(256), 0, y, x, gain, n_rows, n_cols,
                    rows_per_token, eps, site, gpu->fault);
+}
+
+/* VECTORS float4 per thread of the WARPS warps of a row. */
+template <int WARPS, int VECTORS>
+__global__ static void add_rmsnorm_2(float4 *y, float4 *x, const float4 *branch, const float4 *gain,
+                                     int n_rows, int n_vectors, double eps, int site,
+                                     unsigned long long *fault) {
+    int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
+    if (row >= n_rows)
+        return;
+    size_t at = (size_t)row * (size_t)n_vectors;
+    float4 v[VECTORS];
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * WARPS * 32;
+        v[i] = make_float4(0, 0, 0, 0);
+        if (j < n_vectors) {
+            float4 a = x[at + (size_t)j], b = branch[at + (size_t)j];
+            v[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+            x[at + (size_t)j] = v[i];
+        }
+    }
+    float r = factor_of_row<WARPS>(v, lane, 4 * n_vectors, eps, site, row, fault);
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * WARPS * 32;
+        if (j < n_vectors)
+            y[at + (size_t)j] = normed(v[i], r, gain[j]);
+    }
+}
+
+void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
+                     float *x,                     /* [n_rows, n_cols] */
+                     const float *branch,          /* [n_rows, n_cols] */
+                     const float *gain,            /* [n_cols] */
+                     int n_rows, int n_cols, double eps, int site) {
+    struct gpu_device *gpu = gpu_of(dev);
+    float4 *to = (float4 *)y, *sum = (float4 *)x;
+    const float4 *add = (const float4 *)branch, *by = (const float4 *)gain;
+    if (!n_rows)
+        return;
+    if (gpu->version[GPU_ADD_RMSNORM] == 1 || n_cols % 4 || n_cols > 8192) {
+        gpu_add(dev, x, x, branch, (size_t)n_rows * (size_t)n_cols);
+        gpu_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site);
+    } else if (n_cols <= 512) {
+        GPU_LAUNCH(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to, sum, add,
+                   by, n_rows, n_cols / 4, eps, site, gpu->fault);
+    } else if (n_cols <= 4096) {
+        GPU_LAUNCH(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
+                   n_cols / 4, eps, site, gpu->fault);
+    } else {
+        GPU_LAUNCH(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
+                   n_cols / 4, eps, site, gpu->fault);
+    }
 }

@@ -222,18 +222,26 @@ static void attend(const struct pass *p) {
     see(p, TENSOR_ATTENTION, ws->attention, p->batch->n_tokens, (int)q);
 }
 
-/* x += branch */
-static void add_branch(const struct pass *p, enum tensor_id id) {
-    int n = p->batch->n_tokens, hidden = p->model->config.hidden;
-    p->ops->add(p->dev, p->ws->x, p->ws->x, p->ws->branch, (size_t)n * (size_t)hidden);
-    see(p, id, p->ws->x, n, hidden);
+/* x += branch, the sum that ends one block, and the norm that begins the next: in the same layer or
+ * in the one behind it. */
+static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer, const float *gain,
+                              enum tensor_id before, enum tensor_id id) {
+    const struct model_config *c = &p->model->config;
+    struct workspace *ws = p->ws;
+    int n = p->batch->n_tokens;
+    p->ops->add_rmsnorm(p->dev, ws->normed, ws->x, ws->branch, gain, n, c->hidden, c->rms_eps,
+                        next_layer * N_TENSORS + (int)before);
+    see(p, sum, ws->x, n, c->hidden);
+    p->layer = next_layer;
+    see(p, id, ws->normed, n, c->hidden);
+    p->ops->snap_rows(p->dev, ws->snapped, ws->normed, n, c->hidden, site(p, id));
 }
 
+/* From the snapped attention norm to the branch. */
 static void attention_block(const struct pass *p, const struct layer_weights *w) {
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens;
-    norm_and_snap(p, ws->x, w->attention_norm, TENSOR_EMBEDDING, TENSOR_ATTENTION_NORM, n);
     linear(p, ws->q, &w->q, w->q_bias, TENSOR_Q, n);
     linear(p, ws->k, &w->k, w->k_bias, TENSOR_K, n);
     linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
@@ -243,20 +251,38 @@ static void attention_block(const struct pass *p, const struct layer_weights *w)
     p->ops->snap_rows(p->dev, ws->snapped, ws->attention, n, c->n_heads * c->head_dim,
                       site(p, TENSOR_ATTENTION));
     linear(p, ws->branch, &w->o, w->o_bias, TENSOR_O, n);
-    add_branch(p, TENSOR_MIDDLE);
 }
 
+/* From the snapped FFN norm to the branch. */
 static void ffn_block(const struct pass *p, const struct layer_weights *w) {
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens, ffn = p->model->config.ffn;
-    norm_and_snap(p, ws->x, w->ffn_norm, TENSOR_MIDDLE, TENSOR_FFN_NORM, n);
     linear(p, ws->gate, &w->gate, w->gate_bias, TENSOR_GATE, n);
     linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
     p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
     see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
     p->ops->snap_rows(p->dev, ws->snapped, ws->gate, n, ffn, site(p, TENSOR_ACTIVATION));
     linear(p, ws->branch, &w->down, w->down_bias, TENSOR_DOWN, n);
-    add_branch(p, TENSOR_RESIDUAL);
+}
+
+/* The layers. A norm belongs to the sum before it: only the first has none. */
+static void run_layers(struct pass *p) {
+    struct workspace *ws = p->ws;
+    const struct layer_weights *layers = p->model->layers;
+    int n = p->batch->n_tokens, hidden = p->model->config.hidden;
+    int last = p->model->config.n_layers - 1;
+    norm_and_snap(p, ws->x, layers[0].attention_norm, TENSOR_EMBEDDING, TENSOR_ATTENTION_NORM, n);
+    for (int i = 0; i <= last; i++) {
+        attention_block(p, &layers[i]);
+        add_norm_and_snap(p, TENSOR_MIDDLE, i, layers[i].ffn_norm, TENSOR_MIDDLE, TENSOR_FFN_NORM);
+        ffn_block(p, &layers[i]);
+        if (i < last)
+            add_norm_and_snap(p, TENSOR_RESIDUAL, i + 1, layers[i + 1].attention_norm,
+                              TENSOR_EMBEDDING, TENSOR_ATTENTION_NORM);
+    }
+    p->ops->add(p->dev, ws->x, ws->x, ws->branch, (size_t)n * (size_t)hidden);
+    see(p, TENSOR_RESIDUAL, ws->x, n, hidden);
+    p->layer++;
 }
 
 /* Final norm and output matrix, for the rows whose logits are wanted. */
@@ -305,10 +331,7 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
     struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
     p.ops->embed(p.dev, ws->x, ws->token_ids, &model->embedding, batch->n_tokens);
     see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
-    for (; p.layer < model->config.n_layers; p.layer++) {
-        attention_block(&p, &model->layers[p.layer]);
-        ffn_block(&p, &model->layers[p.layer]);
-    }
+    run_layers(&p);
     output_block(&p);
     return ws->logits;
 }

@@ -153,6 +153,14 @@ struct ops {
                     const float *gain,            /* [n_cols] */
                     int n_rows, int n_cols, int rows_per_token, double eps, int site);
 
+    /* x += branch (float32, as add), then y = rmsnorm of the new x: the residual stream and the
+     * norm that follows it, in one op. Row = token. */
+    void (*add_rmsnorm)(struct device *dev, float *y, /* [n_rows, n_cols] */
+                        float *x,                     /* [n_rows, n_cols], in place */
+                        const float *branch,          /* [n_rows, n_cols] */
+                        const float *gain,            /* [n_cols] */
+                        int n_rows, int n_cols, double eps, int site);
+
     /* Rotary position embedding (Su et al., 2021), half-split pairs (d, d + head_dim/2), in place.
      * cos and sin come from rope_table.h. */
     void (*rope)(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */

@@ -142,6 +142,7 @@ const struct ops ref_ops = {
     .linear = ref_linear,
     .add_bias = ref_add_bias,
     .rmsnorm = ref_rmsnorm,
+    .add_rmsnorm = ref_add_rmsnorm,
     .rope = ref_rope,
     .kv_append = ref_kv_append,
     .attention = ref_attention,

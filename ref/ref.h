@@ -42,6 +42,8 @@ void ref_linear(struct device *, float *, struct bfp_rows, const struct matrix *
 void ref_add_bias(struct device *, float *, const float *, int, int);
 void ref_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
                  int);
+void ref_add_rmsnorm(struct device *, float *, float *, const float *, const float *, int, int,
+                     double, int);
 void ref_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
               int);
 void ref_kv_append(struct device *, const struct kv_layer *, const float *, const float *,

@@ -1,4 +1,5 @@
-/* rmsnorm: the sum of squares is an exact integer; the root is taken in double and rounded once. */
+/* rmsnorm: the sum of squares is an exact integer; the root is taken in double and rounded once.
+ * add_rmsnorm: the same behind the residual add. */
 #include "ref/ref.h"
 
 void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
@@ -19,4 +20,13 @@ void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
         for (int i = 0; i < n_cols; i++)
             to[i] = from[i] * r * gain[i];
     }
+}
+
+void ref_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
+                     float *x,                     /* [n_rows, n_cols] */
+                     const float *branch,          /* [n_rows, n_cols] */
+                     const float *gain,            /* [n_cols] */
+                     int n_rows, int n_cols, double eps, int site) {
+    ref_add(dev, x, x, branch, (size_t)n_rows * (size_t)n_cols);
+    ref_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site);
 }

@@ -41,11 +41,13 @@ static int read_tokens(struct generator *g, struct sequence *s, struct kv_cache 
     if (cache && cache->reserve(cache, end, err))
         goto done;
     const float *on_device = forward(g->model, g->ws, &batch, g->probe, err);
-    if (!on_device || forward_finish(g->model, g->ws, &batch, &how, drawn, err))
+    if (!on_device)
         goto done;
-    if (drawn)
+    if (drawn) /* before forward_finish, which tells when a copy has failed, too */
         g->model->dev->ops->download(g->model->dev, logits, on_device,
                                      sizeof *logits * (size_t)g->model->config.vocab_size);
+    if (forward_finish(g->model, g->ws, &batch, &how, drawn, err))
+        goto done;
     s->n_cached = cache ? end : 0;
     result = 0;
 done:

@@ -81,6 +81,27 @@ static void test_rmsnorm_counts_tokens(void **state) {
         }
 }
 
+/* The sum decides: two finite numbers may add up to what cannot be stored, and a bad one stays bad.
+ */
+static void test_add_rmsnorm_looks_at_the_sum(void **state) {
+    struct test_device *t = *state;
+    enum { ROWS = 6 };
+    static const int widths[] = {3, 32, 600, 5000}; /* each takes a kernel of its own */
+    static const float pairs[][2] = {
+        {NAN, 1}, {1, INFINITY}, {INFINITY, -INFINITY}, {0x1p126f, 0x1p126f}, {FLT_MAX, FLT_MAX}};
+    for (size_t w = 0; w < COUNT(widths); w++)
+        for (size_t i = 0; i < COUNT(pairs); i++) {
+            int n = ROWS * widths[w], row = (int)i, at = row * widths[w] + widths[w] - 1;
+            float *x = put_rows_with(t, pairs[i][0], n, &at, 1);
+            float *branch = put_rows_with(t, pairs[i][1], n, &at, 1);
+            float *gain = put_rows_with(t, 1, widths[w], NULL, 0);
+            float *y = device_poisoned(t, sizeof *y * (size_t)n);
+            t->ops->add_rmsnorm(t->dev, y, x, branch, gain, ROWS, widths[w], 1e-6, 3);
+            device_expect_fault(t, 3, row);
+            device_clear(t);
+        }
+}
+
 /* Appends with these bad elements in k and v; the cache may hold anything afterwards but poison. */
 static void append(struct test_device *t, const int *bad_k, int n_k, const int *bad_v, int n_v) {
     enum { TOKENS = 5, HEADS = 3, DIM = 8, ROWS = TOKENS * HEADS };
@@ -304,6 +325,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_snap_rows),
         cmocka_unit_test(test_rmsnorm_counts_tokens),
+        cmocka_unit_test(test_add_rmsnorm_looks_at_the_sum),
         cmocka_unit_test(test_kv_append),
         cmocka_unit_test(test_attention_queries),
         cmocka_unit_test(test_attention_scores_overflow),

@@ -329,6 +329,37 @@ static void test_rmsnorm(void **state) {
         }
 }
 
+static void test_add_rmsnorm(void **state) {
+    struct test_device *t = *state;
+    struct random r = {23};
+    static const int sizes[] = {1,   3,    4,    64,   97,   256,  508, 512,
+                                516, 1024, 4092, 4096, 4100, 8192, 8196};
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        for (int kind = 0; kind <= N_DISTRIBUTIONS; kind++) {
+            int n_cols = sizes[i], n_rows = n_cols > 1024 ? 2 : 1 + kind;
+            size_t bytes = float_bytes(n_rows, n_cols), n = bytes / sizeof(float);
+            float *x = random_rows(&r, n_rows, n_cols, kind),
+                  *gain = random_rows(&r, 1, n_cols, NORMAL);
+            float *branch = random_rows(&r, n_rows, n_cols, kind);
+            float *want = host_array(n, sizeof *want);
+            float *sum = device_put(t, x, bytes), *y = device_poisoned(t, bytes);
+            t->ops->add_rmsnorm(t->dev, y, sum, device_put(t, branch, bytes),
+                                device_put(t, gain, float_bytes(1, n_cols)), n_rows, n_cols, 1e-6,
+                                1);
+            for (size_t j = 0; j < n; j++)
+                x[j] = x[j] + branch[j];
+            oracle_rmsnorm(want, x, gain, n_rows, n_cols, 1e-6);
+            device_expect_floats(t, "add_rmsnorm's sum", x, sum, n_rows, n_cols);
+            device_expect_floats(t, "add_rmsnorm", want, y, n_rows, n_cols);
+            device_expect_fault(t, -1, 0);
+            free(want);
+            free(branch);
+            free(gain);
+            free(x);
+            device_clear(t);
+        }
+}
+
 /* ---- rope ------------------------------------------------------------------------------------ */
 
 static void test_rope(void **state) {
@@ -427,6 +458,7 @@ int main(void) {
         cmocka_unit_test(test_add_and_silu_mul),
         cmocka_unit_test(test_add_bias),
         cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_add_rmsnorm),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_kv_append),
     };

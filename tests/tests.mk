@@ -12,9 +12,10 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
 # of the kernels under the emulation and, where there is a GPU, on it.
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_attention test_faults test_sampling
+KERNEL_TESTS := test_ops test_shapes test_attention test_faults test_sampling
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
-            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
+            $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes, \
+              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
 HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
 
@@ -23,6 +24,7 @@ test: deps
 	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
 	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" \
 	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
@@ -34,7 +36,7 @@ bench: deps
 	@$(MAKE) --no-print-directory build-bench
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
+              build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))

@@ -394,6 +394,10 @@ void emu_launch(const struct emu_kernel *kernel, dim3 grid, dim3 block, size_t s
                 cudaStream_t) {
     if (enter_api() != cudaSuccess)
         return;
+    if (!kernels_fit_device()) {
+        set_error(cudaErrorNoKernelImageForDevice);
+        return;
+    }
     struct launch launch = {kernel, grid, block, shared_bytes, 0, 0, 0, {0}, {false}};
     launch.n_blocks = (uint64_t)grid.x * grid.y * grid.z;
     size_t allowed = dynamic_shared_limit(kernel->function);

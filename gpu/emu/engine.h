@@ -191,6 +191,8 @@ struct place device_neighbour(const void *address);
 cudaError_t enter_api(void);
 cudaError_t set_error(cudaError_t error); /* returns it */
 void set_sticky_error(cudaError_t error);
+bool kernels_fit_device(void); /* else a launch has no code to run */
+int built_for(void);           /* the compute capability that kernels are compiled for, ten times */
 size_t dynamic_shared_limit(const void *kernel); /* what cudaFuncSetAttribute allowed */
 
 } // namespace emu

@@ -23,14 +23,28 @@ struct allocation {
     bool on_host; /* cudaMallocHost: both sides may use it, and it takes no device memory */
 };
 
+static size_t setting(const char *variable, size_t otherwise) {
+    const char *text = getenv(variable);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+/* What the environment says: see controls.h. */
+struct settings {
+    size_t limit = setting("SAMEBITS_EMU_MEMORY", (size_t)16 << 30);
+    int calls_until_lost = (int)setting("SAMEBITS_EMU_LOSE_AT", 0); /* 0: never */
+    cudaError_t lost_error = cudaErrorECCUncorrectable;
+    int capability = (int)setting("SAMEBITS_EMU_CAPABILITY", 90);
+    int built_for = (int)setting("SAMEBITS_EMU_BUILT_FOR", 80);
+};
+
 /* The one device. */
-static struct {
+static struct : settings {
     std::recursive_mutex mutex;
     std::map<uintptr_t, struct allocation> allocations;
     std::map<const void *, size_t> shared_limits; /* of kernels with cudaFuncSetAttribute */
-    size_t limit = (size_t)16 << 30, used;
-    int calls_until_lost; /* 0: never */
-    cudaError_t lost_error, last, sticky;
+    size_t used;
+    long calls;
+    cudaError_t last, sticky;
 } device;
 
 typedef std::lock_guard<std::recursive_mutex> guard;
@@ -39,6 +53,7 @@ typedef std::lock_guard<std::recursive_mutex> guard;
 
 cudaError_t enter_api(void) {
     guard lock(device.mutex);
+    device.calls++;
     if (device.calls_until_lost > 0 && --device.calls_until_lost == 0)
         device.sticky = device.lost_error;
     return device.sticky;
@@ -112,9 +127,10 @@ static cudaError_t allocate(void **data, size_t bytes, bool on_host) {
     return cudaSuccess;
 }
 
+/* A lost device's memory is free again, too, though the call fails. */
 static cudaError_t release(void *data, bool on_host) {
     cudaError_t error = enter_api();
-    if (error != cudaSuccess || !data)
+    if (!data)
         return error;
     guard lock(device.mutex);
     auto found = device.allocations.find((uintptr_t)data);
@@ -125,13 +141,21 @@ static cudaError_t release(void *data, bool on_host) {
             (found->second.bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
     device.allocations.erase(found);
     free(data);
-    return cudaSuccess;
+    return error;
 }
 
 size_t dynamic_shared_limit(const void *kernel) {
     guard lock(device.mutex);
     auto found = device.shared_limits.find(kernel);
     return found == device.shared_limits.end() ? (size_t)DEFAULT_SHARED : found->second;
+}
+
+bool kernels_fit_device(void) {
+    return device.capability >= device.built_for;
+}
+
+int built_for(void) {
+    return device.built_for;
 }
 
 } // namespace emu
@@ -146,10 +170,24 @@ size_t emu_memory_used(void) {
     return device.used;
 }
 
-void emu_lose_device_at(int n, enum cudaError error) {
+long emu_calls(void) {
+    return device.calls;
+}
+
+void emu_lose_device_at(int n, int error) {
     guard lock(device.mutex);
     device.calls_until_lost = n;
-    device.lost_error = error;
+    device.lost_error = (cudaError_t)error;
+}
+
+void emu_set_capability(int capability, int built_for) {
+    device.capability = capability;
+    device.built_for = built_for;
+}
+
+void emu_reset(void) {
+    cudaDeviceReset();
+    static_cast<struct settings &>(device) = settings();
 }
 
 cudaError_t cudaGetLastError(void) {
@@ -178,6 +216,8 @@ static const struct {
     {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "device busy or unavailable"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no device"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
@@ -204,15 +244,16 @@ const char *cudaGetErrorName(cudaError_t error) {
 /* ---- devices -------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
-    return enter_api();
+    cudaError_t error = enter_api();
+    *count = device.capability > 0;
+    return error == cudaSuccess && !*count ? set_error(cudaErrorNoDevice) : error;
 }
 
 cudaError_t cudaSetDevice(int number) {
     cudaError_t error = enter_api();
     if (error != cudaSuccess)
         return error;
-    return number == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+    return number == 0 && device.capability > 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
 }
 
 cudaError_t cudaGetDevice(int *number) {
@@ -232,7 +273,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int number) {
     p->sharedMemPerBlock = DEFAULT_SHARED;
     p->sharedMemPerBlockOptin = MAX_SHARED;
     p->sharedMemPerMultiprocessor = SHARED_PER_MULTIPROCESSOR;
-    p->major = 9;
+    p->major = device.capability / 10;
+    p->minor = device.capability % 10;
     p->multiProcessorCount = N_MULTIPROCESSORS;
     p->warpSize = WARP;
     p->maxThreadsPerBlock = MAX_THREADS;
@@ -442,6 +484,14 @@ cudaError_t emu_set_function_attribute(const void *function, enum cudaFuncAttrib
     guard lock(device.mutex);
     device.shared_limits[function] = max((size_t)value, (size_t)DEFAULT_SHARED);
     return cudaSuccess;
+}
+
+cudaError_t emu_function_attributes(struct cudaFuncAttributes *attributes) {
+    cudaError_t error = enter_api();
+    *attributes = {MAX_THREADS, device.built_for, device.capability};
+    if (error == cudaSuccess && !kernels_fit_device())
+        error = set_error(cudaErrorNoKernelImageForDevice);
+    return error;
 }
 
 cudaError_t emu_occupancy(int *n_blocks, int block_size, size_t shared_bytes) {

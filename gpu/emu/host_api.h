@@ -10,15 +10,8 @@
 #ifndef SAMEBITS_HOST_API_H
 #define SAMEBITS_HOST_API_H
 
+#include "gpu/emu/controls.h"
 #include "gpu/emu/cuda_types.h"
-
-/* ---- what tests may turn -------------------------------------------------------------------- */
-
-/* How much device memory there is; the default is 16 GiB. */
-void emu_set_memory_limit(size_t bytes);
-
-/* Device memory in use. */
-size_t emu_memory_used(void);
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
@@ -32,6 +25,7 @@ enum cudaError {
     cudaErrorDevicesUnavailable = 46,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
@@ -41,10 +35,6 @@ enum cudaError {
     cudaErrorUnknown = 999,
 };
 typedef enum cudaError cudaError_t;
-
-/* The n-th runtime call, launch or cuBLAS call from now (1: the next) fails with `error`, as does
- * every later one until cudaDeviceReset(). n = 0 takes it back. */
-void emu_lose_device_at(int n, enum cudaError error);
 
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
@@ -159,6 +149,17 @@ cudaError_t emu_set_function_attribute(const void *function, enum cudaFuncAttrib
 template <class T>
 cudaError_t cudaFuncSetAttribute(T *function, enum cudaFuncAttribute attribute, int value) {
     return emu_set_function_attribute(reinterpret_cast<const void *>(function), attribute, value);
+}
+
+struct cudaFuncAttributes {
+    int maxThreadsPerBlock;
+    int ptxVersion, binaryVersion; /* ten times the compute capability that it was compiled for */
+};
+
+/* Fails where a launch would, because the build has no code for this device. */
+cudaError_t emu_function_attributes(struct cudaFuncAttributes *attributes);
+template <class T> cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, T *) {
+    return emu_function_attributes(attributes);
 }
 
 /* As many as the threads and the shared memory of a multiprocessor allow; registers are ignored. */

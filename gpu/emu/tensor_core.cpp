@@ -31,6 +31,12 @@ static void need_all_lanes(const struct emu_warp_op *op, uint32_t lanes) {
               op->name, op->file, op->line, lanes);
 }
 
+/* Like SAMEBITS_PTX, which compiles to a trap for older GPUs. */
+static void need_instruction(const char *name) {
+    if (built_for() < 80)
+        fault(self, EMU_NO_INSTRUCTION, "%s does not exist below compute capability 8.0", name);
+}
+
 /* ---- votes and sums ------------------------------------------------------------------------- */
 
 struct vote_op : emu_warp_op {
@@ -252,6 +258,7 @@ void emu_warp_sync(uint32_t mask, const char *file, int line) {
 
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
              const char *file, int line) {
+    need_instruction("mma");
     struct mma_op op = {
         {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed};
     emu_warp_wait(&op);
@@ -259,6 +266,7 @@ void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bo
 
 void emu_load_matrices(uint32_t *out, int n_matrices, bool transpose, const void *row,
                        const char *file, int line) {
+    need_instruction("ldmatrix");
     struct load_op op = {
         {"ldmatrix", file, line, all_lanes, complete_load, false}, out, row, n_matrices, transpose};
     emu_warp_wait(&op);
@@ -273,6 +281,7 @@ void emu_load_matrices(uint32_t *out, int n_matrices, bool transpose, const void
  */
 void emu_copy_start(void *to, const void *from, size_t from_bytes) {
     struct cuda_thread *t = self;
+    need_instruction("cp.async");
     emu_check_aligned(to, 16);
     emu_check_aligned(from, 16);
     check_access(t, to, 16, ACCESS_WRITE, NULL);

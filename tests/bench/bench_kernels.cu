@@ -103,7 +103,7 @@ static void use_version(const char *op, int version) {
 }
 
 static void print_memory(const char *op, int version, double s, double bytes) {
-    printf("%-10s %7d %10.1f %9.2f %8.0f %%\n", op, version, s * 1e6, bytes / s / 1e12,
+    printf("%-11s %7d %10.1f %9.2f %8.0f %%\n", op, version, s * 1e6, bytes / s / 1e12,
            bytes / s / 1e12 / copy_tbs * 100);
 }
 
@@ -128,13 +128,20 @@ static void bench_rows(void) {
     int32_t *positions = (int32_t *)device_bytes(4 * ROWS);
     dev->ops->upload(dev, positions, host.data(), 4 * ROWS);
     struct bfp_rows snapped = {(int16_t *)device_bytes(2 * count), (int8_t *)device_bytes(ROWS)};
-    printf("%d x %d float32\nop         version         us      TB/s  of a copy\n", ROWS, COLS);
+    printf("%d x %d float32\nop          version         us      TB/s  of a copy\n", ROWS, COLS);
     for (int v = 1; v <= 3; v++) {
         use_version("rmsnorm", v);
         print_memory(
             "rmsnorm", v,
             seconds(8, [&](int) { dev->ops->rmsnorm(dev, y, x, gain, ROWS, COLS, 1, 1e-6, 0); }),
             8.0 * (double)count);
+    }
+    for (int v = 1; v <= 2; v++) {
+        use_version("add_rmsnorm", v);
+        print_memory("add_rmsnorm", v, seconds(8, [&](int) {
+                         dev->ops->add_rmsnorm(dev, y, x, z, gain, ROWS, COLS, 1e-6, 0);
+                     }),
+                     16.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
         use_version("silu_mul", v);

@@ -234,9 +234,33 @@ static void test_lost_device(void **) {
     assert_int_equal(cudaDeviceSynchronize(), cudaErrorECCUncorrectable);
     cublasHandle_t handle;
     assert_int_equal(cublasCreate(&handle), CUBLAS_STATUS_NOT_INITIALIZED);
+    assert_int_equal(cudaFree(a), cudaErrorECCUncorrectable);
+    assert_int_equal(emu_memory_used(), 0);
     assert_cuda(cudaDeviceReset());
     assert_cuda(cudaDeviceSynchronize());
     assert_int_equal(emu_memory_used(), 0);
+}
+
+static void test_device_of_another_kind(void **) {
+    int count = -1, value = -1;
+    struct cudaFuncAttributes attributes;
+    assert_cuda(cudaFuncGetAttributes(&attributes, nothing));
+    assert_int_equal(attributes.ptxVersion, 80);
+    emu_set_capability(75, 80);
+    assert_cuda(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMinor, 0));
+    assert_int_equal(value, 5);
+    assert_int_equal(cudaFuncGetAttributes(&attributes, nothing), cudaErrorNoKernelImageForDevice);
+    assert_int_equal(cudaGetLastError(), cudaErrorNoKernelImageForDevice);
+    LAUNCH(nothing, 1, 1, 0, 0);
+    assert_int_equal(cudaGetLastError(), cudaErrorNoKernelImageForDevice);
+    assert_cuda(cudaGetLastError()); /* the device goes on */
+    emu_set_capability(0, 80);
+    assert_int_equal(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+    assert_int_equal(count, 0);
+    assert_int_equal(cudaSetDevice(0), cudaErrorInvalidDevice);
+    emu_reset();
+    assert_cuda(cudaGetDeviceCount(&count));
+    assert_int_equal(count, 1);
 }
 
 static void test_products_of_foreign_memory_are_refused(void **) {
@@ -275,6 +299,7 @@ int main(void) {
         cmocka_unit_test(test_memory_limit),
         cmocka_unit_test(test_bad_copies_are_refused),
         cmocka_unit_test(test_lost_device),
+        cmocka_unit_test(test_device_of_another_kind),
         cmocka_unit_test(test_products_of_foreign_memory_are_refused),
 #endif
     };

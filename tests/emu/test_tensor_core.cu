@@ -299,6 +299,36 @@ static void test_misuse_is_reported(void **) {
     emu_set_handler(NULL);
 }
 
+__global__ void one_instruction(uint32_t *y, int which) {
+    SHARED(uint4, row, [32]);
+    uint32_t a[4] = {0, 0, 0, 0};
+    int32_t d[4] = {0, 0, 0, 0};
+    row[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    __syncwarp();
+    if (which == 0)
+        mma_s8_s8(d, a, a);
+    else if (which == 1)
+        ldmatrix_x4(a, &row[threadIdx.x]);
+    else
+        cp_async_16(&row[threadIdx.x], y);
+}
+
+static void test_kernels_for_older_gpus_have_none(void **) {
+    emu_set_handler(ignore);
+    for (int which = 0; which < 3; which++)
+        for (int built_for = 75; built_for <= 80; built_for += 5) {
+            uint32_t *y = to_device(std::vector<uint32_t>(4, 0));
+            emu_set_capability(90, built_for);
+            LAUNCH(one_instruction, 1, 32, 0, 0, y, which);
+            assert_int_equal(cudaDeviceSynchronize(),
+                             built_for == 75 ? cudaErrorLaunchFailure : cudaSuccess);
+            if (built_for == 75)
+                assert_int_equal(emu_last_report().fault, EMU_NO_INSTRUCTION);
+            emu_reset();
+        }
+    emu_set_handler(NULL);
+}
+
 #endif
 
 int main(void) {
@@ -315,6 +345,7 @@ int main(void) {
         cmocka_unit_test(test_forgotten_wait_is_seen),
         cmocka_unit_test(test_copies_are_late_and_their_places_junk),
         cmocka_unit_test(test_misuse_is_reported),
+        cmocka_unit_test(test_kernels_for_older_gpus_have_none),
 #endif
     };
     int failures = 0;

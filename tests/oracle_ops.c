@@ -1,0 +1,130 @@
+/* The oracle behind the op table: what the reference must equal. */
+#include "tests/device.h"
+#include "tests/oracle.h"
+#include "tests/pair.h"
+
+#include <stdlib.h>
+
+/* The reference's matrix, back in int16; the caller frees the mantissas. */
+static struct bfp_rows narrow(const struct matrix *w) {
+    size_t count = (size_t)w->n * (size_t)w->k;
+    struct bfp_rows rows = {host_array(count, sizeof(int16_t)), w->exponents};
+    for (size_t i = 0; i < count; i++)
+        rows.mantissas[i] = (int16_t)((const double *)w->mantissas)[i];
+    return rows;
+}
+
+static void embed(struct device *dev, float *y, const int32_t *token_ids, const struct matrix *w,
+                  int n_tokens) {
+    (void)dev;
+    struct bfp_rows rows = narrow(w);
+    oracle_embed(y, token_ids, rows, n_tokens, w->k);
+    free(rows.mantissas);
+}
+
+static void take_rows(struct device *dev, float *y, const float *x, const int32_t *rows, int n_rows,
+                      int n_cols) {
+    (void)dev;
+    for (int i = 0; i < n_rows * n_cols; i++)
+        y[i] = x[rows[i / n_cols] * n_cols + i % n_cols];
+}
+
+static void snap_rows(struct device *dev, struct bfp_rows y, const float *x, int n_rows, int n_cols,
+                      int site) {
+    (void)dev, (void)site;
+    oracle_snap_rows(y, x, n_rows, n_cols);
+}
+
+static void linear(struct device *dev, float *y, struct bfp_rows x, const struct matrix *w,
+                   int n_tokens) {
+    (void)dev;
+    struct bfp_rows rows = narrow(w);
+    oracle_linear(y, x, rows, n_tokens, w->n, w->k);
+    free(rows.mantissas);
+}
+
+static void add_bias(struct device *dev, float *y, const float *bias, int n_tokens, int n) {
+    (void)dev;
+    for (int i = 0; i < n_tokens * n; i++)
+        y[i] = y[i] + bias[i % n];
+}
+
+static void rmsnorm(struct device *dev, float *y, const float *x, const float *gain, int n_rows,
+                    int n_cols, int rows_per_token, double eps, int site) {
+    (void)dev, (void)rows_per_token, (void)site;
+    oracle_rmsnorm(y, x, gain, n_rows, n_cols, eps);
+}
+
+static void add_rmsnorm(struct device *dev, float *y, float *x, const float *branch,
+                        const float *gain, int n_rows, int n_cols, double eps, int site) {
+    (void)dev, (void)site;
+    for (int i = 0; i < n_rows * n_cols; i++)
+        x[i] = x[i] + branch[i];
+    oracle_rmsnorm(y, x, gain, n_rows, n_cols, eps);
+}
+
+static void rope(struct device *dev, float *x, const int32_t *positions, const float *cos_table,
+                 const float *sin_table, int n_tokens, int n_heads, int head_dim) {
+    (void)dev;
+    oracle_rope(x, positions, cos_table, sin_table, n_tokens, n_heads, head_dim);
+}
+
+static void kv_append(struct device *dev, const struct kv_layer *kv, const float *k, const float *v,
+                      const int64_t *slots, int n_tokens, int n_kv_heads, int head_dim, int site_k,
+                      int site_v) {
+    (void)dev, (void)site_k, (void)site_v;
+    for (int t = 0; t < n_tokens; t++) {
+        int64_t row = slots[t] * n_kv_heads;
+        int from = t * n_kv_heads * head_dim;
+        if (slots[t] < 0)
+            continue;
+        oracle_snap_rows((struct bfp_rows){kv->k + row * head_dim, kv->k_exponents + row}, k + from,
+                         n_kv_heads, head_dim);
+        oracle_snap_rows((struct bfp_rows){kv->v + row * head_dim, kv->v_exponents + row}, v + from,
+                         n_kv_heads, head_dim);
+    }
+}
+
+static void attention(struct device *dev, float *y, const float *q, const struct kv_layer *kv,
+                      int n_tokens, int kv_len, const struct attention_shape *shape, int site) {
+    (void)dev, (void)site;
+    oracle_attention(y, q, kv, n_tokens, kv_len, shape);
+}
+
+static void silu_mul(struct device *dev, float *y, const float *gate, const float *up,
+                     size_t count) {
+    (void)dev;
+    oracle_silu_mul(y, gate, up, count);
+}
+
+static void add(struct device *dev, float *y, const float *x, const float *z, size_t count) {
+    (void)dev;
+    for (size_t i = 0; i < count; i++)
+        y[i] = x[i] + z[i];
+}
+
+static void sample(struct device *dev, int32_t *token_ids, const float *logits,
+                   const struct sampling *how, int n_rows, int vocab, int site) {
+    (void)dev, (void)site;
+    for (int row = 0; row < n_rows; row++)
+        token_ids[row] = oracle_sample(logits + (size_t)row * (size_t)vocab, &how[row], vocab);
+}
+
+struct ops oracle_ops(void) {
+    struct ops table = ref_ops;
+    table.name = "the oracle";
+    table.embed = embed;
+    table.take_rows = take_rows;
+    table.snap_rows = snap_rows;
+    table.linear = linear;
+    table.add_bias = add_bias;
+    table.rmsnorm = rmsnorm;
+    table.add_rmsnorm = add_rmsnorm;
+    table.rope = rope;
+    table.kv_append = kv_append;
+    table.attention = attention;
+    table.silu_mul = silu_mul;
+    table.add = add;
+    table.sample = sample;
+    return table;
+}

@@ -1,0 +1,396 @@
+/* Every op of the table at N_SHAPES random shapes, bit for bit beside the reference (which itself
+ * is held against the oracle here). Sizes and data are those of pair.h: 1, 2, odd, prime, about the
+ * sizes of blocks and tiles; rows of zeros, of subnormals, with one huge value. */
+#include "model/numerics.h"
+#include "tests/pair.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static int smaller(int a, int b) {
+    return a < b ? a : b;
+}
+
+/* A random number of columns, and of rows so that not more than this many elements come together.
+ */
+static void random_rows_and_columns(struct pair *p, int *n_rows, int *n_cols) {
+    int most = p->is_small ? 9000 : 400000;
+    *n_cols = random_size(&p->random, smaller(most, 16400));
+    *n_rows = random_size(&p->random, smaller(most / *n_cols, p->is_small ? 40 : 2000));
+}
+
+/* ---- rows of matrices -------------------------------------------------------------------------
+ */
+
+static void test_embed(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 1); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_tokens, k, vocab = random_size(&p->random, 300);
+        random_rows_and_columns(p, &n_tokens, &k);
+        vocab = smaller(vocab, 1 + 400000 / k);
+        struct bfp_rows w = pair_rows(p, vocab, k, 127);
+        int32_t *ids = pair_ids(p, n_tokens, vocab);
+        float *y[N_SIDES];
+        struct matrix matrix[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            matrix[s] = pair_put_matrix(t, w, vocab, k, vocab / 2);
+            y[s] = pair_output(t, (size_t)n_tokens * (size_t)k, sizeof *y[s]);
+            t->ops->embed(t->dev, y[s], pair_put(t, ids, (size_t)n_tokens, sizeof *ids), &matrix[s],
+                          n_tokens);
+        }
+        pair_expect_floats(p, "embed", y, n_tokens, k);
+        for (int s = 0; s < N_SIDES; s++)
+            p->side[s].ops->matrix_free(p->side[s].dev, &matrix[s]);
+    }
+    pair_report(p, "embed");
+}
+
+static void test_take_rows(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 2); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_from, n_rows, n_cols;
+        random_rows_and_columns(p, &n_from, &n_cols);
+        n_rows = random_size(&p->random, 2 * n_from);
+        size_t n = (size_t)n_from * (size_t)n_cols;
+        float *x = pair_floats(p, n_from, n_cols, 126), *y[N_SIDES];
+        int32_t *rows = pair_ids(p, n_rows, n_from);
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            y[s] = pair_output(t, (size_t)n_rows * (size_t)n_cols, sizeof *x);
+            t->ops->take_rows(t->dev, y[s], pair_put(t, x, n, sizeof *x),
+                              pair_put(t, rows, (size_t)n_rows, sizeof *rows), n_rows, n_cols);
+        }
+        pair_expect_floats(p, "take_rows", y, n_rows, n_cols);
+    }
+    pair_report(p, "take_rows");
+}
+
+static void test_snap_rows(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 3); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_rows, n_cols;
+        random_rows_and_columns(p, &n_rows, &n_cols);
+        size_t n = (size_t)n_rows * (size_t)n_cols;
+        float *x = pair_floats(p, n_rows, n_cols, 122);
+        struct bfp_rows y[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            y[s].mantissas = pair_output(t, n, sizeof *y[s].mantissas);
+            y[s].exponents = pair_output(t, (size_t)n_rows, 1);
+            t->ops->snap_rows(t->dev, y[s], pair_put(t, x, n, sizeof *x), n_rows, n_cols, 1);
+        }
+        pair_expect_rows(p, "snap_rows", y, n_rows, n_cols);
+    }
+    pair_report(p, "snap_rows");
+}
+
+/* ---- linear -----------------------------------------------------------------------------------
+ */
+
+static void test_linear(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 4); p->n_shapes < N_SHAPES; pair_next(p)) {
+        struct random *r = &p->random;
+        int most = p->is_small ? 150000 : 100000000; /* products */
+        int k = random_size(r, p->is_small ? 1100 : 8200);
+        int n = random_size(r, smaller(most / k, p->is_small ? 600 : 8200));
+        int m = random_size(r, smaller(most / k / n, p->is_small ? 300 : 2100));
+        int spread = random_int(r, 0, 2) ? 20 : 127;
+        struct bfp_rows x = pair_rows(p, m, k, spread), w = pair_rows(p, n, k, spread);
+        float *y[N_SIDES];
+        struct matrix matrix[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            matrix[s] = pair_put_matrix(t, w, n, k, n / 3);
+            y[s] = pair_output(t, (size_t)m * (size_t)n, sizeof *y[s]);
+            t->ops->linear(t->dev, y[s], pair_put_rows(t, x, m, k), &matrix[s], m);
+        }
+        pair_expect_floats(p, "linear", y, m, n);
+        for (int s = 0; s < N_SIDES; s++)
+            p->side[s].ops->matrix_free(p->side[s].dev, &matrix[s]);
+    }
+    pair_report(p, "linear");
+}
+
+static void test_add_bias(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 5); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int m, n;
+        random_rows_and_columns(p, &m, &n);
+        float *x = pair_floats(p, m, n, 122), *bias = pair_floats(p, 1, n, 122), *y[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            y[s] = pair_put(t, x, (size_t)m * (size_t)n, sizeof *x);
+            t->ops->add_bias(t->dev, y[s], pair_put(t, bias, (size_t)n, sizeof *bias), m, n);
+        }
+        pair_expect_floats(p, "add_bias", y, m, n);
+    }
+    pair_report(p, "add_bias");
+}
+
+/* ---- rmsnorm and rope -------------------------------------------------------------------------
+ */
+
+static const double epsilons[] = {1e-5, 1e-6, 1e-12, 1};
+
+static void test_rmsnorm(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 6); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_rows, n_cols, rows_per_token = random_int(&p->random, 1, 8);
+        random_rows_and_columns(p, &n_rows, &n_cols);
+        rows_per_token = n_rows % rows_per_token ? 1 : rows_per_token;
+        size_t n = (size_t)n_rows * (size_t)n_cols;
+        float *x = pair_floats(p, n_rows, n_cols, 122), *gain = pair_floats(p, 1, n_cols, 90);
+        float *y[N_SIDES];
+        bool in_place = random_int(&p->random, 0, 1);
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            float *from = pair_put(t, x, n, sizeof *x);
+            y[s] = in_place ? from : pair_output(t, n, sizeof *x);
+            t->ops->rmsnorm(t->dev, y[s], from, pair_put(t, gain, (size_t)n_cols, sizeof *gain),
+                            n_rows, n_cols, rows_per_token, epsilons[p->n_shapes % 4], 1);
+        }
+        pair_expect_floats(p, "rmsnorm", y, n_rows, n_cols);
+    }
+    pair_report(p, "rmsnorm");
+}
+
+static void test_add_rmsnorm(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 13); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_rows, n_cols;
+        random_rows_and_columns(p, &n_rows, &n_cols);
+        size_t n = (size_t)n_rows * (size_t)n_cols;
+        float *x = pair_floats(p, n_rows, n_cols, 122), *gain = pair_floats(p, 1, n_cols, 90);
+        float *branch = pair_floats(p, n_rows, n_cols, 122), *sum[N_SIDES], *y[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            sum[s] = pair_put(t, x, n, sizeof *x);
+            y[s] = pair_output(t, n, sizeof *x);
+            t->ops->add_rmsnorm(t->dev, y[s], sum[s], pair_put(t, branch, n, sizeof *branch),
+                                pair_put(t, gain, (size_t)n_cols, sizeof *gain), n_rows, n_cols,
+                                epsilons[p->n_shapes % 4], 1);
+        }
+        pair_expect_floats(p, "add_rmsnorm's sum", sum, n_rows, n_cols);
+        pair_expect_floats(p, "add_rmsnorm", y, n_rows, n_cols);
+    }
+    pair_report(p, "add_rmsnorm");
+}
+
+static const int head_dims[] = {2, 6, 8, 16, 24, 32, 40, 64, 80, 96, 100, 128, 192, 256, 1024};
+
+/* Tables of any numbers from -1 to 1: the op does not care where they come from. */
+static float *random_table(struct pair *p, int n_positions, int half) {
+    size_t n = (size_t)n_positions * (size_t)half;
+    float *table = pair_array(p, n, sizeof *table);
+    for (size_t i = 0; i < n; i++)
+        table[i] = (float)random_int(&p->random, -(1 << 24), 1 << 24) * 0x1p-24f;
+    return table;
+}
+
+static void test_rope(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 7); p->n_shapes < N_SHAPES; pair_next(p)) {
+        struct random *r = &p->random;
+        int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)], half = dim / 2;
+        int most = (p->is_small ? 9000 : 400000) / dim, n_heads = random_size(r, smaller(most, 64));
+        int n_tokens = random_size(r, smaller(most / n_heads, 1100)), n_positions;
+        n_positions = random_size(r, most);
+        float *x = pair_floats(p, n_tokens * n_heads, dim, 120), *y[N_SIDES];
+        float *c = random_table(p, n_positions, half), *s = random_table(p, n_positions, half);
+        int32_t *positions = pair_ids(p, n_tokens, n_positions);
+        for (int i = 0; i < N_SIDES; i++) {
+            struct test_device *t = &p->side[i];
+            size_t n_table = (size_t)n_positions * (size_t)half;
+            y[i] = pair_put(t, x, (size_t)n_tokens * (size_t)(n_heads * dim), sizeof *x);
+            t->ops->rope(t->dev, y[i], pair_put(t, positions, (size_t)n_tokens, sizeof *positions),
+                         pair_put(t, c, n_table, sizeof *c), pair_put(t, s, n_table, sizeof *s),
+                         n_tokens, n_heads, dim);
+        }
+        pair_expect_floats(p, "rope", y, n_tokens, n_heads * dim);
+    }
+    pair_report(p, "rope");
+}
+
+/* ---- cache and attention ----------------------------------------------------------------------
+ */
+
+/* n_tokens different slots in random order, some of them skipped. */
+static int64_t *random_slots(struct pair *p, int n_tokens, int n_slots) {
+    int64_t *slots = pair_array(p, (size_t)n_slots, sizeof *slots);
+    for (int i = 0; i < n_slots; i++)
+        slots[i] = i;
+    for (int i = 0; i < n_tokens; i++) {
+        int j = random_int(&p->random, i, n_slots - 1);
+        int64_t slot = slots[j];
+        slots[j] = slots[i];
+        slots[i] = random_int(&p->random, 0, 9) ? slot : -1 - slot;
+    }
+    return slots;
+}
+
+static void test_kv_append(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 8); p->n_shapes < N_SHAPES; pair_next(p)) {
+        struct random *r = &p->random;
+        int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)];
+        int most = (p->is_small ? 4500 : 200000) / dim, heads = random_size(r, smaller(most, 64));
+        int n_tokens = random_size(r, most / heads), n_slots = n_tokens + random_int(r, 0, 9);
+        size_t n = (size_t)n_tokens * (size_t)(heads * dim), n_rows = (size_t)(n_slots * heads);
+        float *k = pair_floats(p, n_tokens * heads, dim, 122);
+        float *v = pair_floats(p, n_tokens * heads, dim, 122);
+        int64_t *slots = random_slots(p, n_tokens, n_slots);
+        struct bfp_rows keys[N_SIDES], values[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            for (int i = 0; i < 2; i++)
+                (i ? values : keys)[s] =
+                    (struct bfp_rows){pair_output(t, n_rows * (size_t)dim, sizeof(int16_t)),
+                                      pair_output(t, n_rows, 1)};
+            struct kv_layer kv = {keys[s].mantissas, values[s].mantissas, keys[s].exponents,
+                                  values[s].exponents};
+            t->ops->kv_append(
+                t->dev, &kv, pair_put(t, k, n, sizeof *k), pair_put(t, v, n, sizeof *v),
+                pair_put(t, slots, (size_t)n_tokens, sizeof *slots), n_tokens, heads, dim, 1, 2);
+        }
+        pair_expect_rows(p, "keys", keys, n_slots * heads, dim);
+        pair_expect_rows(p, "values", values, n_slots * heads, dim);
+    }
+    pair_report(p, "kv_append");
+}
+
+/* Heads, their grouping, and lengths about the tiles of 256, within a number of products. */
+static struct attention_shape random_attention(struct pair *p, int *n_tokens, int *kv_len) {
+    static const int groups[] = {1, 1, 2, 3, 4, 5, 7, 8, 16, 32};
+    struct random *r = &p->random;
+    int most = p->is_small ? 250000 : 60000000;
+    int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)];
+    int group = groups[random_int(r, 0, COUNT(groups) - 1)];
+    int n_kv_heads = random_int(r, 0, 2) ? random_int(r, 1, p->is_small ? 3 : 8) : 1;
+    *kv_len = random_size(r, smaller(most / (dim * group * n_kv_heads), p->is_small ? 1100 : 5000));
+    *n_tokens = random_size(
+        r, smaller(*kv_len, smaller(most / (dim * group * n_kv_heads * *kv_len), 1500)));
+    if (random_int(r, 0, 3) == 0)
+        *n_tokens = 1;
+    return (struct attention_shape){group * n_kv_heads, n_kv_heads, dim, 1 / sqrt((double)dim)};
+}
+
+static void test_attention(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 9); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_tokens, kv_len, spread = random_int(&p->random, 0, 1) ? 2 : 40;
+        struct attention_shape shape = random_attention(p, &n_tokens, &kv_len);
+        int q_cols = shape.n_heads * shape.head_dim, kv_rows = kv_len * shape.n_kv_heads;
+        float *q = pair_floats(p, n_tokens * shape.n_heads, shape.head_dim, 40), *y[N_SIDES];
+        struct bfp_rows k = pair_rows(p, kv_rows, shape.head_dim, spread);
+        struct bfp_rows v = pair_rows(p, kv_rows, shape.head_dim, 2 * spread);
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            struct bfp_rows keys = pair_put_rows(t, k, kv_rows, shape.head_dim);
+            struct bfp_rows values = pair_put_rows(t, v, kv_rows, shape.head_dim);
+            struct kv_layer kv = {keys.mantissas, values.mantissas, keys.exponents,
+                                  values.exponents};
+            size_t n = (size_t)n_tokens * (size_t)q_cols;
+            y[s] = pair_output(t, n, sizeof *q);
+            t->ops->attention(t->dev, y[s], pair_put(t, q, n, sizeof *q), &kv, n_tokens, kv_len,
+                              &shape, 1);
+        }
+        char name[96];
+        snprintf(name, sizeof name, "attention, %d/%d heads of %d, %d of %d tokens", shape.n_heads,
+                 shape.n_kv_heads, shape.head_dim, n_tokens, kv_len);
+        pair_expect_floats(p, name, y, n_tokens, q_cols);
+    }
+    pair_report(p, "attention");
+}
+
+/* ---- elementwise ------------------------------------------------------------------------------
+ */
+
+/* Into new memory, or over the first or the second input; each array begins anywhere. */
+static void check_elementwise(struct pair *p, bool is_add) {
+    struct random *r = &p->random;
+    int n = random_size(r, p->is_small ? 9000 : 400000), to = random_int(r, 0, 2), offsets[3];
+    for (int i = 0; i < 3; i++)
+        offsets[i] = random_int(r, 0, 1) ? 0 : random_int(r, 0, 5);
+    float *inputs[2] = {pair_floats(p, 1, n + offsets[0], 126),
+                        pair_floats(p, 1, n + offsets[1], 126)};
+    float *y[N_SIDES];
+    for (int s = 0; s < N_SIDES; s++) {
+        struct test_device *t = &p->side[s];
+        float *all[3] = {pair_put(t, inputs[0], (size_t)(n + offsets[0]), sizeof(float)),
+                         pair_put(t, inputs[1], (size_t)(n + offsets[1]), sizeof(float)),
+                         pair_output(t, (size_t)(n + offsets[2]), sizeof(float))};
+        y[s] = all[to];
+        (is_add ? t->ops->add : t->ops->silu_mul)(
+            t->dev, all[to] + offsets[to], all[0] + offsets[0], all[1] + offsets[1], (size_t)n);
+    }
+    pair_expect_floats(p, is_add ? "add" : "silu_mul", y, 1, n + offsets[to]);
+}
+
+static void test_silu_mul(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 10); p->n_shapes < N_SHAPES; pair_next(p))
+        check_elementwise(p, false);
+    pair_report(p, "silu_mul");
+}
+
+static void test_add(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 11); p->n_shapes < N_SHAPES; pair_next(p))
+        check_elementwise(p, true);
+    pair_report(p, "add");
+}
+
+/* ---- sample -----------------------------------------------------------------------------------
+ */
+
+static struct sampling random_sampling(struct random *r, int vocab) {
+    static const float temperatures[] = {0, 0.01f, 0.7f, 1, 5}, top_ps[] = {1, 0.999f, 0.5f, 0.01f};
+    return (struct sampling){.temperature = temperatures[random_int(r, 0, 4)],
+                             .top_k = random_int(r, 0, 1) ? 0 : random_size(r, 2 * vocab),
+                             .top_p = top_ps[random_int(r, 0, 3)],
+                             .seed = random_bits64(r),
+                             .sequence = (uint32_t)random_bits64(r),
+                             .position = (uint32_t)random_int(r, 0, 5000)};
+}
+
+static void test_sample(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, 12); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int most = p->is_small ? 1500 : 300000, vocab = random_size(&p->random, most);
+        int n_rows = random_size(&p->random, smaller(most / vocab, 64));
+        float *logits = pair_floats(p, n_rows, vocab, 100);
+        struct sampling *how = pair_array(p, (size_t)n_rows, sizeof *how);
+        for (int row = 0; row < n_rows; row++)
+            how[row] = random_sampling(&p->random, vocab);
+        void *y[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            y[s] = pair_output(t, (size_t)n_rows, sizeof(int32_t));
+            t->ops->sample(t->dev, y[s],
+                           pair_put(t, logits, (size_t)n_rows * (size_t)vocab, sizeof *logits), how,
+                           n_rows, vocab, 1);
+        }
+        pair_expect(p, "sample", y, n_rows, 1, ELEMENT_INT32);
+    }
+    pair_report(p, "sample");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_embed),       cmocka_unit_test(test_take_rows),
+        cmocka_unit_test(test_snap_rows),   cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_add_bias),    cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rope),        cmocka_unit_test(test_kv_append),
+        cmocka_unit_test(test_attention),   cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_add),         cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_add_rmsnorm),
+    };
+    return cmocka_run_group_tests(tests, pair_group_open, pair_group_close);
+}
