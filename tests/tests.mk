@@ -69,22 +69,24 @@ build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 
-# make check OP=rmsnorm KERNEL=mine.cu: tests/check calls these with KERNELS=gpu or emu and the file.
-# The reader's warnings are no errors; the names that its object defines become names of its own.
+# make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the two targets below it, with KERNELS=gpu
+# or emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
+CHECK      := build/check/$(KERNELS)/$(OP)
 READER_emu := g++ $(filter-out -Werror,$(CXXFLAGS)) $(release_KERNEL_FLAGS) -x c++
 READER_gpu := $(NVCC) $(NVCC_FLAGS) -x cu
-CHECK      := build/check/$(KERNELS)/$(OP)
 check: deps
 	@MAKE='$(MAKE)' tests/check '$(OP)' '$(KERNEL)' $(if $(HAVE_GPU),$(KERNELS),emu)
-$(CHECK)/reader.o: always
-	@mkdir -p $(@D)
-	$(call say,$(word 1,$(notdir $(READER_$(KERNELS)))))$(READER_$(KERNELS)) -include tests/check_reader.h -DCHECK_OP=$(OP) -c '$(KERNEL)' -o $@
-	@nm $@ | awk '$$2 == "T" && $$3 != "check_use_reader" {print $$3, "reader_" $$3}' >$(@D)/names
-	@objcopy --redefine-syms=$(@D)/names $@
+check-reader:
+	@mkdir -p $(CHECK)
+	$(if $(V),,@)$(READER_$(KERNELS)) -include tests/check_reader.h -DCHECK_OP=$(OP) \
+	    -c '$(KERNEL)' -o $(CHECK)/reader.o
+	@nm $(CHECK)/reader.o | awk '$$2 == "T" && $$3 != "check_use_reader" \
+	    {print $$3, "reader_" $$3}' >$(CHECK)/names
+	@objcopy --redefine-syms=$(CHECK)/names $(CHECK)/reader.o
 $(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(ALL_MODULES)) \
                 $(call kernel_objects,release) $(CHECK)/reader.o
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
-.PHONY: check always
+.PHONY: check check-reader
 
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
