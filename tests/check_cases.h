@@ -53,8 +53,8 @@ struct check_op {
     /* Calls the op: at[i] is array i on the device (weights: struct matrix *; on the host: that).
      */
     void (*run)(const struct ops *ops, struct device *dev, const int *size, void *const *at);
-    int over[2];   /* arrays that array 0 may be written over; 0: none */
-    int nan_array; /* a NaN in this array is a fault; 0: the op has no faults */
+    int over[2];       /* arrays that array 0 may be written over; 0: none */
+    int nan_arrays[2]; /* a NaN in one of these is a fault; 0: none */
 };
 
 /* The op of that name, or NULL. */

@@ -97,15 +97,20 @@ static bool run(const struct check_op *op, struct side *s, const int *size, stru
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
+static void print_fault(char *out, size_t size, const struct fault *fault) {
+    if (fault->site < 0)
+        snprintf(out, size, "no fault");
+    else
+        snprintf(out, size, "a fault at site %d, token %d", fault->site, fault->token);
+}
+
 static bool same_fault(const struct fault *want, const struct fault *got, char *report) {
+    char a[64], b[64];
     if (want->site == got->site && (want->site < 0 || want->token == got->token))
         return true;
-    if (got->site < 0)
-        snprintf(report, REPORT, "no fault is reported; want site %d, token %d", want->site,
-                 want->token);
-    else
-        snprintf(report, REPORT, "reports a fault at site %d, token %d; want %s", got->site,
-                 got->token, want->site < 0 ? "none" : "another");
+    print_fault(a, sizeof a, want);
+    print_fault(b, sizeof b, got);
+    snprintf(report, REPORT, "want %s, got %s", a, b);
     return false;
 }
 
@@ -184,7 +189,8 @@ static bool check_outputs(struct check *c, const struct check_call *call, const 
 
 /* The op must tell of a NaN in the first, the middle or the last column of any row. */
 static bool check_fault(struct check *c, struct check_call *call, const int *size, char *report) {
-    const struct check_array *a = &call->arrays[c->op->nan_array];
+    int second = c->op->nan_arrays[1] && random_int(&c->random, 0, 1);
+    const struct check_array *a = &call->arrays[c->op->nan_arrays[second]];
     int row = random_int(&c->random, 0, a->rows - 1);
     int col = random_int(&c->random, 0, 2) * (a->cols - 1) / 2;
     char inner[REPORT] = "";
@@ -206,7 +212,7 @@ static bool check_shape(struct check *c, const int *size) {
     struct check_call call = {.n_arrays = 0};
     c->op->make(&call, &c->random, size);
     bool same = check_outputs(c, &call, size, report) &&
-                (!c->op->nan_array || check_fault(c, &call, size, report));
+                (!c->op->nan_arrays[0] || check_fault(c, &call, size, report));
     for (int i = 0; i < CHECK_SIZES && c->op->sizes[i]; i++)
         printf("%9d", size[i]);
     printf("  %s%s\n", same ? "pass" : "FAIL  ", same ? "" : report);

@@ -147,7 +147,7 @@ static void a_fault_that_nobody_hears_of_is_found(void **state) {
     write_changed("silent.cu", "row / rows_per_token)", "row)");
     struct command c = check("rmsnorm", "silent.cu");
     assert_says(&c, 1, "  FAIL  a NaN in row ", "");
-    assert_says(&c, 1, " of x: reports a fault at site 7, token ", "");
+    assert_says(&c, 1, " of x: want a fault at site 7, token ", "");
     command_free(&c);
 }
 
