@@ -51,6 +51,7 @@ help:
 	@echo "make phase1        build ./demo: KV cache, static and dynamic"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
+	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"

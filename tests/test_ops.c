@@ -3,7 +3,7 @@
 #include "model/rope_table.h"
 #include "tests/device.h"
 #include "tests/oracle.h"
-#include "tests/random.h"
+#include "tests/random_inputs.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,24 +15,6 @@
 
 static const int row_sizes[] = {1,   2,   3,   31,  63,  64,   65,   97,  127,
                                 128, 255, 256, 257, 509, 1023, 1024, 1025};
-
-/* Random floats [n_rows, n_cols] in host memory; rows of all distributions when kind is out of
- * range. */
-static float *random_rows(struct random *r, int n_rows, int n_cols, int kind) {
-    float *x = host_array((size_t)n_rows * (size_t)n_cols, sizeof *x);
-    for (int row = 0; row < n_rows; row++)
-        random_fill(r, x + (size_t)row * (size_t)n_cols, (size_t)n_cols,
-                    (enum distribution)((kind < N_DISTRIBUTIONS ? kind : row) % N_DISTRIBUTIONS));
-    return x;
-}
-
-static struct bfp_rows random_bfp_rows(struct random *r, int n_rows, int n_cols, int kind) {
-    float *x = random_rows(r, n_rows, n_cols, kind);
-    struct bfp_rows rows = host_rows(n_rows, n_cols);
-    oracle_snap_rows(rows, x, n_rows, n_cols);
-    free(x);
-    return rows;
-}
 
 static size_t float_bytes(int n_rows, int n_cols) {
     return sizeof(float) * (size_t)n_rows * (size_t)n_cols;

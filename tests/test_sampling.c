@@ -4,7 +4,7 @@
 #include "tests/assert_bits.h"
 #include "tests/device.h"
 #include "tests/oracle.h"
-#include "tests/random.h"
+#include "tests/random_inputs.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -140,28 +140,6 @@ static void test_bad_logits_are_faults(void **state) {
 
 /* ---- against the oracle ---------------------------------------------------------------------- */
 
-/* Logits of which many tie when `step` is not 0. */
-static void make_logits(struct random *r, float *logits, int vocab, float step) {
-    for (int i = 0; i < vocab; i++) {
-        float x = 3 * random_normal(r);
-        logits[i] = step > 0 ? rintf(x / step) * step : x;
-    }
-}
-
-static struct sampling random_choice(struct random *r, int vocab) {
-    static const float temperatures[] = {0x1p-149f, 1e-6f, 0.1f, 0.7f, 1, 1.5f, 30, 1e20f, FLT_MAX};
-    static const float shares[] = {0, 1e-30f, 0.01f, 0.5f, 0.9f, 0.95f, 0.999999f, 1, 1, 1};
-    int ranks[] = {0, 0, 1, 2, 40, vocab - 1, vocab, vocab + 1, 1 << 30};
-    return (struct sampling){
-        .temperature = temperatures[random_int(r, 0, COUNT(temperatures) - 1)],
-        .top_k = ranks[random_int(r, 0, COUNT(ranks) - 1)],
-        .top_p = shares[random_int(r, 0, COUNT(shares) - 1)],
-        .seed = random_bits64(r),
-        .sequence = (uint32_t)random_bits64(r),
-        .position = (uint32_t)random_bits64(r),
-    };
-}
-
 static void assert_like_oracle(struct random *r, int vocab, int n_rows, float step) {
     float *logits = malloc(sizeof *logits * (size_t)n_rows * (size_t)vocab);
     struct sampling *how = malloc(sizeof *how * (size_t)n_rows);
@@ -169,8 +147,8 @@ static void assert_like_oracle(struct random *r, int vocab, int n_rows, float st
     int32_t *got = malloc(sizeof *got * (size_t)n_rows);
     for (int i = 0; i < n_rows; i++) {
         float *row = logits + (size_t)i * (size_t)vocab;
-        make_logits(r, row, vocab, step);
-        how[i] = random_choice(r, vocab);
+        random_logits(r, row, vocab, step);
+        how[i] = random_sampling(r, vocab);
         want[i] = oracle_sample(row, &how[i], vocab);
     }
     assert_int_equal(sample(got, logits, how, n_rows, vocab).site, -1);
@@ -298,8 +276,8 @@ static void test_any_row_of_any_batch(void **state) {
     int32_t ids[ROWS], ids_turned[ROWS];
     for (int i = 0; i < ROWS; i++) {
         int at = (i * 10 + 3) % ROWS;
-        make_logits(&r, logits + i * VOCAB, VOCAB, 0);
-        how[i] = how_turned[at] = random_choice(&r, VOCAB);
+        random_logits(&r, logits + i * VOCAB, VOCAB, 0);
+        how[i] = how_turned[at] = random_sampling(&r, VOCAB);
         memcpy(turned + at * VOCAB, logits + i * VOCAB, sizeof *logits * VOCAB);
     }
     sample(ids, logits, how, ROWS, VOCAB);
@@ -431,8 +409,8 @@ static void test_top_k_1_is_greedy(void **state) {
     struct random r = {4};
     float logits[300];
     for (int i = 0; i < 300; i++) {
-        make_logits(&r, logits, 300, i % 2 ? 1 : 0);
-        struct sampling how = random_choice(&r, 300);
+        random_logits(&r, logits, 300, i % 2 ? 1 : 0);
+        struct sampling how = random_sampling(&r, 300);
         how.top_k = 1;
         assert_int_equal(sample_one(logits, how, 300), sample_one(logits, greedy, 300));
         how.top_k = 0;
@@ -457,7 +435,7 @@ static void test_top_p_is_the_shortest_prefix(void **state) {
     for (int i = 0; i < 40; i++) {
         float logits[20];
         unsigned char kept[20];
-        make_logits(&r, logits, 20, 0);
+        random_logits(&r, logits, 20, 0);
         struct sampling how = cut(0, 0.7f + 0.01f * (float)random_int(&r, 0, 29));
         unsigned may = 0, seen = tokens_seen(logits, 20, how);
         oracle_kept(kept, logits, &how, 20);

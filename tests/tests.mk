@@ -4,7 +4,8 @@
 ALL_MODULES  := $(MODULES_1)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
-TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c,$(wildcard tests/*.c))
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c, \
+                  $(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
@@ -36,7 +37,8 @@ bench: deps
 	@$(MAKE) --no-print-directory build-bench
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1) \
+              build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
+              build/$(b)/tests/check_kernel) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
@@ -69,6 +71,25 @@ build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS
                    $(gpu_objects)
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
+
+# make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the two targets below it, with KERNELS=gpu
+# or emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
+CHECK      := build/check/$(KERNELS)/$(OP)
+READER_emu := g++ $(filter-out -Werror,$(CXXFLAGS)) $(release_KERNEL_FLAGS) -x c++
+READER_gpu := $(NVCC) $(NVCC_FLAGS) -x cu
+check: deps
+	@MAKE='$(MAKE)' tests/check '$(OP)' '$(KERNEL)' $(if $(HAVE_GPU),$(KERNELS),emu)
+check-reader:
+	@mkdir -p $(CHECK)
+	$(if $(V),,@)$(READER_$(KERNELS)) -include tests/check_reader.h -DCHECK_OP=$(OP) \
+	    -c '$(KERNEL)' -o $(CHECK)/reader.o
+	@nm $(CHECK)/reader.o | awk '$$2 == "T" && $$3 != "check_use_reader" \
+	    {print $$3, "reader_" $$3}' >$(CHECK)/names
+	@objcopy --redefine-syms=$(CHECK)/names $(CHECK)/reader.o
+$(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(ALL_MODULES)) \
+                $(call kernel_objects,release) $(CHECK)/reader.o
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
+.PHONY: check check-reader
 
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)

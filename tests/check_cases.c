@@ -1,0 +1,376 @@
+#include "tests/check_cases.h"
+
+#include "model/rope_table.h"
+#include "tests/device.h"
+#include "tests/random_inputs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* A finite float: of a NaN, a sum would keep the bits. */
+enum { GUARD_BYTE = 0x3b };
+
+/* ---- arrays ---------------------------------------------------------------------------------- */
+
+static struct check_array *add_array(struct check_call *call, enum check_role role,
+                                     const char *name, enum element type, size_t element_size,
+                                     int rows, int cols) {
+    struct check_array *a = &call->arrays[call->n_arrays++];
+    size_t bytes = (size_t)rows * (size_t)cols * element_size;
+    unsigned char *data = host_array(bytes + CHECK_GUARD, 1);
+    memset(data + bytes, GUARD_BYTE, CHECK_GUARD);
+    *a = (struct check_array){name, role, type, rows, cols, bytes, data, NULL};
+    return a;
+}
+
+static void add_output(struct check_call *call, const char *name, int rows, int cols) {
+    add_array(call, CHECK_OUTPUT, name, ELEMENT_FLOAT, sizeof(float), rows, cols);
+}
+
+/* Takes over memory with the array's content. */
+static void add_filled(struct check_call *call, const char *name, size_t element_size, int rows,
+                       int cols, void *content) {
+    struct check_array *a =
+        add_array(call, CHECK_INPUT, name, ELEMENT_FLOAT, element_size, rows, cols);
+    memcpy(a->data, content, a->bytes);
+    free(content);
+}
+
+/* Rows of all distributions; `role` says whether the op changes them. */
+static void add_rows(struct check_call *call, enum check_role role, struct random *r,
+                     const char *name, int rows, int cols) {
+    add_filled(call, name, sizeof(float), rows, cols, random_rows(r, rows, cols, N_DISTRIBUTIONS));
+    call->arrays[call->n_arrays - 1].role = role;
+}
+
+/* Each element of its own distribution. */
+static void add_mixed(struct check_call *call, struct random *r, const char *name, int count) {
+    float *x = host_array((size_t)count, sizeof *x);
+    for (int i = 0; i < count; i++)
+        x[i] = random_value(r, (enum distribution)random_int(r, 0, N_DISTRIBUTIONS - 1));
+    add_filled(call, name, sizeof *x, 1, count, x);
+}
+
+/* n numbers in 0 ... end - 1, the first and the last among them. */
+static void add_ids(struct check_call *call, struct random *r, const char *name, int n, int end) {
+    int32_t *ids = host_array((size_t)n, sizeof *ids);
+    for (int i = 0; i < n; i++)
+        ids[i] = random_int(r, 0, end - 1);
+    ids[0] = end - 1;
+    ids[n - 1] = 0;
+    add_filled(call, name, sizeof *ids, n, 1, ids);
+}
+
+/* Snapped rows; in the last one, every mantissa is the largest that there is. */
+static struct bfp_rows snapped_rows(struct random *r, int rows, int cols, int kind) {
+    struct bfp_rows x = random_bfp_rows(r, rows, cols, kind);
+    for (int i = 0; i < cols; i++)
+        x.mantissas[(size_t)(rows - 1) * (size_t)cols + (size_t)i] = 32639;
+    return x;
+}
+
+/* Two arrays: mantissas and exponents. */
+static void add_snapped(struct check_call *call, const char *names[2], int rows, int cols,
+                        struct bfp_rows x) {
+    add_filled(call, names[0], sizeof *x.mantissas, rows, cols, x.mantissas);
+    add_filled(call, names[1], sizeof *x.exponents, rows, 1, x.exponents);
+}
+
+static void add_weights(struct check_call *call, struct random *r, int n, int k) {
+    struct bfp_rows w = snapped_rows(r, n, k, N_DISTRIBUTIONS);
+    add_filled(call, "w", sizeof *w.mantissas, n, k, w.mantissas);
+    call->arrays[call->n_arrays - 1].role = CHECK_WEIGHTS;
+    call->arrays[call->n_arrays - 1].exponents = w.exponents;
+}
+
+void check_free_call(struct check_call *call) {
+    for (int i = 0; i < call->n_arrays; i++) {
+        free(call->arrays[i].data);
+        free(call->arrays[i].exponents);
+    }
+    call->n_arrays = 0;
+}
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+/* Kernels break where a row or the rows end in the middle of a vector (4), a warp (32), a block (64
+ * to 1024), and where they change to another kernel. */
+static const int rows_and_cols[][CHECK_SIZES] = {
+    {1, 1},     {2, 1},     {33, 1},   {5, 2},    {5, 3},    {5, 4},    {5, 5},    {5, 31},
+    {5, 32},    {5, 33},    {5, 63},   {5, 64},   {5, 65},   {5, 97},   {5, 127},  {5, 128},
+    {5, 129},   {5, 255},   {5, 256},  {5, 257},  {5, 509},  {5, 511},  {5, 512},  {5, 513},
+    {5, 516},   {5, 1021},  {5, 1023}, {5, 1024}, {5, 1025}, {5, 1028}, {5, 2049}, {5, 4096},
+    {5, 4099},  {5, 4100},  {5, 8192}, {5, 8196}, {1, 67},   {2, 67},   {3, 64},   {4, 67},
+    {31, 67},   {32, 64},   {33, 67},  {127, 67}, {128, 64}, {129, 67}, {255, 67}, {256, 64},
+    {257, 67},  {509, 36},  {513, 67}, {1025, 9}, {1, 1024}, {2, 1024}, {31, 516}, {33, 1028},
+    {257, 516}, {1031, 33},
+};
+
+static const int counts[][CHECK_SIZES] = {
+    {1},    {2},    {3},    {4},    {5},    {31},   {32},   {33},    {63},   {64},
+    {65},   {97},   {127},  {128},  {129},  {255},  {256},  {257},   {509},  {511},
+    {512},  {513},  {1021}, {1023}, {1024}, {1025}, {1028}, {2047},  {2048}, {2049},
+    {4093}, {4096}, {4097}, {4099}, {8191}, {8192}, {8193}, {20011}, {65537}};
+
+static const int linear_shapes[][CHECK_SIZES] = {
+    {1, 1, 1},     {1, 1, 2},      {1, 2, 31},     {2, 3, 32},    {2, 3, 33},   {2, 5, 63},
+    {2, 5, 64},    {2, 5, 65},     {2, 5, 97},     {2, 5, 127},   {2, 5, 128},  {2, 5, 129},
+    {2, 5, 255},   {2, 5, 256},    {2, 5, 257},    {2, 5, 513},   {2, 5, 1023}, {2, 5, 1024},
+    {2, 5, 1025},  {3, 5, 4096},   {3, 5, 4099},   {1, 31, 67},   {1, 32, 64},  {1, 33, 67},
+    {1, 127, 64},  {1, 128, 64},   {1, 129, 67},   {1, 255, 67},  {1, 256, 64}, {1, 257, 67},
+    {1, 1031, 65}, {1, 4099, 128}, {4, 31, 128},   {7, 65, 67},   {8, 33, 96},  {9, 33, 97},
+    {15, 67, 65},  {16, 64, 128},  {16, 127, 520}, {17, 67, 130}, {31, 33, 67}, {32, 64, 64},
+    {33, 65, 67},  {63, 17, 64},   {64, 64, 64},   {65, 33, 67},  {127, 9, 67}, {128, 16, 64},
+    {129, 9, 67},  {255, 5, 33},   {256, 8, 64},   {257, 13, 65}, {1031, 3, 31}};
+
+static const int rope_shapes[][CHECK_SIZES] = {
+    {1, 1, 2},   {2, 1, 2},    {5, 1, 4},    {5, 3, 6},    {5, 2, 16},   {5, 1, 30},
+    {5, 1, 32},  {5, 1, 34},   {5, 2, 64},   {5, 7, 64},   {5, 3, 80},   {5, 3, 100},
+    {5, 2, 126}, {5, 1, 128},  {5, 8, 128},  {5, 40, 128}, {5, 2, 256},  {5, 3, 258},
+    {31, 2, 64}, {32, 2, 64},  {33, 3, 66},  {127, 2, 32}, {128, 1, 64}, {129, 3, 8},
+    {255, 1, 6}, {256, 2, 64}, {257, 3, 34}, {1031, 1, 10}};
+
+static const int kv_append_shapes[][CHECK_SIZES] = {
+    {1, 1, 1},   {1, 1, 2},    {2, 1, 2},    {5, 1, 31},   {5, 3, 32},   {5, 2, 33},   {5, 2, 64},
+    {5, 8, 64},  {5, 3, 80},   {5, 2, 97},   {5, 2, 127},  {5, 2, 128},  {5, 8, 128},  {5, 2, 129},
+    {5, 1, 255}, {5, 3, 256},  {5, 2, 257},  {5, 1, 1025}, {31, 2, 64},  {32, 2, 64},  {33, 3, 67},
+    {64, 1, 32}, {127, 1, 80}, {128, 2, 32}, {129, 3, 33}, {257, 1, 64}, {1031, 1, 16}};
+
+/* tokens, kv length, heads, kv heads, head dim: about the tile of 256 positions */
+static const int attention_shapes[][CHECK_SIZES] = {
+    {3, 1, 2, 1, 32},    {20, 17, 4, 2, 16},  {1, 1, 1, 1, 2},     {1, 2, 1, 1, 32},
+    {1, 31, 2, 1, 32},   {1, 32, 2, 2, 64},   {1, 33, 4, 2, 80},   {1, 63, 8, 2, 128},
+    {1, 255, 4, 1, 64},  {1, 256, 4, 4, 32},  {1, 257, 6, 3, 64},  {1, 511, 2, 1, 128},
+    {1, 512, 2, 2, 64},  {1, 513, 7, 1, 32},  {1, 769, 2, 1, 64},  {1, 1025, 4, 1, 32},
+    {1, 1031, 1, 1, 97}, {2, 2, 2, 1, 32},    {3, 3, 1, 1, 128},   {15, 15, 2, 1, 64},
+    {16, 16, 4, 2, 32},  {17, 17, 4, 2, 80},  {2, 257, 2, 2, 64},  {5, 256, 4, 2, 32},
+    {16, 300, 2, 1, 16}, {33, 33, 4, 2, 64},  {64, 64, 2, 1, 128}, {65, 65, 8, 2, 32},
+    {97, 97, 1, 1, 64},  {257, 257, 1, 1, 4}, {31, 513, 1, 1, 16}, {3, 1025, 2, 1, 32}};
+
+static const int sample_shapes[][CHECK_SIZES] = {
+    {1, 1},   {2, 1},   {5, 2},   {5, 3},    {6, 31},   {6, 32},   {6, 33},   {3, 97},
+    {3, 127}, {3, 128}, {3, 129}, {3, 255},  {3, 256},  {3, 257},  {3, 509},  {3, 511},
+    {3, 512}, {3, 513}, {3, 767}, {3, 1023}, {3, 1024}, {3, 1025}, {2, 4099}, {1, 97},
+    {2, 97},  {31, 33}, {32, 32}, {33, 33},  {129, 5},  {257, 2}};
+
+/* ---- the ops, in the order of gpu/gpu.h ------------------------------------------------------ */
+
+static void make_embed(struct check_call *call, struct random *r, const int *size) {
+    add_output(call, "y", size[0], size[1]);
+    add_ids(call, r, "token_ids", size[0], size[0] + 2);
+    add_weights(call, r, size[0] + 2, size[1]);
+}
+
+static void run_embed(const struct ops *ops, struct device *dev, const int *size, void *const *at) {
+    ops->embed(dev, at[0], at[1], at[2], size[0]);
+}
+
+static void make_take_rows(struct check_call *call, struct random *r, const int *size) {
+    add_output(call, "y", size[0], size[1]);
+    add_rows(call, CHECK_INPUT, r, "x", size[0] + 2, size[1]);
+    add_ids(call, r, "rows", size[0], size[0] + 2);
+}
+
+static void run_take_rows(const struct ops *ops, struct device *dev, const int *size,
+                          void *const *at) {
+    ops->take_rows(dev, at[0], at[1], at[2], size[0], size[1]);
+}
+
+static void make_snap_rows(struct check_call *call, struct random *r, const int *size) {
+    add_array(call, CHECK_OUTPUT, "mantissas", ELEMENT_INT16, sizeof(int16_t), size[0], size[1]);
+    add_array(call, CHECK_OUTPUT, "exponents", ELEMENT_INT8, 1, size[0], 1);
+    add_rows(call, CHECK_INPUT, r, "x", size[0], size[1]);
+}
+
+static void run_snap_rows(const struct ops *ops, struct device *dev, const int *size,
+                          void *const *at) {
+    ops->snap_rows(dev, (struct bfp_rows){at[0], at[1]}, at[2], size[0], size[1], CHECK_SITE);
+}
+
+static void make_linear(struct check_call *call, struct random *r, const int *size) {
+    static const char *names[2] = {"x", "x's exponents"};
+    add_output(call, "y", size[0], size[1]);
+    add_snapped(call, names, size[0], size[2], snapped_rows(r, size[0], size[2], N_DISTRIBUTIONS));
+    add_weights(call, r, size[1], size[2]);
+}
+
+static void run_linear(const struct ops *ops, struct device *dev, const int *size,
+                       void *const *at) {
+    ops->linear(dev, at[0], (struct bfp_rows){at[1], at[2]}, at[3], size[0]);
+}
+
+static void make_add_bias(struct check_call *call, struct random *r, const int *size) {
+    add_rows(call, CHECK_INOUT, r, "y", size[0], size[1]);
+    add_mixed(call, r, "bias", size[1]);
+}
+
+static void run_add_bias(const struct ops *ops, struct device *dev, const int *size,
+                         void *const *at) {
+    ops->add_bias(dev, at[0], at[1], size[0], size[1]);
+}
+
+static void make_rmsnorm(struct check_call *call, struct random *r, const int *size) {
+    add_output(call, "y", size[0], size[1]);
+    add_rows(call, CHECK_INPUT, r, "x", size[0], size[1]);
+    add_filled(call, "gain", sizeof(float), 1, size[1], random_rows(r, 1, size[1], NORMAL));
+}
+
+static void run_rmsnorm(const struct ops *ops, struct device *dev, const int *size,
+                        void *const *at) {
+    static const double epsilons[] = {1e-5, 1e-6, 1e-12, 1};
+    int rows_per_token = size[0] % 3 ? 1 : 3;
+    ops->rmsnorm(dev, at[0], at[1], at[2], size[0], size[1], rows_per_token, epsilons[size[1] % 4],
+                 CHECK_SITE);
+}
+
+static void make_rope(struct check_call *call, struct random *r, const int *size) {
+    enum { POSITIONS = 300 };
+    int half = size[2] / 2;
+    struct rope_config rope = {.theta = 10000, .scaling = ROPE_PLAIN, .factor = 1};
+    float *inverse = host_array((size_t)half, sizeof *inverse);
+    float *c = host_array((size_t)(POSITIONS * half), sizeof *c);
+    float *s = host_array((size_t)(POSITIONS * half), sizeof *s);
+    rope_inverse_frequencies(inverse, &rope, size[2]);
+    rope_fill(c, s, inverse, half, POSITIONS);
+    free(inverse);
+    add_rows(call, CHECK_INOUT, r, "x", size[0], size[1] * size[2]);
+    add_ids(call, r, "positions", size[0], POSITIONS);
+    add_filled(call, "cos_table", sizeof *c, POSITIONS, half, c);
+    add_filled(call, "sin_table", sizeof *s, POSITIONS, half, s);
+}
+
+static void run_rope(const struct ops *ops, struct device *dev, const int *size, void *const *at) {
+    ops->rope(dev, at[0], at[1], at[2], at[3], size[0], size[1], size[2]);
+}
+
+/* Every token its own slot, in random order, some skipped; three slots stay free. */
+static void add_slots(struct check_call *call, struct random *r, int n_tokens, int n_slots) {
+    int64_t *slots = host_array((size_t)n_slots, sizeof *slots);
+    for (int i = 0; i < n_slots; i++)
+        slots[i] = i;
+    for (int i = 0; i < n_tokens; i++) {
+        int j = random_int(r, i, n_slots - 1);
+        int64_t slot = slots[j];
+        slots[j] = slots[i];
+        slots[i] = i % 5 == 3 ? (i % 2 ? -1 : INT64_MIN) : slot;
+    }
+    add_filled(call, "slots", sizeof *slots, n_tokens, 1, slots);
+}
+
+static void make_kv_append(struct check_call *call, struct random *r, const int *size) {
+    int n_slots = size[0] + 3, n_rows = n_slots * size[1];
+    add_array(call, CHECK_OUTPUT, "keys", ELEMENT_INT16, sizeof(int16_t), n_rows, size[2]);
+    add_array(call, CHECK_OUTPUT, "values", ELEMENT_INT16, sizeof(int16_t), n_rows, size[2]);
+    add_array(call, CHECK_OUTPUT, "keys' exponents", ELEMENT_INT8, 1, n_rows, 1);
+    add_array(call, CHECK_OUTPUT, "values' exponents", ELEMENT_INT8, 1, n_rows, 1);
+    add_rows(call, CHECK_INPUT, r, "k", size[0] * size[1], size[2]);
+    add_rows(call, CHECK_INPUT, r, "v", size[0] * size[1], size[2]);
+    add_slots(call, r, size[0], n_slots);
+}
+
+static void run_kv_append(const struct ops *ops, struct device *dev, const int *size,
+                          void *const *at) {
+    struct kv_layer kv = {at[0], at[1], at[2], at[3]};
+    ops->kv_append(dev, &kv, at[4], at[5], at[6], size[0], size[1], size[2], CHECK_SITE,
+                   CHECK_SITE + 1);
+}
+
+/* Queries, some of them huge or zero: ordinary scores, one that wins, ties. */
+static void make_attention(struct check_call *call, struct random *r, const int *size) {
+    static const char *keys[2] = {"keys", "keys' exponents"};
+    static const char *values[2] = {"values", "values' exponents"};
+    static const int scales[] = {0, 0, 40, -200};
+    int n_q = size[0] * size[2], n_kv = size[1] * size[3], dim = size[4];
+    float *q = random_rows(r, n_q, dim, NORMAL);
+    for (int row = 0; row < n_q; row++)
+        for (int d = 0; d < dim; d++)
+            q[row * dim + d] = ldexpf(q[row * dim + d], scales[row % 4]);
+    add_output(call, "y", size[0], size[2] * dim);
+    add_filled(call, "q", sizeof *q, n_q, dim, q);
+    add_snapped(call, keys, n_kv, dim, snapped_rows(r, n_kv, dim, NORMAL));
+    add_snapped(call, values, n_kv, dim, snapped_rows(r, n_kv, dim, N_DISTRIBUTIONS));
+}
+
+static void run_attention(const struct ops *ops, struct device *dev, const int *size,
+                          void *const *at) {
+    struct kv_layer kv = {at[2], at[4], at[3], at[5]};
+    struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4])};
+    ops->attention(dev, at[0], at[1], &kv, size[0], size[1], &shape, CHECK_SITE);
+}
+
+static void make_elementwise(struct check_call *call, struct random *r, const int *size) {
+    add_output(call, "y", 1, size[0]);
+    add_mixed(call, r, "the first input", size[0]);
+    add_mixed(call, r, "the second input", size[0]);
+}
+
+static void run_silu_mul(const struct ops *ops, struct device *dev, const int *size,
+                         void *const *at) {
+    ops->silu_mul(dev, at[0], at[1], at[2], (size_t)size[0]);
+}
+
+static void run_add(const struct ops *ops, struct device *dev, const int *size, void *const *at) {
+    ops->add(dev, at[0], at[1], at[2], (size_t)size[0]);
+}
+
+/* Every second row has ties; every third and all from row 9 on are greedy. */
+static void make_sample(struct check_call *call, struct random *r, const int *size) {
+    int n_rows = size[0], vocab = size[1];
+    float *logits = host_array((size_t)n_rows * (size_t)vocab, sizeof *logits);
+    struct sampling *how = host_array((size_t)n_rows, sizeof *how);
+    for (int row = 0; row < n_rows; row++) {
+        random_logits(r, logits + (size_t)row * (size_t)vocab, vocab, row % 2 ? 0.5f : 0);
+        how[row] = random_sampling(r, vocab);
+        how[row].temperature = row % 3 && row < 9 ? how[row].temperature : 0;
+    }
+    add_array(call, CHECK_OUTPUT, "token_ids", ELEMENT_INT32, sizeof(int32_t), n_rows, 1);
+    add_filled(call, "logits", sizeof *logits, n_rows, vocab, logits);
+    add_filled(call, "how", sizeof *how, n_rows, 1, how);
+    call->arrays[call->n_arrays - 1].role = CHECK_ON_HOST;
+}
+
+static void run_sample(const struct ops *ops, struct device *dev, const int *size,
+                       void *const *at) {
+    ops->sample(dev, at[0], at[1], at[2], size[0], size[1], CHECK_SITE);
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+#define OP(op, list, ...)                                                                          \
+    { .name = #op, .shapes = list, .n_shapes = COUNT(list), .run = run_##op, __VA_ARGS__ }
+
+static const struct check_op ops[] = {
+    OP(embed, rows_and_cols, .make = make_embed, .sizes = {"tokens", "k"}, .speed = {8192, 1024}),
+    OP(take_rows, rows_and_cols, .make = make_take_rows, .sizes = {"rows", "cols"},
+       .speed = {8192, 4096}),
+    OP(snap_rows, rows_and_cols, .make = make_snap_rows, .sizes = {"rows", "cols"},
+       .speed = {8192, 4096}, .nan_arrays = {2}),
+    OP(linear, linear_shapes, .make = make_linear, .sizes = {"tokens", "n", "k"},
+       .speed = {1, 4096, 4096}),
+    OP(add_bias, rows_and_cols, .make = make_add_bias, .sizes = {"tokens", "n"},
+       .speed = {8192, 4096}),
+    OP(rmsnorm, rows_and_cols, .make = make_rmsnorm, .sizes = {"rows", "cols"},
+       .speed = {8192, 4096}, .over = {1}, .nan_arrays = {1}),
+    OP(rope, rope_shapes, .make = make_rope, .sizes = {"tokens", "heads", "dim"},
+       .speed = {8192, 32, 128}),
+    OP(kv_append, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},
+       .speed = {8192, 8, 128}, .nan_arrays = {4, 5}),
+    OP(attention, attention_shapes, .make = make_attention,
+       .sizes = {"tokens", "kv_len", "heads", "kv_heads", "dim"}, .speed = {1, 4096, 32, 8, 128},
+       .nan_arrays = {1}),
+    OP(silu_mul, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},
+       .over = {1, 2}),
+    OP(add, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},
+       .over = {1, 2}),
+    OP(sample, sample_shapes, .make = make_sample, .sizes = {"rows", "vocab"},
+       .speed = {16, 131072}, .nan_arrays = {1}),
+};
+
+const struct check_op *check_find_op(const char *name) {
+    for (size_t i = 0; i < COUNT(ops); i++)
+        if (!strcmp(ops[i].name, name))
+            return &ops[i];
+    return NULL;
+}
