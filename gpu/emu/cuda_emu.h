@@ -55,8 +55,8 @@ void emu_set_handler(void (*handler)(const struct emu_report *report));
 struct emu_report emu_last_report(void);
 
 /* The order in which blocks, warps and lanes run: 0 ascending, 1 descending, else shuffled with
- * this seed. Correct kernels give the same result in each. */
-void emu_set_schedule(uint64_t seed);
+ * this seed. Correct kernels give the same result in each. Tests in C call it, too. */
+extern "C" void emu_set_schedule(uint64_t seed);
 
 /* CPU threads that run the blocks of a launch, at least 1 (which is the default). */
 void emu_set_threads(int n);
