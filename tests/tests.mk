@@ -12,9 +12,10 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
 # of the kernels under the emulation and, where there is a GPU, on it.
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_attention test_faults test_sampling
+KERNEL_TESTS := test_ops test_limits test_attention test_faults test_sampling
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
-            $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_ops")
+            $(foreach v,1 2 3 4,$(foreach t,test_ops test_limits, \
+              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
 HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
 
