@@ -193,6 +193,33 @@ static void test_small_heads(void **state) {
     }
 }
 
+/* ---- sample ---------------------------------------------------------------------------------- */
+
+/* 641 equal logits have weights of 2^30, and 641 * 6700417 = 2^32 + 1. So with top_p = 6700417 /
+ * 2^32 the tokens that stay must hold 2^30 and a quarter: the first one is not enough, two are. */
+static void test_share_just_above_a_token(void **state) {
+    struct test_device *t = *state;
+    enum { VOCAB = 641, DRAWS = 32 };
+    float logits[VOCAB * DRAWS] = {0};
+    struct sampling how[DRAWS];
+    int32_t want[DRAWS];
+    int n_second = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        how[i] = (struct sampling){.temperature = 1, .top_p = 6700417 * 0x1p-32f};
+        how[i].position = (uint32_t)i;
+        want[i] = oracle_sample(logits, &how[i], VOCAB);
+        n_second += want[i] == 1;
+        assert_in_range(want[i], 0, 1);
+    }
+    assert_in_range(n_second, 1, DRAWS - 1);
+    int32_t *ids = device_poisoned(t, sizeof want);
+    t->ops->sample(t->dev, ids, device_put(t, logits, sizeof logits), how, DRAWS, VOCAB, 1);
+    int32_t *got = device_get(t, ids, sizeof want);
+    assert_memory_equal(got, want, sizeof want);
+    free(got);
+    device_clear(t);
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* An allocation that fails is the caller's matter; the device goes on. */
@@ -206,9 +233,13 @@ static void test_life_after_a_failed_allocation(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_long_rows),    cmocka_unit_test(test_any_offsets),
-        cmocka_unit_test(test_small_heads),  cmocka_unit_test(test_life_after_a_failed_allocation),
-        cmocka_unit_test(test_many_rows),    cmocka_unit_test(test_digit_sums),
+        cmocka_unit_test(test_long_rows),
+        cmocka_unit_test(test_any_offsets),
+        cmocka_unit_test(test_small_heads),
+        cmocka_unit_test(test_share_just_above_a_token),
+        cmocka_unit_test(test_life_after_a_failed_allocation),
+        cmocka_unit_test(test_many_rows),
+        cmocka_unit_test(test_digit_sums),
         cmocka_unit_test(test_many_weights),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);

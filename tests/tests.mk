@@ -34,6 +34,12 @@ test-slow: deps
 bench: deps
 	@$(MAKE) --no-print-directory build-bench
 
+# Breaks the kernels on purpose, one by one: do the tests notice?
+.PHONY: mutate
+mutate: deps
+	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
+	@tests/mutate
+
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
               build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \

@@ -6,10 +6,10 @@
  * GPU's. Blocks may be spread over CPU threads; one block always stays on one.
  *
  * What is checked: barriers and warp operations always. Memory accesses are checked in .cu files
- * compiled with -fsanitize=thread (compile only, never link with it): the compiler then calls a
- * function before every load and store, and memory_hooks.cpp defines these functions. They report
- * out-of-bounds and uninitialised shared memory, races in shared memory, misaligned accesses and
- * accesses that are neither this thread's, its block's nor the device's. In an AddressSanitizer
+ * compiled with -fsanitize=thread,alignment (compile only, never link with it): the compiler then
+ * calls a function before every load and store, and memory_hooks.cpp defines these functions. They
+ * report out-of-bounds and uninitialised shared memory, races in shared memory, misaligned accesses
+ * and accesses that are neither this thread's, its block's nor the device's. In an AddressSanitizer
  * build (the two exclude each other) that sanitizer finds what is out of bounds.
  *
  * A fault prints one line, ends the launch and leaves cudaErrorLaunchFailure behind until
