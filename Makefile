@@ -52,6 +52,7 @@ help:
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
+	@echo "make mutate        break the kernels, one small break at a time: caught? (20 minutes)"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
@@ -93,9 +94,9 @@ clean:
 
 # ---- how things are built -----------------------------------------------------------------------
 # $(1) is release, asan or fuzz. The emulation's own checks need the compiler to tell of every
-# memory access (-fsanitize=thread at compile time, see gpu/emu/memory_hooks.cpp); under ASan, that
-# sanitizer looks instead.
-release_KERNEL_FLAGS := -O2 -g -fsanitize=thread
+# memory access (-fsanitize=thread,alignment at compile time, see gpu/emu/memory_hooks.cpp); under
+# ASan, the sanitizers look instead.
+release_KERNEL_FLAGS := -O2 -g -fsanitize=thread,alignment
 asan_KERNEL_FLAGS    := $(asan_FLAGS)
 gpu_objects := $(patsubst gpu/%.cu,build/gpu/%.o,$(GPU_SOURCES))
 emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(GPU_SOURCES)) \

@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of the emulation (gpu/emu/cuda_emu.h). Weak, because tests on a GPU are linked without it. */
+extern void emu_set_schedule(uint64_t seed) __attribute__((weak));
+
 void *host_array(size_t n, size_t element_size) {
     void *data = malloc(n * element_size + 1);
     assert_non_null(data);
@@ -69,6 +72,8 @@ void device_clear(struct test_device *t) {
     }
     t->n_buffers = 0;
     assert_true(t->dev->bytes == before - freed);
+    if (device_is_emulated())
+        emu_set_schedule(++t->schedule % 4);
 }
 
 void device_close(struct test_device *t) {

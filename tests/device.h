@@ -14,6 +14,7 @@ enum { MAX_BUFFERS = 64 };
 struct test_device {
     const struct ops *ops;
     struct device *dev;
+    uint64_t schedule; /* how often device_clear changed that of the emulation */
     int n_buffers;
     struct {
         void *data;
@@ -37,7 +38,9 @@ int kernel_under_test(void);
 /* A device of the table, with this many threads. Every failure fails the test. */
 void device_open(struct test_device *t, const struct ops *ops, int n_threads);
 
-/* Frees all memory and checks that the device's count of it returns to what it was. */
+/* Frees all memory and checks that the device's count of it returns to what it was. In the emulation,
+ * blocks, warps and lanes run in another order from here on: ascending, descending and two shuffled
+ * ones take turns, so that no test depends on one. */
 void device_clear(struct test_device *t);
 
 /* device_clear, and the device is closed. */

@@ -13,10 +13,11 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
 # of the kernels under the emulation and, where there is a GPU, on it.
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_shapes test_attention test_faults test_sampling
+KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_faults test_sampling
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
-            $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes, \
-              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
+            $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes test_limits, \
+              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
+            $(foreach v,1 2,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention")
 HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
 
@@ -35,6 +36,12 @@ test-slow: deps
 
 bench: deps
 	@$(MAKE) --no-print-directory build-bench
+
+# Breaks the kernels on purpose, one by one: do the tests notice?
+.PHONY: mutate
+mutate: deps
+	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
+	@tests/mutate
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
               build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1 \

@@ -6,10 +6,10 @@
  * GPU's. Blocks may be spread over CPU threads; one block always stays on one.
  *
  * What is checked: barriers and warp operations always. Memory accesses are checked in .cu files
- * compiled with -fsanitize=thread (compile only, never link with it): the compiler then calls a
- * function before every load and store, and memory_hooks.cpp defines these functions. They report
- * out-of-bounds and uninitialised shared memory, races in shared memory, misaligned accesses and
- * accesses that are neither this thread's, its block's nor the device's. In an AddressSanitizer
+ * compiled with -fsanitize=thread,alignment (compile only, never link with it): the compiler then
+ * calls a function before every load and store, and memory_hooks.cpp defines these functions. They
+ * report out-of-bounds and uninitialised shared memory, races in shared memory, misaligned accesses
+ * and accesses that are neither this thread's, its block's nor the device's. In an AddressSanitizer
  * build (the two exclude each other) that sanitizer finds what is out of bounds.
  *
  * A fault prints one line, ends the launch and leaves cudaErrorLaunchFailure behind until
@@ -56,8 +56,8 @@ void emu_set_handler(void (*handler)(const struct emu_report *report));
 struct emu_report emu_last_report(void);
 
 /* The order in which blocks, warps and lanes run: 0 ascending, 1 descending, else shuffled with
- * this seed. Correct kernels give the same result in each. */
-void emu_set_schedule(uint64_t seed);
+ * this seed. Correct kernels give the same result in each. Tests in C call it, too. */
+extern "C" void emu_set_schedule(uint64_t seed);
 
 /* CPU threads that run the blocks of a launch, at least 1 (which is the default). */
 void emu_set_threads(int n);

@@ -5,6 +5,10 @@
  * on. Linked with ThreadSanitizer's library these calls find races between CPU threads; here they
  * find what a kernel does wrong. Outside of kernels they do nothing. Atomics are library functions
  * and checked the same way.
+ *
+ * A vector of which the compiler loads only some elements, or each by itself, has no 16-byte access
+ * to check. So -fsanitize=alignment adds a test of every dereferenced pointer, by its type, and calls
+ * the last function here when it fails.
  */
 #include "gpu/emu/engine.h"
 
@@ -161,6 +165,24 @@ void __tsan_func_entry(void *) {
 
 void __tsan_func_exit(void) {
 }
+
+#ifndef __SANITIZE_ADDRESS__ /* there, UBSan's own library answers */
+
+/* What the compiler tells of a place; the names are GCC's. */
+struct ubsan_mismatch {
+    const char *file;
+    uint32_t line, column;
+    const void *type;
+    unsigned char log_alignment, kind;
+};
+
+void __ubsan_handle_type_mismatch_v1(struct ubsan_mismatch *place, uintptr_t address) {
+    if (self)
+        fault(self, EMU_MISALIGNED, "uses %p at %s:%u, not a multiple of %u", (void *)address,
+              place->file, place->line, 1u << place->log_alignment);
+}
+
+#endif
 
 } // extern "C"
 

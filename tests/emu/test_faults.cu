@@ -470,7 +470,21 @@ __global__ void misaligned_vector(uint4 *y) {
 static void test_misaligned_shared_vector(void **) {
     uint4 *y = to_device(std::vector<uint4>(2));
     LAUNCH(misaligned_vector, 1, 32, 0, 0, y);
-    expect_fault(EMU_MISALIGNED, "thread (1,0,0): reads 16 bytes");
+    expect_fault(EMU_MISALIGNED, "thread (1,0,0): uses ");
+}
+
+/* Of each vector one element is used, so no access is as wide as the vector. */
+__global__ void misaligned_element(float *y, const float *x, int offset) {
+    float4 v = *(const float4 *)(x + 4 * threadIdx.x + offset);
+    y[threadIdx.x] = v.y;
+}
+
+static void test_misaligned_element_of_a_vector(void **) {
+    float *y = to_device(std::vector<float>(8)), *x = to_device(std::vector<float>(64));
+    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 4);
+    expect_no_fault();
+    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 2);
+    expect_fault(EMU_MISALIGNED, "not a multiple of 16");
 }
 
 #define MEMORY_TESTS                                                                               \
@@ -484,7 +498,8 @@ static void test_misaligned_shared_vector(void **) {
         cmocka_unit_test(test_atomics_race_with_plain_accesses_only),                              \
         cmocka_unit_test(test_device_memory_out_of_bounds),                                        \
         cmocka_unit_test(test_host_and_freed_memory_is_not_the_devices),                           \
-        cmocka_unit_test(test_read_over_the_end), cmocka_unit_test(test_misaligned_shared_vector),
+        cmocka_unit_test(test_read_over_the_end), cmocka_unit_test(test_misaligned_shared_vector),   \
+        cmocka_unit_test(test_misaligned_element_of_a_vector),
 #elif defined(__SANITIZE_ADDRESS__)
 
 /* Whether a launch of three_arrays or copy_ints makes AddressSanitizer end the process. */
@@ -512,6 +527,20 @@ static void test_address_sanitizer_sees_what_is_out_of_bounds(void **) {
     assert_true(is_caught(16, false, 100));
     assert_true(is_caught(-1, false, 100));
     assert_true(is_caught(15, false, 101));
+}
+
+/* Of each vector one element is used, so no access is as wide as the vector. */
+__global__ void misaligned_element(float *y, const float *x, int offset) {
+    float4 v = *(const float4 *)(x + 4 * threadIdx.x + offset);
+    y[threadIdx.x] = v.y;
+}
+
+static void test_misaligned_element_of_a_vector(void **) {
+    float *y = to_device(std::vector<float>(8)), *x = to_device(std::vector<float>(64));
+    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 4);
+    expect_no_fault();
+    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 2);
+    expect_fault(EMU_MISALIGNED, "not a multiple of 16");
 }
 
 #define MEMORY_TESTS cmocka_unit_test(test_address_sanitizer_sees_what_is_out_of_bounds),
