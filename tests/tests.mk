@@ -35,7 +35,7 @@ bench: deps
 	@$(MAKE) --no-print-directory build-bench
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1) build/release/emu-demo0 build/release/emu-demo1 \
+              build/$(b)/demo1 build/$(b)/tests/check_kernel) build/release/emu-demo0 build/release/emu-demo1 \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
@@ -74,7 +74,6 @@ build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS
 CHECK      := build/check/$(KERNELS)/$(OP)
 READER_emu := g++ $(filter-out -Werror,$(CXXFLAGS)) $(release_KERNEL_FLAGS) -x c++
 READER_gpu := $(NVCC) $(NVCC_FLAGS) -x cu
-build-test: build/release/tests/check_kernel build/asan/tests/check_kernel
 check: deps
 	@MAKE='$(MAKE)' tests/check '$(OP)' '$(KERNEL)' $(if $(HAVE_GPU),$(KERNELS),emu)
 check-reader:
