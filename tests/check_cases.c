@@ -224,6 +224,18 @@ static void run_rmsnorm(const struct ops *ops, struct device *dev, const int *si
                  CHECK_SITE);
 }
 
+static void make_add_rmsnorm(struct check_call *call, struct random *r, const int *size) {
+    add_output(call, "y", size[0], size[1]);
+    add_rows(call, CHECK_INOUT, r, "x", size[0], size[1]);
+    add_rows(call, CHECK_INPUT, r, "branch", size[0], size[1]);
+    add_filled(call, "gain", sizeof(float), 1, size[1], random_rows(r, 1, size[1], NORMAL));
+}
+
+static void run_add_rmsnorm(const struct ops *ops, struct device *dev, const int *size,
+                            void *const *at) {
+    ops->add_rmsnorm(dev, at[0], at[1], at[2], at[3], size[0], size[1], 1e-6, CHECK_SITE);
+}
+
 static void make_rope(struct check_call *call, struct random *r, const int *size) {
     enum { POSITIONS = 300 };
     int half = size[2] / 2;
@@ -352,6 +364,8 @@ static const struct check_op ops[] = {
        .speed = {8192, 4096}),
     OP(rmsnorm, rows_and_cols, .make = make_rmsnorm, .sizes = {"rows", "cols"},
        .speed = {8192, 4096}, .over = {1}, .nan_arrays = {1}),
+    OP(add_rmsnorm, rows_and_cols, .make = make_add_rmsnorm, .sizes = {"rows", "cols"},
+       .speed = {8192, 4096}, .nan_arrays = {1, 2}),
     OP(rope, rope_shapes, .make = make_rope, .sizes = {"tokens", "heads", "dim"},
        .speed = {8192, 32, 128}),
     OP(kv_append, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},

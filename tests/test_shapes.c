@@ -312,14 +312,15 @@ static void test_attention(void **state) {
 /* ---- elementwise ------------------------------------------------------------------------------
  */
 
-/* Into new memory, or over the first or the second input; each array begins anywhere. */
+/* Into new memory, or over the first or the second input; each array begins anywhere. Inputs are
+ * finite: which NaN an operation gives is the one thing in which IEEE 754 leaves machines free. */
 static void check_elementwise(struct pair *p, bool is_add) {
     struct random *r = &p->random;
     int n = random_size(r, p->is_small ? 9000 : 400000), to = random_int(r, 0, 2), offsets[3];
     for (int i = 0; i < 3; i++)
         offsets[i] = random_int(r, 0, 1) ? 0 : random_int(r, 0, 5);
-    float *inputs[2] = {pair_floats(p, 1, n + offsets[0], 126),
-                        pair_floats(p, 1, n + offsets[1], 126)};
+    float *inputs[2] = {pair_floats(p, 1, n + offsets[0], 120),
+                        pair_floats(p, 1, n + offsets[1], 120)};
     float *y[N_SIDES];
     for (int s = 0; s < N_SIDES; s++) {
         struct test_device *t = &p->side[s];
