@@ -10,7 +10,8 @@
  *    loops over 64-bit integers; every step of the definition can be seen.
  * 2  for many tokens, on tensor cores: attention_prefill.cu
  *
- * The choice (version 0): 2 from 16 tokens on, where it applies; else 1.
+ * The choice (version 0): 2 from 16 tokens or 1024 positions on, where it applies; else 1 (measured:
+ * tests/bench/README.md).
  */
 #include "gpu/attention.h"
 
@@ -112,7 +113,7 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
                                     gpu->fault};
     int version = gpu->version[GPU_ATTENTION];
     bool prefill_fits = gpu->has_mma && shape->head_dim <= 256;
-    if (prefill_fits && (version == 2 || (!version && n_tokens >= 16)))
+    if (prefill_fits && (version == 2 || (!version && (n_tokens >= 16 || kv_len >= 1024))))
         gpu_attention_prefill(gpu, &a);
     else if (n_tokens)
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,

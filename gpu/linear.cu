@@ -13,7 +13,7 @@
  * take any 16 of the 64 columns of a step, as long as x and W agree: the sum has no order. x is
  * split into digits on the way (high signed, low unsigned).
  *
- * The choice (version 0): 4 for up to 16 rows, else 3; 2 where those do not apply (measured:
+ * The choice (version 0): 4 for up to 32 rows, else 3; 2 where those do not apply (measured:
  * tests/bench/README.md).
  */
 #include "gpu/gpu.h"
@@ -316,7 +316,7 @@ static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_to
     bool int8_fits = padded <= INT8_MAX_K && w->n % 2 == 0;
     bool rows_fit = padded <= ROWS_MAX_K && w->k % 8 == 0 && gpu->has_mma;
     if (!version)
-        version = n_tokens <= 16 ? 4 : 3;
+        version = n_tokens <= 32 ? 4 : 3;
     if ((version == 4 && !rows_fit) || (version == 3 && !int8_fits))
         version = 2;
     return version;
