@@ -37,6 +37,8 @@ PHASES    := 0 1
 MODULES_0 := $(wildcard model/*.c ref/*.c tutorials/common/*.c) tests/compare.c \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
+MODULES_5 := $(MODULES_1) scheduler/block_allocator.c
+MODULES_6 := $(MODULES_5) scheduler/block_table.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 

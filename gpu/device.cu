@@ -37,7 +37,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
-    {"attention", 2}, {"silu_mul", 2}, {"add", 2},
+    {"kv_gather", 2}, {"attention", 2}, {"silu_mul", 2}, {"add", 2},
 };
 
 static int find_kernel(const char *name) {
@@ -300,10 +300,11 @@ static struct device *open_device(const struct device_options *options, struct e
     return NULL;
 }
 
+/* In the order of struct ops: C++17 has no names here. */
 const struct ops TABLE = {
-    NAME,          open_device,   close_device,   versions,     set_version,
-    allocate,      release,       upload,        download,      copy,           sync_device,  matrix_create,
-    matrix_put,    matrix_release, gpu_embed,     gpu_take_rows, gpu_snap_rows,
-    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,    gpu_add_rmsnorm, gpu_rope,   gpu_kv_append,
-    gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
+    NAME,           open_device,    close_device,    versions,      set_version,   allocate,
+    release,        upload,         download,        copy,          sync_device,   matrix_create,
+    matrix_put,     matrix_release, gpu_embed,       gpu_take_rows, gpu_snap_rows, gpu_linear,
+    gpu_add_bias,   gpu_rmsnorm,    gpu_add_rmsnorm, gpu_rope,      gpu_kv_append, gpu_kv_gather,
+    gpu_attention,  gpu_silu_mul,   gpu_add,         gpu_sample,
 };

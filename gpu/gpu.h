@@ -22,6 +22,7 @@ enum gpu_kernel {
     GPU_RMSNORM,
     GPU_ADD_RMSNORM,
     GPU_ROPE,
+    GPU_KV_GATHER,
     GPU_ATTENTION,
     GPU_SILU_MUL,
     GPU_ADD,
@@ -177,6 +178,8 @@ void gpu_rope(struct device *, float *, const int32_t *, const float *, const fl
               int);
 void gpu_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
                    const int64_t *, int, int, int, int, int);
+void gpu_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,
+                   const int64_t *, int, int, int);
 void gpu_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
                    const struct attention_shape *, int);
 void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);

@@ -176,6 +176,12 @@ struct ops {
                       const int64_t *slots, /* [n_tokens] */
                       int n_tokens, int n_kv_heads, int head_dim, int site_k, int site_v);
 
+    /* Slot i of `to` gets what slot slots[i] >= 0 of `from` holds: turns a sequence that lies in
+     * blocks of a pool into a contiguous cache. */
+    void (*kv_gather)(struct device *dev, const struct kv_layer *to, const struct kv_layer *from,
+                      const int64_t *slots, /* [n_tokens] */
+                      int n_tokens, int n_kv_heads, int head_dim);
+
     /* Causal attention of one sequence over its contiguous cache: the queries are the last
      * n_tokens of kv_len positions, already appended. Tiles and merge order: numerics.h and the
      * comment in ref/attention.c (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et

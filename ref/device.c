@@ -145,6 +145,7 @@ const struct ops ref_ops = {
     .add_rmsnorm = ref_add_rmsnorm,
     .rope = ref_rope,
     .kv_append = ref_kv_append,
+    .kv_gather = ref_kv_gather,
     .attention = ref_attention,
     .silu_mul = ref_silu_mul,
     .add = ref_add,

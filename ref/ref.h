@@ -48,6 +48,8 @@ void ref_rope(struct device *, float *, const int32_t *, const float *, const fl
               int);
 void ref_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
                    const int64_t *, int, int, int, int, int);
+void ref_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,
+                   const int64_t *, int, int, int);
 void ref_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
                    const struct attention_shape *, int);
 void ref_silu_mul(struct device *, float *, const float *, const float *, size_t);

@@ -288,6 +288,28 @@ static void run_kv_append(const struct ops *ops, struct device *dev, const int *
                    CHECK_SITE + 1);
 }
 
+static void make_kv_gather(struct check_call *call, struct random *r, const int *size) {
+    static const char *keys[2] = {"keys", "keys' exponents"};
+    static const char *values[2] = {"values", "values' exponents"};
+    int n_slots = size[0] + 3, n_rows = n_slots * size[1], out = size[0] * size[1], dim = size[2];
+    int64_t *slots = host_array((size_t)size[0], sizeof *slots);
+    for (int i = 0; i < size[0]; i++) /* some twice */
+        slots[i] = random_int(r, 0, n_slots - 1);
+    add_array(call, CHECK_OUTPUT, "gathered keys", ELEMENT_INT16, sizeof(int16_t), out, dim);
+    add_array(call, CHECK_OUTPUT, "gathered values", ELEMENT_INT16, sizeof(int16_t), out, dim);
+    add_array(call, CHECK_OUTPUT, "gathered keys' exponents", ELEMENT_INT8, 1, out, 1);
+    add_array(call, CHECK_OUTPUT, "gathered values' exponents", ELEMENT_INT8, 1, out, 1);
+    add_snapped(call, keys, n_rows, dim, snapped_rows(r, n_rows, dim, NORMAL));
+    add_snapped(call, values, n_rows, dim, snapped_rows(r, n_rows, dim, NORMAL));
+    add_filled(call, "slots", sizeof *slots, size[0], 1, slots);
+}
+
+static void run_kv_gather(const struct ops *ops, struct device *dev, const int *size,
+                          void *const *at) {
+    struct kv_layer to = {at[0], at[1], at[2], at[3]}, from = {at[4], at[6], at[5], at[7]};
+    ops->kv_gather(dev, &to, &from, at[8], size[0], size[1], size[2]);
+}
+
 /* Queries, some of them huge or zero: ordinary scores, one that wins, ties. */
 static void make_attention(struct check_call *call, struct random *r, const int *size) {
     static const char *keys[2] = {"keys", "keys' exponents"};
@@ -370,6 +392,8 @@ static const struct check_op ops[] = {
        .speed = {8192, 32, 128}),
     OP(kv_append, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},
        .speed = {8192, 8, 128}, .nan_arrays = {4, 5}),
+    OP(kv_gather, kv_append_shapes, .make = make_kv_gather, .sizes = {"tokens", "heads", "dim"},
+       .speed = {8192, 8, 128}),
     OP(attention, attention_shapes, .make = make_attention,
        .sizes = {"tokens", "kv_len", "heads", "kv_heads", "dim"}, .speed = {1, 4096, 32, 8, 128},
        .nan_arrays = {1}),

@@ -12,7 +12,7 @@
 #include "tests/random.h"
 
 enum {
-    CHECK_ARRAYS = 8,
+    CHECK_ARRAYS = 9,
     CHECK_SIZES = 5,
     CHECK_GUARD = 256, /* bytes behind every array that an op may write */
     CHECK_SITE = 7     /* what ops that can fault are told */

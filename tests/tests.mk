@@ -1,7 +1,7 @@
 # Building and running the tests, fuzzers and measurements; included by the Makefile.
 
 # One program per file, linked with every module and the helpers.
-ALL_MODULES  := $(MODULES_1)
+ALL_MODULES  := $(MODULES_6)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c, \
@@ -13,7 +13,8 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
 # of the kernels under the emulation and, where there is a GPU, on it.
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_faults test_sampling
+KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
+                test_sampling
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \

@@ -529,20 +529,6 @@ static void test_address_sanitizer_sees_what_is_out_of_bounds(void **) {
     assert_true(is_caught(15, false, 101));
 }
 
-/* Of each vector one element is used, so no access is as wide as the vector. */
-__global__ void misaligned_element(float *y, const float *x, int offset) {
-    float4 v = *(const float4 *)(x + 4 * threadIdx.x + offset);
-    y[threadIdx.x] = v.y;
-}
-
-static void test_misaligned_element_of_a_vector(void **) {
-    float *y = to_device(std::vector<float>(8)), *x = to_device(std::vector<float>(64));
-    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 4);
-    expect_no_fault();
-    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 2);
-    expect_fault(EMU_MISALIGNED, "not a multiple of 16");
-}
-
 #define MEMORY_TESTS cmocka_unit_test(test_address_sanitizer_sees_what_is_out_of_bounds),
 #else
 #define MEMORY_TESTS

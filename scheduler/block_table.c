@@ -1,0 +1,144 @@
+#include "scheduler/block_table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int block_table_start(struct block_table *t, int block_size, struct error *err) {
+    *t = (struct block_table){.block_size = block_size};
+    if (block_size < 1 || block_size > MAX_BLOCK_SIZE || block_size & (block_size - 1))
+        return error_set(err, "block size %d: use a power of two from 1 to %d", block_size,
+                         MAX_BLOCK_SIZE);
+    return 0;
+}
+
+void block_table_end(struct block_table *t) {
+    free(t->blocks);
+    *t = (struct block_table){0};
+}
+
+static int reserve(struct block_table *t, int n_blocks, struct error *err) {
+    if (n_blocks <= t->capacity)
+        return 0;
+    int capacity = t->capacity ? t->capacity : 16;
+    while (capacity < n_blocks)
+        capacity = capacity > INT32_MAX / 2 ? n_blocks : 2 * capacity;
+    int32_t *blocks = realloc(t->blocks, sizeof *blocks * (size_t)capacity);
+    if (!blocks)
+        return error_set(err, "out of memory for a table of %d blocks", n_blocks);
+    t->blocks = blocks;
+    t->capacity = capacity;
+    return 0;
+}
+
+int block_table_missing(const struct block_table *t, int n_positions) {
+    int missing = blocks_for(n_positions, t->block_size) - t->n_blocks;
+    return missing > 0 ? missing : 0;
+}
+
+int block_table_grow(struct block_table *t, struct block_allocator *a, int n_positions,
+                     struct error *err) {
+    int missing = block_table_missing(t, n_positions);
+    if (missing > block_available(a))
+        return 1;
+    if (reserve(t, t->n_blocks + missing, err))
+        return -1;
+    for (int i = 0; i < missing; i++)
+        t->blocks[t->n_blocks++] = block_allocate(a);
+    return 0;
+}
+
+int block_table_append(struct block_table *t, int32_t block, struct error *err) {
+    if (reserve(t, t->n_blocks + 1, err))
+        return -1;
+    t->blocks[t->n_blocks++] = block;
+    return 0;
+}
+
+int block_table_release(struct block_table *t, struct block_allocator *a, int n_keep,
+                        struct error *err) {
+    int result = 0;
+    /* The last first: of cached blocks the end of a text goes before its beginning, which more
+     * texts share. */
+    while (t->n_blocks) {
+        int i = --t->n_blocks;
+        if (block_release(a, t->blocks[i], i < n_keep, err) < 0)
+            result = -1;
+    }
+    return result;
+}
+
+int64_t block_table_slot(const struct block_table *t, int position) {
+    if (position < 0 || position / t->block_size >= t->n_blocks)
+        return -1;
+    return (int64_t)t->blocks[position / t->block_size] * t->block_size + position % t->block_size;
+}
+
+int block_table_slots(const struct block_table *t, int first, int n, int64_t *out,
+                      struct error *err) {
+    for (int i = 0; i < n; i++) {
+        out[i] = block_table_slot(t, first + i);
+        if (out[i] < 0)
+            return error_set(err, "position %d has no block: the table has %d blocks of %d",
+                             first + i, t->n_blocks, t->block_size);
+    }
+    return 0;
+}
+
+/* ---- the page table of a batch ----------------------------------------------------------------
+ */
+
+static int reserve_pages(struct page_table *p, int n_sequences, int n_pages, struct error *err) {
+    if (n_sequences > p->sequence_capacity || !p->kv_indptr) {
+        size_t n = (size_t)n_sequences;
+        int32_t *indptr = realloc(p->kv_indptr, sizeof *indptr * (n + 1));
+        p->kv_indptr = indptr ? indptr : p->kv_indptr;
+        int32_t *last = realloc(p->kv_last_page_len, sizeof *last * (n ? n : 1));
+        p->kv_last_page_len = last ? last : p->kv_last_page_len;
+        if (!indptr || !last)
+            return error_set(err, "out of memory for the page table of %d sequences", n_sequences);
+        p->sequence_capacity = n_sequences;
+    }
+    if (n_pages > p->page_capacity) {
+        int32_t *pages = realloc(p->kv_page_indices, sizeof *pages * (size_t)n_pages);
+        if (!pages)
+            return error_set(err, "out of memory for a page table of %d pages", n_pages);
+        p->kv_page_indices = pages;
+        p->page_capacity = n_pages;
+    }
+    return 0;
+}
+
+int page_table_fill(struct page_table *out, const struct block_table *const *tables,
+                    const int *kv_lens, int n, struct error *err) {
+    int64_t n_pages = 0;
+    for (int i = 0; i < n; i++) {
+        if (block_table_missing(tables[i], kv_lens[i]))
+            return error_set(err,
+                             "sequence %d of the batch has %d positions and only %d blocks of %d",
+                             i, kv_lens[i], tables[i]->n_blocks, tables[i]->block_size);
+        n_pages += blocks_for(kv_lens[i], tables[i]->block_size);
+    }
+    if (n_pages > INT32_MAX)
+        return error_set(err, "the batch has %lld pages, more than 2^31 - 1", (long long)n_pages);
+    if (reserve_pages(out, n, (int)n_pages, err))
+        return -1;
+    out->n_sequences = n;
+    out->n_pages = (int)n_pages;
+    out->kv_indptr[0] = 0;
+    for (int i = 0; i < n; i++) {
+        const struct block_table *t = tables[i];
+        int pages = blocks_for(kv_lens[i], t->block_size), at = out->kv_indptr[i];
+        if (pages)
+            memcpy(out->kv_page_indices + at, t->blocks, sizeof *t->blocks * (size_t)pages);
+        out->kv_indptr[i + 1] = at + pages;
+        out->kv_last_page_len[i] = pages ? kv_lens[i] - (pages - 1) * t->block_size : 0;
+    }
+    return 0;
+}
+
+void page_table_end(struct page_table *p) {
+    free(p->kv_indptr);
+    free(p->kv_page_indices);
+    free(p->kv_last_page_len);
+    *p = (struct page_table){0};
+}
