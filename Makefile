@@ -35,12 +35,15 @@ LIBS_emu    := -lstdc++
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1
 MODULES_0 := $(wildcard model/*.c ref/*.c tutorials/common/*.c) tests/compare.c \
-             scheduler/fingerprint.c scheduler/sequence.c scheduler/generate.c
+             scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
-MODULES_5 := $(MODULES_1) scheduler/block_allocator.c
+MODULES_2 := $(MODULES_1) scheduler/naive_batch.c
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c
+MODULES_5 := $(MODULES_3) scheduler/block_allocator.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
+DEMO_2    := tutorials/02-naive-batching/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -51,6 +54,7 @@ help:
 	@echo "make run           install what is missing, build phase 1 and let the model write"
 	@echo "make phase0        build ./demo: no cache, every token reads the text again"
 	@echo "make phase1        build ./demo: KV cache, static and dynamic"
+	@echo "make phase2        build ./demo: several sequences in a padded batch"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"

@@ -311,14 +311,21 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
         kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, err))
         return -1;
     int64_t *slots = malloc(sizeof *slots * (size_t)n);
-    if (!slots)
+    int32_t *rotations = malloc(sizeof *rotations * (size_t)n);
+    if (!slots || !rotations) {
+        free(slots);
+        free(rotations);
         return error_set(err, "out of memory");
-    for (int i = 0; i < n; i++)
-        slots[i] = batch->positions[i];
+    }
+    for (int i = 0; i < n; i++) {
+        slots[i] = batch->positions[i]; /* -1, a row of padding: not stored */
+        rotations[i] = batch->positions[i] < 0 ? 0 : batch->positions[i];
+    }
     dev->ops->upload(dev, ws->slots, slots, sizeof *slots * (size_t)n);
-    free(slots);
+    dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * (size_t)n);
     dev->ops->upload(dev, ws->token_ids, batch->token_ids, sizeof(int32_t) * (size_t)n);
-    dev->ops->upload(dev, ws->positions, batch->positions, sizeof(int32_t) * (size_t)n);
+    free(slots);
+    free(rotations);
     dev->ops->upload(dev, ws->logit_rows, batch->logit_rows,
                      sizeof(int32_t) * (size_t)batch->n_logits);
     return 0;

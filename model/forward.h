@@ -5,6 +5,9 @@
  * are rows qo_indptr[i] ... qo_indptr[i+1]-1, in order of position, the newest tokens of that
  * sequence. What earlier passes computed for a sequence is in its cache.
  *
+ * A sequence may begin with rows of padding, position -1 (phase 2): they are computed like the others,
+ * but padding is no position, so nothing of them is stored or seen, and their attention is zero.
+ *
  * The layers are those of Llama (Touvron et al., 2023), with Qwen2's biases and Qwen3's q/k norms.
  */
 #ifndef SAMEBITS_FORWARD_H
@@ -17,7 +20,7 @@
 struct batch {
     int n_tokens, n_sequences, n_logits;
     const int32_t *token_ids;  /* host [n_tokens], each in the vocabulary */
-    const int32_t *positions;  /* host [n_tokens], consecutive within a sequence */
+    const int32_t *positions;  /* host [n_tokens], consecutive within a sequence; -1: padding */
     const int32_t *qo_indptr;  /* host [n_sequences + 1] */
     const int32_t *logit_rows; /* host [n_logits]: the rows whose logits are wanted */
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is

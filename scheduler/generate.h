@@ -30,6 +30,10 @@ int generator_start(struct generator *g, struct model *model, struct error *err)
 
 void generator_end(struct generator *g);
 
+/* Returns 0 when the sequence can be continued, or -1 with err set: it is empty, or does not fit in
+ * the context. */
+int generator_check_prompt(const struct generator *g, const struct sequence *s, struct error *err);
+
 /*
  * Draws tokens until s->finish says why it ended. cache belongs to s, or is NULL.
  * Returns 0, or -1 with err set: a prompt that is empty or does not fit in the context, or what

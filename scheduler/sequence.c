@@ -68,7 +68,8 @@ double sequence_ms_per_token(const struct sequence *s) {
 }
 
 const char *finish_name(enum finish finish) {
-    static const char *const names[] = {"not finished", "stop", "length", "context"};
+    static const char *const names[] = {"not finished", "stop",      "length", "context",
+                                        "stop string",  "cancelled", "error"};
     return names[finish];
 }
 

@@ -12,9 +12,12 @@
 
 enum finish {
     FINISH_NOT_YET,
-    FINISH_STOP,   /* drew a stop token */
-    FINISH_LENGTH, /* reached max_new */
-    FINISH_CONTEXT /* the context is full */
+    FINISH_STOP,        /* drew a stop token */
+    FINISH_LENGTH,      /* reached max_new */
+    FINISH_CONTEXT,     /* the context is full */
+    FINISH_STOP_STRING, /* the text holds a stop string */
+    FINISH_CANCELLED,
+    FINISH_ERROR /* it could not be answered */
 };
 
 /* How a sequence draws its tokens; struct sampling of model/ops.h without what changes by step. */
@@ -61,7 +64,7 @@ int sequence_new_tokens(const struct sequence *s);
 double sequence_ttft(const struct sequence *s);
 double sequence_ms_per_token(const struct sequence *s);
 
-/* "stop", "length" or "context". */
+/* "stop", "length", "context", "stop string", "cancelled" or "error". */
 const char *finish_name(enum finish finish);
 
 /* Frees the tokens; a zeroed sequence is fine. */

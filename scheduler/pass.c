@@ -1,0 +1,152 @@
+#include "scheduler/pass.h"
+
+#include "scheduler/generate.h"
+
+#include <stdlib.h>
+
+/* The host arrays of a batch and of what is drawn. */
+struct pass_arrays {
+    int32_t *token_ids, *positions; /* [n_tokens] */
+    int32_t *qo_indptr;             /* [n + 1] */
+    int32_t *logit_rows, *drawn;    /* [n] */
+    struct kv_cache **caches;       /* [n] */
+    struct sampling *how;           /* [n] */
+    float *logits;                  /* [n_draws, vocab_size] */
+};
+
+static int rows_of(const struct pass_part *part) {
+    return part->padding + part->end - part->first;
+}
+
+static void free_arrays(struct pass_arrays *a) {
+    free(a->token_ids);
+    free(a->positions);
+    free(a->qo_indptr);
+    free(a->logit_rows);
+    free(a->drawn);
+    free(a->caches);
+    free(a->how);
+    free(a->logits);
+}
+
+static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_logits,
+                      struct error *err) {
+    a->token_ids = malloc(sizeof *a->token_ids * n_tokens);
+    a->positions = malloc(sizeof *a->positions * n_tokens);
+    a->qo_indptr = malloc(sizeof *a->qo_indptr * (n + 1));
+    a->logit_rows = malloc(sizeof *a->logit_rows * n);
+    a->drawn = malloc(sizeof *a->drawn * n);
+    a->caches = malloc(sizeof *a->caches * n);
+    a->how = malloc(sizeof *a->how * n);
+    a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
+    if (a->token_ids && a->positions && a->qo_indptr && a->logit_rows && a->drawn && a->caches &&
+        a->how && a->logits)
+        return 0;
+    return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
+}
+
+static struct sampling sampling_of(const struct pass_part *part) {
+    const struct sequence *s = part->sequence;
+    return (struct sampling){
+        s->sampling.temperature, s->sampling.top_k, s->sampling.top_p, s->sampling.seed, s->id,
+        (uint32_t)part->end};
+}
+
+/* Fills the arrays from the parts. Returns 0, or -1 with err set: a cache has no room. */
+static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_part *parts, int n,
+                struct error *err) {
+    int row = 0;
+    a->qo_indptr[0] = 0;
+    for (int i = 0; i < n; i++) {
+        const struct pass_part *p = &parts[i];
+        if (p->cache && p->cache->reserve(p->cache, p->end, err))
+            return -1;
+        a->caches[i] = p->cache;
+        for (int j = 0; j < p->padding; j++, row++) {
+            a->token_ids[row] = 0;
+            a->positions[row] = -1;
+        }
+        for (int j = p->first; j < p->end; j++, row++) {
+            a->token_ids[row] = p->sequence->tokens[j];
+            a->positions[row] = j;
+        }
+        a->qo_indptr[i + 1] = row;
+        if (p->draw) {
+            a->logit_rows[batch->n_logits] = row - 1;
+            a->how[batch->n_logits++] = sampling_of(p);
+        }
+    }
+    return 0;
+}
+
+static bool is_stop(const struct model_config *config, int32_t id) {
+    for (int i = 0; i < config->n_stop_ids; i++)
+        if (config->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+/* A drawn token becomes the sequence's. */
+static int accept(struct generator *g, struct sequence *s, int32_t drawn, const float *logits,
+                  struct error *err) {
+    if (sequence_append(s, drawn, err))
+        return -1;
+    fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
+    if (is_stop(&g->model->config, drawn) && !g->ignore_stop)
+        s->finish = FINISH_STOP;
+    else if (sequence_new_tokens(s) >= s->max_new)
+        s->finish = FINISH_LENGTH;
+    else if (s->n_tokens >= g->context)
+        s->finish = FINISH_CONTEXT;
+    return g->on_token ? g->on_token(g->on_token_context, s, logits, err) : 0;
+}
+
+static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
+               struct pass_arrays *a, struct error *err) {
+    struct device *dev = g->model->dev;
+    size_t vocab = (size_t)g->model->config.vocab_size;
+    if (fill(batch, a, parts, n, err))
+        return -1;
+    const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
+    if (!on_device)
+        return -1;
+    if (batch->n_logits) /* before forward_finish, which tells when a copy has failed, too */
+        dev->ops->download(dev, a->logits, on_device,
+                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
+    if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
+        return -1;
+    for (int i = 0, draw = 0; i < n; i++) {
+        parts[i].sequence->n_cached = parts[i].cache ? parts[i].end : 0;
+        if (!parts[i].draw)
+            continue;
+        if (accept(g, parts[i].sequence, a->drawn[draw], a->logits + (size_t)draw * vocab, err))
+            return -1;
+        draw++;
+    }
+    return 0;
+}
+
+int pass_run(struct generator *g, const struct pass_part *parts, int n, struct error *err) {
+    struct pass_arrays a = {0};
+    size_t n_tokens = 0, n_draws = 0;
+    for (int i = 0; i < n; i++) {
+        n_tokens += (size_t)rows_of(&parts[i]);
+        n_draws += parts[i].draw;
+    }
+    if (!n_tokens)
+        return 0;
+    int result =
+        get_arrays(&a, n_tokens, (size_t)n, n_draws * (size_t)g->model->config.vocab_size, err);
+    if (!result) {
+        struct batch batch = {.n_tokens = (int)n_tokens,
+                              .n_sequences = n,
+                              .token_ids = a.token_ids,
+                              .positions = a.positions,
+                              .qo_indptr = a.qo_indptr,
+                              .logit_rows = a.logit_rows,
+                              .caches = parts[0].cache ? a.caches : NULL};
+        result = run(g, parts, n, &batch, &a, err);
+    }
+    free_arrays(&a);
+    return result;
+}

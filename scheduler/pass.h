@@ -1,0 +1,34 @@
+/*
+ * pass.h - one forward pass for one or more sequences: what every phase's loop is made of.
+ *
+ * A part says which tokens of a sequence the pass reads, and whether the token that follows them is
+ * drawn. The pass becomes a batch (model/forward.h), runs, and hands each drawn token to its
+ * sequence: it is appended, its logits go into the sequence's fingerprint, and the sequence may be
+ * finished.
+ */
+#ifndef SAMEBITS_PASS_H
+#define SAMEBITS_PASS_H
+
+#include "model/kv_cache.h"
+#include "scheduler/sequence.h"
+
+#include <stdbool.h>
+
+struct generator;
+
+struct pass_part {
+    struct sequence *sequence;
+    struct kv_cache *cache; /* NULL: none, and first is 0. With or without: the same in all parts */
+    int first, end;         /* reads the tokens at positions first ... end-1 */
+    int padding;            /* rows in front of them that hold nothing (phase 2) */
+    bool draw;
+};
+
+/*
+ * Runs the parts; cached tokens are noted in each sequence. A part may be padding only (first ==
+ * end). Returns 0, or -1 with err set: no memory, what forward and forward_finish report, what
+ * g->on_token reports. Sequences then keep the tokens that they have.
+ */
+int pass_run(struct generator *g, const struct pass_part *parts, int n, struct error *err);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * request.h - what somebody asks of the engine.
+ */
+#ifndef SAMEBITS_REQUEST_H
+#define SAMEBITS_REQUEST_H
+
+#include "scheduler/sequence.h"
+
+struct request {
+    double arrival;  /* seconds after the start of the run */
+    int32_t *prompt; /* [n_prompt] */
+    int n_prompt, max_new;
+    struct sampling_options sampling;
+    char **stops; /* [n_stops] texts that end the answer */
+    int n_stops;
+};
+
+/* Where a request is on its way. */
+enum request_state {
+    REQUEST_WAITING,    /* in the queue */
+    REQUEST_PREFILLING, /* admitted; its prompt is being read */
+    REQUEST_DECODING,   /* has its first token, draws one a step */
+    REQUEST_DONE        /* its finish says why */
+};
+
+/* "waiting", "prefilling", "decoding" or "done". */
+const char *request_state_name(enum request_state state);
+
+#endif

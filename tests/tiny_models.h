@@ -1,0 +1,37 @@
+/*
+ * tiny_models.h - models with random weights for tests of the scheduler: two layers, small sizes,
+ * and what a request gives when it runs alone.
+ */
+#ifndef SAMEBITS_TESTS_TINY_MODELS_H
+#define SAMEBITS_TESTS_TINY_MODELS_H
+
+#include "scheduler/generate.h"
+#include "tests/checkpoint_writer.h"
+#include "tests/random.h"
+
+struct tiny_model {
+    struct load_fixture fixture; /* the checkpoint */
+    struct device *dev;          /* the device under test */
+    struct model model;
+    struct generator generator;
+};
+
+enum { N_TINY_MODELS = 4 }; /* MHA, GQA and MQA; head dims 16 to 128; contexts of 700 */
+
+/* Opens model number `which` on the device under test. Whatever fails, fails the test. */
+void tiny_model_open(struct tiny_model *t, int which);
+void tiny_model_close(struct tiny_model *t);
+
+/* A sequence that was asked for something random: up to max_prompt ids (mostly few) and up to
+ * max_new new tokens, greedy or sampled. id: its number in the run. The caller ends it. */
+struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint32_t id,
+                             int max_prompt, int max_new);
+
+/* The same request (its prompt, options and id) answered by generate() alone. The caller ends it.
+ */
+struct sequence tiny_alone(struct tiny_model *t, const struct sequence *request);
+
+/* Fails unless both have the same ids, end and fingerprint. */
+void assert_same_answer(const struct sequence *want, const struct sequence *got);
+
+#endif
