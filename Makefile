@@ -33,12 +33,13 @@ LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comm
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1
-MODULES_0 := $(wildcard model/*.c ref/*.c tutorials/common/*.c) tests/compare.c \
+PHASES    := 0 1 2
+MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
+             $(filter-out %/requests.c,$(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
-MODULES_2 := $(MODULES_1) scheduler/naive_batch.c
-MODULES_3 := $(MODULES_2) scheduler/scheduler.c
+MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c tutorials/common/requests.c
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c
 MODULES_4 := $(MODULES_3) scheduler/engine.c scheduler/engine_metrics.c
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c

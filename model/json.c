@@ -90,3 +90,29 @@ int json_get_string(const json_t *object, const char *field, const char **out, c
     *out = json_string_value(value);
     return 0;
 }
+
+int json_for_each_line(const char *path,
+                       int (*each)(void *context, const json_t *value, const char *where,
+                                   struct error *err),
+                       void *context, struct error *err) {
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return error_set(err, "%s: %s", path, strerror(errno));
+    char *line = NULL, where[512];
+    size_t capacity = 0;
+    ssize_t n;
+    int result = 0;
+    for (int number = 1; !result && (n = getline(&line, &capacity, file)) >= 0; number++) {
+        if (strspn(line, " \t\r\n") == (size_t)n)
+            continue;
+        snprintf(where, sizeof where, "%s: line %d", path, number);
+        json_t *value = json_parse(line, (size_t)n, where, err);
+        result = value ? each(context, value, where, err) : -1;
+        json_decref(value);
+    }
+    if (!result && ferror(file))
+        result = error_set(err, "%s: %s", path, strerror(errno));
+    free(line);
+    fclose(file);
+    return result;
+}

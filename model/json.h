@@ -21,6 +21,14 @@ json_t *json_read_file(const char *path, struct error *err);
 /* Parses n bytes; where names them in errors. Returns a new reference, or NULL with err set. */
 json_t *json_parse(const char *text, size_t n, const char *where, struct error *err);
 
+/* Calls each(context, value, where) for every line of a file that is not empty, parsed as JSON; where
+ * is "FILE: line N". Returns 0, or -1 with err set: the file, a line that is not JSON, what each
+ * says. */
+int json_for_each_line(const char *path,
+                       int (*each)(void *context, const json_t *value, const char *where,
+                                   struct error *err),
+                       void *context, struct error *err);
+
 /* Each returns 0, or -1 with err set when the field has another type or is out of range. */
 int json_get_int(const json_t *object, const char *field, int min, int max, int *out,
                  const char *where, struct error *err);

@@ -68,33 +68,6 @@ int complete_messages(struct demo *demo, struct error *err) {
     return close_output(&output, result, err);
 }
 
-/* Calls each(context, line, where) for every line that is not empty, parsed as JSON. */
-static int for_each_json_line(const char *path,
-                              int (*each)(void *context, const json_t *value, const char *where,
-                                          struct error *err),
-                              void *context, struct error *err) {
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return error_set(err, "%s: %s", path, strerror(errno));
-    char *line = NULL, where[512];
-    size_t capacity = 0;
-    ssize_t n;
-    int result = 0;
-    for (int number = 1; !result && (n = getline(&line, &capacity, file)) >= 0; number++) {
-        if (strspn(line, " \t\r\n") == (size_t)n)
-            continue;
-        snprintf(where, sizeof where, "%s: line %d", path, number);
-        json_t *value = json_parse(line, (size_t)n, where, err);
-        result = value ? each(context, value, where, err) : -1;
-        json_decref(value);
-    }
-    if (!result && ferror(file))
-        result = error_set(err, "%s: %s", path, strerror(errno));
-    free(line);
-    fclose(file);
-    return result;
-}
-
 /* What answer_line needs of the run. */
 struct prompts_run {
     struct demo *demo;
@@ -131,7 +104,7 @@ static int answer_line(void *context, const json_t *value, const char *where, st
 
 int complete_prompts(struct demo *demo, struct error *err) {
     struct prompts_run run = {.demo = demo};
-    int result = for_each_json_line(demo->options.prompts, answer_line, &run, err);
+    int result = json_for_each_line(demo->options.prompts, answer_line, &run, err);
     if (!result && !demo->n_sequences)
         result = error_set(err, "%s: no prompts in it", demo->options.prompts);
     return close_output(&run.output, result, err);
@@ -154,7 +127,7 @@ static int tokenize_line(void *context, const json_t *value, const char *where, 
 }
 
 int tokenize_lines(const struct tokenizer *tokenizer, const char *path, struct error *err) {
-    if (for_each_json_line(path, tokenize_line, (void *)tokenizer, err))
+    if (json_for_each_line(path, tokenize_line, (void *)tokenizer, err))
         return -1;
     return fflush(stdout) ? error_set(err, "stdout: %s", strerror(errno)) : 0;
 }

@@ -88,7 +88,7 @@ static int run_task(struct demo *demo, struct error *err) {
     if (o->prompt)
         return complete_prompt(demo, err);
     if (o->prompts)
-        return complete_prompts(demo, err);
+        return demo->phase->prompts ? demo->phase->prompts(demo, err) : complete_prompts(demo, err);
     if (o->messages)
         return complete_messages(demo, err);
     if (o->chat)

@@ -30,6 +30,8 @@ struct phase {
     int n_caches;
     /* Runs the phase's tables with demo_table; 0, or -1 with err set. */
     int (*tables)(struct demo *demo, struct error *err);
+    /* Runs options.prompts, the same way; NULL: one prompt after the other. */
+    int (*prompts)(struct demo *demo, struct error *err);
 };
 
 struct demo {

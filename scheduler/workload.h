@@ -1,0 +1,55 @@
+/*
+ * workload.h - a list of requests: read from a file, or drawn at random.
+ */
+#ifndef SAMEBITS_WORKLOAD_H
+#define SAMEBITS_WORKLOAD_H
+
+#include "model/json.h"
+#include "scheduler/request.h"
+
+struct workload {
+    struct request *requests; /* [n] in order of arrival */
+    char **titles;            /* [n] the beginning of each prompt, for tables */
+    int n, capacity;
+};
+
+/* Turns the "prompt" (a string) or "messages" (a list) of a line into token ids, malloc'ed. Returns
+ * 0, or -1 with err set. */
+struct workload_encoder {
+    int (*prompt)(void *context, const char *text, int32_t **ids, size_t *n, struct error *err);
+    int (*messages)(void *context, const json_t *messages, const char *where, int32_t **ids,
+                    size_t *n, struct error *err);
+    void *context;
+};
+
+/*
+ * Reads a JSONL file, one request a line: prompt or messages; and if wanted max_new, arrival
+ * (seconds), temperature, top_k, top_p, seed, and stop: a string or a list of strings. What a line
+ * does not say, `defaults` says. Requests are sorted by arrival, equal ones stay in the order of
+ * the file. Returns 0, or -1 with err set: file, line, key and what was expected. The workload must
+ * be freed in either case.
+ */
+int workload_read(struct workload *w, const char *path, const struct request *defaults,
+                  const struct workload_encoder *encoder, struct error *err);
+
+/* How long prompts and answers are and how often they come. Lengths are lognormal: the median, and
+ * sigma, the standard deviation of the logarithm; clipped to 1 ... the most. */
+struct workload_mix {
+    double requests_per_second; /* Poisson arrivals; 0: all at once */
+    double prompt_median, prompt_sigma, answer_median, answer_sigma;
+    int most_prompt, most_answer;
+};
+
+/* Lengths like those of the ShareGPT conversations that serving benchmarks use: mean input 161 and
+ * mean output 338 tokens (Kwon et al., 2023, figure 11), long-tailed. */
+extern const struct workload_mix workload_sharegpt;
+
+/* Draws n requests with random ids below vocab_size: the same for the same seed on every machine.
+ * Returns 0, or -1 with err set (no memory). */
+int workload_random(struct workload *w, int n, const struct workload_mix *mix, int vocab_size,
+                    const struct sampling_options *sampling, uint64_t seed, struct error *err);
+
+/* A zeroed one is fine. */
+void workload_free(struct workload *w);
+
+#endif

@@ -1,0 +1,200 @@
+/*
+ * Phase 2: naive batching. Several sequences share every forward pass, padded to one length; the
+ * batch runs until its longest answer is done. The first table shows what sharing gains, the second
+ * what padding and waiting waste.
+ */
+#include "scheduler/kv_contiguous.h"
+#include "scheduler/naive_batch.h"
+#include "tutorials/common/requests.h"
+#include "tutorials/common/terminal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+static const char prompt[] = "Describe the history of the Roman Empire in significant detail.";
+static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
+
+static const struct cache_kind caches[] = {{"dynamic", kv_dynamic_new, kv_cache_free},
+                                           {"static", kv_static_new, kv_cache_free}};
+
+/* A batch with its caches. */
+struct group {
+    struct sequence *sequences;  /* [n] */
+    struct sequence **pointers;  /* [n] */
+    struct kv_cache **kv_caches; /* [n] */
+    int n;
+};
+
+static void group_end(const struct demo *demo, struct group *g) {
+    for (int i = 0; i < g->n; i++) {
+        if (g->kv_caches && g->kv_caches[i])
+            caches[demo->options.cache].destroy(g->kv_caches[i]);
+        if (g->sequences)
+            sequence_end(&g->sequences[i]);
+    }
+    free(g->sequences);
+    free(g->pointers);
+    free(g->kv_caches);
+}
+
+static int group_start(struct demo *demo, struct group *g, const struct request *requests, int n,
+                       struct error *err) {
+    size_t size = (size_t)(n ? n : 1);
+    *g = (struct group){calloc(size, sizeof *g->sequences), calloc(size, sizeof *g->pointers),
+                        calloc(size, sizeof *g->kv_caches), n};
+    if (!g->sequences || !g->pointers || !g->kv_caches)
+        return error_set(err, "out of memory for a batch of %d", n);
+    for (int i = 0; i < n; i++) {
+        const struct request *r = &requests[i];
+        g->pointers[i] = &g->sequences[i];
+        if (sequence_start(&g->sequences[i], (uint32_t)i, &r->sampling, err) ||
+            sequence_ask(&g->sequences[i], r->prompt, r->n_prompt, r->max_new, err))
+            return -1;
+        g->kv_caches[i] =
+            caches[demo->options.cache].create(&demo->model, demo->generator.context, err);
+        if (!g->kv_caches[i])
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the sweep --------------------------------------------------------------------------------
+ */
+
+static json_t *sweep_row(struct demo *demo, const struct group *g) {
+    double first = 0, last = 0, asked = g->sequences[0].asked, ms = 0;
+    int64_t tokens = 0;
+    char fingerprint[17];
+    for (int i = 0; i < g->n; i++) {
+        const struct sequence *s = &g->sequences[i];
+        first = s->first > first ? s->first : first;
+        last = s->last > last ? s->last : last;
+        ms += sequence_ms_per_token(s) / g->n;
+        tokens += sequence_new_tokens(s);
+    }
+    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64,
+             fingerprint_value(&g->sequences[0].fingerprint));
+    return json_pack("{si sf sf sf sf ss}", "batch", g->n, "tok_s", (double)tokens / (last - asked),
+                     "ms_tok", ms, "ttft_ms", (first - asked) * 1e3, "peak_mb",
+                     (double)demo->dev->peak_bytes / 1e6, "fingerprint", fingerprint);
+}
+
+/* n equal prompts: the first of them has the bits that it has alone. */
+static int measure_batch(struct demo *demo, const struct request *request, int n, json_t *rows,
+                         struct error *err) {
+    struct request requests[16];
+    struct group g;
+    struct naive_waste waste;
+    for (int i = 0; i < n; i++)
+        requests[i] = *request;
+    demo->dev->peak_bytes = demo->dev->bytes;
+    demo->generator.ignore_stop = true;
+    int result = group_start(demo, &g, requests, n, err) ||
+                 naive_batch_generate(&demo->generator, g.pointers, g.kv_caches, n, &waste, err);
+    demo->generator.ignore_stop = false;
+    if (!result) {
+        json_array_append_new(rows, sweep_row(demo, &g));
+        fingerprint_add_sequence(&demo->run, fingerprint_value(&g.sequences[0].fingerprint));
+    }
+    group_end(demo, &g);
+    return result ? -1 : 0;
+}
+
+static int sweep(struct demo *demo, struct error *err) {
+    static const int sizes[] = {1, 2, 4, 8, 16};
+    static const struct column columns[] = {
+        {"batch", "batch", 0},     {"tok_s", "total tok/s", 1}, {"ms_tok", "ms/tok of each", 2},
+        {"ttft_ms", "TTFT ms", 1}, {"peak_mb", "peak MB", 1},   {"fingerprint", "fingerprint", -1}};
+    int32_t *ids;
+    size_t n;
+    if (demo_encode_prompt(demo, prompt, &ids, &n, err))
+        return -1;
+    struct request request = {
+        .prompt = ids, .n_prompt = (int)n, .max_new = 128, .sampling = demo->options.sampling};
+    json_t *rows = json_array();
+    struct progress_bar bar = progress_bar_start("measuring");
+    int result = measure_batch(demo, &request, 1, rows, err); /* warms up */
+    json_array_clear(rows);
+    for (int i = 0; !result && i < 5; i++) {
+        result = measure_batch(demo, &request, sizes[i], rows, err);
+        progress_bar_update(&bar, (size_t)i + 1, 5);
+    }
+    progress_bar_end(&bar);
+    free(ids);
+    if (result) {
+        json_decref(rows);
+        return -1;
+    }
+    demo_table(demo, "batch_sweep", "Phase 2: equal prompts, 128 new tokens each", columns, 6,
+               rows);
+    return 0;
+}
+
+/* ---- the waste --------------------------------------------------------------------------------
+ */
+
+static json_t *waste_rows(const struct workload *w, const struct group *g, int steps, int longest) {
+    json_t *rows = json_array();
+    for (int i = 0; i < g->n; i++) {
+        const struct sequence *s = &g->sequences[i];
+        int needed = sequence_new_tokens(s), padding = longest - s->n_prompt;
+        int computed = longest + steps - 1, useful = s->n_prompt + needed - 1;
+        json_array_append_new(rows, json_pack("{ss si si si si sf}", "prompt", w->titles[i],
+                                              "tokens", s->n_prompt, "padding", padding, "needed",
+                                              needed, "wasted", steps - needed, "waste",
+                                              100.0 * (computed - useful) / computed));
+    }
+    return rows;
+}
+
+static int show_waste(struct demo *demo, const char *path, struct error *err) {
+    static const struct column columns[] = {
+        {"prompt", "prompt", -1},      {"tokens", "prompt tokens", 0},
+        {"padding", "padding", 0},     {"needed", "steps needed", 0},
+        {"wasted", "steps wasted", 0}, {"waste", "rows wasted %", 1}};
+    struct workload w;
+    struct group g = {0};
+    struct naive_waste waste;
+    int longest = 0;
+    int result = demo_read_requests(demo, path, &w, err) ||
+                 group_start(demo, &g, w.requests, w.n, err) ||
+                 naive_batch_generate(&demo->generator, g.pointers, g.kv_caches, g.n, &waste, err);
+    for (int i = 0; !result && i < g.n; i++) {
+        longest = g.sequences[i].n_prompt > longest ? g.sequences[i].n_prompt : longest;
+        fingerprint_add_sequence(&demo->run, fingerprint_value(&g.sequences[i].fingerprint));
+    }
+    if (!result) {
+        int64_t rows = waste.prompt_rows + waste.answer_rows;
+        int64_t lost = waste.padding_rows + waste.idle_rows;
+        char title[200];
+        snprintf(title, sizeof title,
+                 "%s in one batch: %d steps; %" PRId64 " of %" PRId64 " rows are waste (%.0f %%)",
+                 path, waste.steps, lost, rows, rows ? 100.0 * (double)lost / (double)rows : 0.0);
+        demo_table(demo, "waste", title, columns, 6, waste_rows(&w, &g, waste.steps, longest));
+    }
+    group_end(demo, &g);
+    workload_free(&w);
+    return result ? -1 : 0;
+}
+
+static int tables(struct demo *demo, struct error *err) {
+    return sweep(demo, err) || show_waste(demo, mixed_prompts, err) ? -1 : 0;
+}
+
+/* --prompts: all of the file in one batch. */
+static int run_prompts(struct demo *demo, struct error *err) {
+    return show_waste(demo, demo->options.prompts, err);
+}
+
+int main(int argc, char **argv) {
+    static const struct phase phase = {
+        .number = 2,
+        .title = "naive batching",
+        .about = "Several sequences in one padded batch, which runs until the longest is done.",
+        .caches = caches,
+        .n_caches = 2,
+        .tables = tables,
+        .prompts = run_prompts,
+    };
+    return demo_main(argc, argv, &phase);
+}

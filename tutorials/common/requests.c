@@ -1,0 +1,37 @@
+#include "tutorials/common/requests.h"
+
+#include "model/chat.h"
+
+#include <stdlib.h>
+
+static int encode_prompt(void *context, const char *text, int32_t **ids, size_t *n,
+                         struct error *err) {
+    return demo_encode_prompt(context, text, ids, n, err);
+}
+
+static int encode_messages(void *context, const json_t *list, const char *where, int32_t **ids,
+                           size_t *n, struct error *err) {
+    const struct demo *demo = context;
+    struct chat_message *messages;
+    size_t n_messages, n_bytes;
+    char *text;
+    if (!tokenizer_has_chatml(demo->tokenizer))
+        return error_set(err, "the model has no ChatML template; give prompts, with --raw");
+    if (chat_messages_from_json(list, where, &messages, &n_messages, err))
+        return -1;
+    int result = chat_render(messages, n_messages, &text, &n_bytes, err);
+    chat_free_messages(messages, n_messages);
+    if (result)
+        return -1;
+    result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
+    free(text);
+    return result;
+}
+
+int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
+                       struct error *err) {
+    struct request defaults = {.max_new = demo->options.max_new,
+                               .sampling = demo->options.sampling};
+    struct workload_encoder encoder = {encode_prompt, encode_messages, (void *)demo};
+    return workload_read(w, path, &defaults, &encoder, err);
+}

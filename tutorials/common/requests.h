@@ -1,0 +1,16 @@
+/*
+ * requests.h - --prompts for the phases that run many requests at once.
+ */
+#ifndef SAMEBITS_REQUESTS_H
+#define SAMEBITS_REQUESTS_H
+
+#include "scheduler/workload.h"
+#include "tutorials/common/demo.h"
+
+/* Reads the requests of a file as the demo's model wants them: as chat messages unless --raw; what
+ * a line does not say, the options say. Returns 0, or -1 with err set; workload_free in either
+ * case. */
+int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
+                       struct error *err);
+
+#endif
