@@ -33,19 +33,23 @@ LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comm
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2
+PHASES    := 0 1 2 3 4
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
-             $(filter-out %/requests.c,$(wildcard tutorials/common/*.c)) \
+             $(filter-out %/requests.c %/group.c %/serve.c,$(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
-MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c tutorials/common/requests.c
-MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c
-MODULES_4 := $(MODULES_3) scheduler/engine.c scheduler/engine_metrics.c
+MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c \
+             tutorials/common/requests.c tutorials/common/group.c
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
+             scheduler/engine_metrics.c tutorials/common/serve.c
+MODULES_4 := $(MODULES_3)
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 DEMO_2    := tutorials/02-naive-batching/demo.c
+DEMO_3    := tutorials/03-scheduler/demo.c
+DEMO_4    := tutorials/04-continuous-batching/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -57,6 +61,8 @@ help:
 	@echo "make phase0        build ./demo: no cache, every token reads the text again"
 	@echo "make phase1        build ./demo: KV cache, static and dynamic"
 	@echo "make phase2        build ./demo: several sequences in a padded batch"
+	@echo "make phase3        build ./demo: a queue, states, metrics, traces"
+	@echo "make phase4        build ./demo: requests start the moment a place is free"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"

@@ -193,6 +193,23 @@ static void sort_by_arrival(struct workload *w) {
         }
 }
 
+int workload_append(struct workload *w, struct workload *more, struct error *err) {
+    int result = 0;
+    for (int i = 0; i < more->n && !result; i++) {
+        struct request *r = add(w, err);
+        result = r ? 0 : -1;
+        if (result)
+            break;
+        *r = more->requests[i];
+        w->titles[w->n - 1] = more->titles[i];
+        more->requests[i] = (struct request){0};
+        more->titles[i] = NULL;
+    }
+    workload_free(more);
+    sort_by_arrival(w);
+    return result;
+}
+
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
                   const struct workload_encoder *encoder, struct error *err) {
     *w = (struct workload){0};

@@ -49,6 +49,10 @@ extern const struct workload_mix workload_sharegpt;
 int workload_random(struct workload *w, int n, const struct workload_mix *mix, int vocab_size,
                     const struct sampling_options *sampling, uint64_t seed, struct error *err);
 
+/* Moves all requests of `more` behind those of w, and sorts them. Returns 0, or -1 with err set (no
+ * memory); more is empty afterwards. */
+int workload_append(struct workload *w, struct workload *more, struct error *err);
+
 /* A zeroed one is fine. */
 void workload_free(struct workload *w);
 

@@ -4,7 +4,7 @@
  * what padding and waiting waste.
  */
 #include "scheduler/kv_contiguous.h"
-#include "scheduler/naive_batch.h"
+#include "tutorials/common/group.h"
 #include "tutorials/common/requests.h"
 #include "tutorials/common/terminal.h"
 
@@ -16,47 +16,6 @@ static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
 
 static const struct cache_kind caches[] = {{"dynamic", kv_dynamic_new, kv_cache_free},
                                            {"static", kv_static_new, kv_cache_free}};
-
-/* A batch with its caches. */
-struct group {
-    struct sequence *sequences;  /* [n] */
-    struct sequence **pointers;  /* [n] */
-    struct kv_cache **kv_caches; /* [n] */
-    int n;
-};
-
-static void group_end(const struct demo *demo, struct group *g) {
-    for (int i = 0; i < g->n; i++) {
-        if (g->kv_caches && g->kv_caches[i])
-            caches[demo->options.cache].destroy(g->kv_caches[i]);
-        if (g->sequences)
-            sequence_end(&g->sequences[i]);
-    }
-    free(g->sequences);
-    free(g->pointers);
-    free(g->kv_caches);
-}
-
-static int group_start(struct demo *demo, struct group *g, const struct request *requests, int n,
-                       struct error *err) {
-    size_t size = (size_t)(n ? n : 1);
-    *g = (struct group){calloc(size, sizeof *g->sequences), calloc(size, sizeof *g->pointers),
-                        calloc(size, sizeof *g->kv_caches), n};
-    if (!g->sequences || !g->pointers || !g->kv_caches)
-        return error_set(err, "out of memory for a batch of %d", n);
-    for (int i = 0; i < n; i++) {
-        const struct request *r = &requests[i];
-        g->pointers[i] = &g->sequences[i];
-        if (sequence_start(&g->sequences[i], (uint32_t)i, &r->sampling, err) ||
-            sequence_ask(&g->sequences[i], r->prompt, r->n_prompt, r->max_new, err))
-            return -1;
-        g->kv_caches[i] =
-            caches[demo->options.cache].create(&demo->model, demo->generator.context, err);
-        if (!g->kv_caches[i])
-            return -1;
-    }
-    return 0;
-}
 
 /* ---- the sweep --------------------------------------------------------------------------------
  */
@@ -89,8 +48,7 @@ static int measure_batch(struct demo *demo, const struct request *request, int n
         requests[i] = *request;
     demo->dev->peak_bytes = demo->dev->bytes;
     demo->generator.ignore_stop = true;
-    int result = group_start(demo, &g, requests, n, err) ||
-                 naive_batch_generate(&demo->generator, g.pointers, g.kv_caches, n, &waste, err);
+    int result = group_start(demo, &g, requests, n, 0, err) || group_answer(demo, &g, &waste, err);
     demo->generator.ignore_stop = false;
     if (!result) {
         json_array_append_new(rows, sweep_row(demo, &g));
@@ -157,8 +115,8 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
     struct naive_waste waste;
     int longest = 0;
     int result = demo_read_requests(demo, path, &w, err) ||
-                 group_start(demo, &g, w.requests, w.n, err) ||
-                 naive_batch_generate(&demo->generator, g.pointers, g.kv_caches, g.n, &waste, err);
+                 group_start(demo, &g, w.requests, w.n, 0, err) ||
+                 group_answer(demo, &g, &waste, err);
     for (int i = 0; !result && i < g.n; i++) {
         longest = g.sequences[i].n_prompt > longest ? g.sequences[i].n_prompt : longest;
         fingerprint_add_sequence(&demo->run, fingerprint_value(&g.sequences[i].fingerprint));

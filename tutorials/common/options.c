@@ -39,6 +39,9 @@ enum {
     DUMP_LOGITS,
     TOKENIZE,
     JSON,
+    MAX_RUNNING,
+    TOKEN_BUDGET,
+    TRACE,
     HELP
 };
 
@@ -64,6 +67,10 @@ static const struct row rows[] = {
     {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
     {"cache", "KIND", "static or dynamic, from phase 1 on (dynamic)", CACHE},
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", CHUNK},
+    {NULL, NULL, "Many requests (from phase 3 on)", 0},
+    {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
+    {"token-budget", "N", "most tokens of all requests in one step (256)", TOKEN_BUDGET},
+    {"trace", "FILE.json", "with --prompts: a trace for ui.perfetto.dev", TRACE},
     {NULL, NULL, "What to print", 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
     {"ids", NULL, "token ids instead of text: lines prompt: ... and output: ...", IDS},
@@ -194,10 +201,27 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case JSON:
         o->json = text;
         return 0;
+    case MAX_RUNNING:
+        return parse_int("max-running", text, 1, 1 << 20, &o->max_running, err);
+    case TOKEN_BUDGET:
+        return parse_int("token-budget", text, 1, 1 << 30, &o->token_budget, err);
+    case TRACE:
+        o->trace = text;
+        return 0;
     default:
         o->help = true;
         return 0;
     }
+}
+
+/* What only some phases have. */
+static int check_phase(const struct options *o, const struct phase *phase, struct error *err) {
+    if (phase->number < 3 && (o->max_running || o->token_budget || o->trace))
+        return error_set(err, "--max-running, --token-budget and --trace: make phase3 builds a "
+                              "demo that has a scheduler");
+    if (o->trace && !o->prompts)
+        return error_set(err, "--trace needs --prompts");
+    return 0;
 }
 
 static int check_combination(const struct options *o, struct error *err) {
@@ -240,5 +264,9 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",
                          argv[optind]);
-    return check_combination(out, err);
+    if (check_combination(out, err) || check_phase(out, phase, err))
+        return -1;
+    out->max_running = out->max_running ? out->max_running : 8;
+    out->token_budget = out->token_budget ? out->token_budget : 256;
+    return 0;
 }

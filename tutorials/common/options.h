@@ -31,6 +31,8 @@ struct options {
     struct sampling_options sampling;
     const char *dump_logits;
     const char *json;
+    int max_running, token_budget; /* from phase 3 on */
+    const char *trace;
     bool help;
 };
 

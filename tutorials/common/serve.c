@@ -1,0 +1,207 @@
+#include "tutorials/common/serve.h"
+
+#include "scheduler/trace.h"
+#include "tutorials/common/terminal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the engine's callbacks collect. */
+struct log {
+    const struct workload *workload;
+    double *since; /* [n] when each request entered its state */
+    char *states;  /* [n] a letter each, as of the last row */
+    char *current; /* [n + 1] */
+    json_t *steps; /* NULL: not wanted */
+    struct trace trace;
+    struct progress_bar bar;
+};
+
+static void on_change(void *context, const struct engine *e, int request, enum request_state from,
+                      double now) {
+    struct log *log = context;
+    const struct job *job = &e->scheduler.jobs[request];
+    if (log->trace.events) {
+        trace_span(&log->trace, request, from,
+                   from == REQUEST_WAITING ? job->arrival : log->since[request], now);
+        trace_counter(&log->trace, "running", e->scheduler.n_running, now);
+        trace_counter(&log->trace, "waiting", scheduler_waiting(&e->scheduler, now), now);
+        if (job->state == REQUEST_DONE)
+            trace_done(&log->trace, request, finish_name(job->finish), now);
+    }
+    log->since[request] = now;
+}
+
+static void on_step(void *context, struct engine *e) {
+    struct log *log = context;
+    double now = clock_now() - e->began;
+    progress_bar_update(&log->bar, (size_t)e->scheduler.n_done, (size_t)e->n);
+    if (!log->steps)
+        return;
+    for (int i = 0; i < e->n; i++) {
+        const struct job *job = &e->scheduler.jobs[i];
+        log->current[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
+                          : job->state == REQUEST_WAITING                     ? 'W'
+                          : job->state == REQUEST_PREFILLING                  ? 'P'
+                          : job->state == REQUEST_DECODING                    ? 'D'
+                                                                              : '.';
+    }
+    if (!memcmp(log->current, log->states, (size_t)e->n))
+        return;
+    memcpy(log->states, log->current, (size_t)e->n);
+    json_array_append_new(log->steps,
+                          json_pack("{si sf si si ss}", "step", (int)e->steps, "ms", now * 1e3,
+                                    "running", e->scheduler.n_running, "waiting",
+                                    scheduler_waiting(&e->scheduler, now), "states", log->current));
+}
+
+static int log_start(struct log *log, const struct demo *demo, const struct workload *w,
+                     json_t **steps, struct error *err) {
+    size_t n = (size_t)w->n + 1;
+    *log = (struct log){.workload = w,
+                        .since = calloc(n, sizeof *log->since),
+                        .states = calloc(n, 1),
+                        .current = calloc(n, 1),
+                        .bar = progress_bar_start("serving")};
+    if (!log->since || !log->states || !log->current)
+        return error_set(err, "out of memory for the log of %d requests", w->n);
+    if (steps)
+        log->steps = *steps = json_array();
+    if (!demo->options.trace)
+        return 0;
+    if (trace_start(&log->trace, err))
+        return -1;
+    for (int i = 0; i < w->n; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%d %s", i, w->titles[i]);
+        trace_name(&log->trace, i, name);
+    }
+    return 0;
+}
+
+int serve_run(struct demo *demo, const struct workload *w, bool continuous, struct engine *engine,
+              json_t **steps, struct error *err) {
+    const struct cache_kind *kind = &demo->phase->caches[demo->options.cache];
+    struct log log;
+    struct engine_options options = {
+        .scheduler = {demo->options.max_running, demo->options.token_budget, demo->options.chunk,
+                      continuous},
+        .cache_new = kind->create,
+        .cache_free = kind->destroy,
+        .cache_positions = demo->generator.context,
+        .tokenizer = demo->tokenizer,
+        .stepped = on_step,
+        .changed = on_change,
+        .context = &log,
+    };
+    *engine = (struct engine){0};
+    demo->dev->peak_bytes = demo->dev->bytes;
+    int result = log_start(&log, demo, w, steps, err) ||
+                 engine_run(engine, &demo->generator, w->requests, w->n, &options, err);
+    progress_bar_end(&log.bar);
+    if (!result && log.trace.events)
+        result = trace_write(&log.trace, demo->options.trace, err);
+    trace_end(&log.trace);
+    for (int i = 0; !result && i < w->n; i++)
+        fingerprint_add_sequence(&demo->run,
+                                 fingerprint_value(&engine->answers[i].sequence.fingerprint));
+    engine->options = NULL; /* its callbacks end here */
+    free(log.since);
+    free(log.states);
+    free(log.current);
+    if (result && steps) {
+        json_decref(*steps);
+        *steps = NULL;
+    }
+    return result ? -1 : 0;
+}
+
+void serve_show_steps(struct demo *demo, json_t *steps) {
+    static const struct column columns[] = {{"step", "step", 0},
+                                            {"ms", "ms", 1},
+                                            {"running", "running", 0},
+                                            {"waiting", "waiting", 0},
+                                            {"states", "states", -1}};
+    demo_table(
+        demo, "steps",
+        "Steps in which a state changed; a letter for each request: - not here yet, W waiting, "
+        "P prefilling, D decoding, . done",
+        columns, 5, steps);
+}
+
+void serve_show_requests(struct demo *demo, const struct workload *w, const struct engine *engine) {
+    static const struct column columns[] = {{"request", "#", 0},
+                                            {"prompt", "prompt", -1},
+                                            {"tokens", "prompt tokens", 0},
+                                            {"new", "new tokens", 0},
+                                            {"finish", "end", -1},
+                                            {"queue_ms", "queue ms", 1},
+                                            {"ttft_ms", "TTFT ms", 1},
+                                            {"ms_tok", "ms/tok", 2},
+                                            {"latency_ms", "latency ms", 1},
+                                            {"fingerprint", "fingerprint", -1}};
+    json_t *rows = json_array();
+    for (int i = 0; i < w->n; i++) {
+        const struct job *j = &engine->scheduler.jobs[i];
+        char fingerprint[17];
+        snprintf(fingerprint, sizeof fingerprint, "%016llx",
+                 (unsigned long long)fingerprint_value(&engine->answers[i].sequence.fingerprint));
+        json_array_append_new(
+            rows,
+            json_pack("{si ss si si ss sf sf sf sf ss}", "request", i, "prompt", w->titles[i],
+                      "tokens", w->requests[i].n_prompt, "new", j->n_new, "finish",
+                      finish_name(j->finish), "queue_ms", (j->admitted - j->arrival) * 1e3,
+                      "ttft_ms", (j->first - j->arrival) * 1e3, "ms_tok",
+                      j->n_new > 1 ? (j->done - j->first) * 1e3 / (j->n_new - 1) : 0.0,
+                      "latency_ms", (j->done - j->arrival) * 1e3, "fingerprint", fingerprint));
+    }
+    demo_table(demo, "requests", "Requests", columns, 10, rows);
+    for (int i = 0; i < w->n; i++)
+        if (engine->answers[i].sequence.finish == FINISH_ERROR)
+            printf("request %d: %s\n\n", i, engine->answers[i].error.text);
+}
+
+static json_t *spread_row(const char *what, const struct spread *s, double scale) {
+    return json_pack("{ss sf sf sf sf}", "what", what, "mean", s->mean * scale, "p50",
+                     s->p50 * scale, "p95", s->p95 * scale, "p99", s->p99 * scale);
+}
+
+int serve_show_totals(struct demo *demo, const struct engine *engine, struct error *err) {
+    static const struct column columns[] = {{"what", "", -1},
+                                            {"mean", "mean", 2},
+                                            {"p50", "p50", 2},
+                                            {"p95", "p95", 2},
+                                            {"p99", "p99", 2}};
+    struct engine_metrics m;
+    char title[160];
+    if (engine_measure(engine, &m, err))
+        return -1;
+    json_t *rows = json_array();
+    json_array_append_new(rows, spread_row("queue ms", &m.queue, 1e3));
+    json_array_append_new(rows, spread_row("TTFT ms", &m.ttft, 1e3));
+    json_array_append_new(rows, spread_row("ms/tok", &m.ms_per_token, 1));
+    json_array_append_new(rows, spread_row("latency ms", &m.latency, 1e3));
+    snprintf(title, sizeof title,
+             "%d requests in %.2f s: %.1f tok/s; %ld steps, %ld passes; caches at most %.1f MB",
+             m.n, m.seconds, m.tokens_per_second, engine->steps, engine->passes,
+             (double)engine->most_cache_bytes / 1e6);
+    demo_table(demo, "totals", title, columns, 5, rows);
+    return 0;
+}
+
+int serve_prompts(struct demo *demo, const char *path, bool continuous, struct error *err) {
+    struct workload w;
+    struct engine engine = {0};
+    json_t *steps = NULL;
+    int result = demo_read_requests(demo, path, &w, err) ||
+                 serve_run(demo, &w, continuous, &engine, &steps, err);
+    if (!result) {
+        serve_show_steps(demo, steps);
+        serve_show_requests(demo, &w, &engine);
+        result = serve_show_totals(demo, &engine, err);
+    }
+    engine_end(&engine);
+    workload_free(&w);
+    return result ? -1 : 0;
+}
