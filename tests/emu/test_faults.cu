@@ -547,36 +547,6 @@ static void test_address_sanitizer_sees_what_is_out_of_bounds(void **) {
     assert_true(is_caught(15, false, 101));
 }
 
-/* Of each vector one element is used, so no access is as wide as the vector. */
-__global__ void misaligned_element(float *y, const float *x, int offset) {
-    float4 v = *(const float4 *)(x + 4 * threadIdx.x + offset);
-    y[threadIdx.x] = v.y;
-}
-
-static void test_misaligned_element_of_a_vector(void **) {
-    float *y = to_device(std::vector<float>(8)), *x = to_device(std::vector<float>(64));
-    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 4);
-    expect_no_fault();
-    LAUNCH(misaligned_element, 1, 8, 0, 0, y, x, 2);
-    expect_fault(EMU_MISALIGNED, "not a multiple of 16");
-}
-
-/* The copy of the last thread begins behind x, and nobody waits for it. */
-__global__ void copy_and_go(const uint4 *x, int n) {
-    SHARED(uint4, places, [32]);
-    if ((int)threadIdx.x < n)
-        cp_async_16(&places[threadIdx.x], &x[threadIdx.x]);
-    cp_async_commit();
-}
-
-static void test_copies_without_a_wait_are_checked(void **) {
-    uint4 *x = to_device(std::vector<uint4>(8));
-    LAUNCH(copy_and_go, 1, 32, 0, 0, x, 8);
-    expect_no_fault();
-    LAUNCH(copy_and_go, 1, 32, 0, 0, x, 9);
-    expect_fault(EMU_DEVICE_BOUNDS, "thread (8,0,0): reads 16 bytes");
-}
-
 #define MEMORY_TESTS cmocka_unit_test(test_address_sanitizer_sees_what_is_out_of_bounds),
 #else
 #define MEMORY_TESTS
