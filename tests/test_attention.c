@@ -143,7 +143,7 @@ static void check_new(struct test_device *t, struct random *r, const int heads[2
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static const int kv_lens[] = {1, 2, 15, 17, 255, 256, 257, 511, 512, 513, 1025};
+static const int kv_lens[] = {1, 2, 15, 17, 129, 255, 256, 257, 511, 512, 513, 1025};
 static const int heads[][2] = {{1, 1}, {4, 4}, {8, 2}, {6, 3}, {7, 1}, {40, 1}};
 static const int head_dims[] = {2, 32, 64, 80, 128};
 

@@ -284,6 +284,7 @@ void emu_copy_start(void *to, const void *from, size_t from_bytes) {
     need_instruction("cp.async");
     emu_check_aligned(to, 16);
     emu_check_aligned(from, 16);
+    check_access(t, from, from_bytes, ACCESS_READ, NULL); /* though nobody may wait for it */
     check_access(t, to, 16, ACCESS_WRITE, NULL);
     fill_with_junk(to, 16);
     t->copies.push_back({to, from, from_bytes});

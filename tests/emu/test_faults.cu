@@ -3,6 +3,7 @@
  * launches that its driver refuses are tried. What needs the compiler's help (every load and store
  * of shared memory) is tried where this file is compiled with it: see gpu/emu/cuda_emu.h.
  */
+#include "gpu/tensor_core.h"
 #include "tests/emu/device_test.h"
 
 #include <sys/wait.h>
@@ -487,6 +488,22 @@ static void test_misaligned_element_of_a_vector(void **) {
     expect_fault(EMU_MISALIGNED, "not a multiple of 16");
 }
 
+/* The copy of the last thread begins behind x, and nobody waits for it. */
+__global__ void copy_and_go(const uint4 *x, int n) {
+    SHARED(uint4, places, [32]);
+    if ((int)threadIdx.x < n)
+        cp_async_16(&places[threadIdx.x], &x[threadIdx.x]);
+    cp_async_commit();
+}
+
+static void test_copies_without_a_wait_are_checked(void **) {
+    uint4 *x = to_device(std::vector<uint4>(8));
+    LAUNCH(copy_and_go, 1, 32, 0, 0, x, 8);
+    expect_no_fault();
+    LAUNCH(copy_and_go, 1, 32, 0, 0, x, 9);
+    expect_fault(EMU_DEVICE_BOUNDS, "thread (8,0,0): reads 16 bytes");
+}
+
 #define MEMORY_TESTS                                                                               \
     cmocka_unit_test(test_shared_memory_out_of_bounds),                                            \
         cmocka_unit_test(test_dynamic_shared_memory_out_of_bounds),                                \
@@ -499,7 +516,8 @@ static void test_misaligned_element_of_a_vector(void **) {
         cmocka_unit_test(test_device_memory_out_of_bounds),                                        \
         cmocka_unit_test(test_host_and_freed_memory_is_not_the_devices),                           \
         cmocka_unit_test(test_read_over_the_end), cmocka_unit_test(test_misaligned_shared_vector),   \
-        cmocka_unit_test(test_misaligned_element_of_a_vector),
+        cmocka_unit_test(test_misaligned_element_of_a_vector),                                     \
+        cmocka_unit_test(test_copies_without_a_wait_are_checked),
 #elif defined(__SANITIZE_ADDRESS__)
 
 /* Whether a launch of three_arrays or copy_ints makes AddressSanitizer end the process. */
