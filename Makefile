@@ -22,11 +22,14 @@ fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recove
 comma      := ,
 NVCC       := $(shell command -v nvcc 2>/dev/null)
 KERNELS    := $(if $(NVCC),gpu,emu)
-# CUDA_ARCH=native|sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds and PTX.
-CUDA_ARCH  := $(if $(shell nvidia-smi -L 2>/dev/null),native,all)
-ARCH_all   := $(foreach a,75 80 90,-gencode=arch=compute_$(a),code=[sm_$(a)$(comma)compute_$(a)])
+# CUDA_ARCH=sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds and PTX. sm_90a
+# is sm_90 with the instructions that no later GPU has.
+GPU_CC     := $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))
+CUDA_ARCH  := $(if $(GPU_CC),sm_$(GPU_CC),all)
+ARCH_all   := $(foreach a,75 80,-gencode=arch=compute_$(a),code=[sm_$(a)$(comma)compute_$(a)]) \
+              -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_90,code=compute_90
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
-              $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(CUDA_ARCH))
+              $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 GPU_SOURCES := $(wildcard gpu/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
 LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcublas -lcudart -lstdc++

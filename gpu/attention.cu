@@ -112,8 +112,12 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
                                     site,
                                     gpu->fault};
     int version = gpu->version[GPU_ATTENTION];
-    bool prefill_fits = gpu->has_mma && shape->head_dim <= 256;
-    if (prefill_fits && (version == 2 || (!version && (n_tokens >= 16 || kv_len >= 1024))))
+    if (!version) /* the rule: tests/bench/README.md */
+        version = n_tokens >= 16 || kv_len >= 1024 ? 3 : 1;
+    bool fits = gpu->has_mma && shape->head_dim <= 256;
+    if (version == 3 && fits && gpu->has_wgmma)
+        gpu_attention_warpgroup(gpu, &a);
+    else if (version >= 2 && fits)
         gpu_attention_prefill(gpu, &a);
     else if (n_tokens)
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,

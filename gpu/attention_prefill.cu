@@ -22,153 +22,22 @@
  * "FlashAttention-2", 2023. There the maximum runs along; here a tile has its own.
  */
 #include "gpu/attention.h"
-#include "gpu/tensor_core.h"
+#include "gpu/attention_ring.h"
 
-enum { TILE = ATTENTION_TILE, ROWS = 64, STAGES = 3, THREADS = 256, VALUE_DIMS = 32 };
+enum { TILE = ATTENTION_TILE, ROWS = QUERY_ROWS, STAGES = 3, THREADS = 256, VALUE_DIMS = 32 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows are 16 bytes
- * longer than their data: then the eight rows that ldmatrix reads at once lie in different banks.
- */
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. */
 template <int DIM> struct sizes {
+    static const int THREADS = ::THREADS, STAGES = ::STAGES;
     static const int KEYS = DIM > 128 ? 32 : 64; /* in a chunk */
-    static const int KEY_STRIDE = 2 * DIM + 16;  /* bytes: high digits, low digits */
-    static const int VALUE_STRIDE = TILE + 16;   /* a plane of one dimension */
-    static const int KEY_BYTES = KEYS * KEY_STRIDE, VALUE_BYTES = 2 * VALUE_DIMS * VALUE_STRIDE;
+    static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
+    static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
-    static const int TILE_BYTES = TILE * KEY_STRIDE + DIM / VALUE_DIMS * VALUE_BYTES;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + ROWS * KEY_STRIDE + 4 * ROWS * DIM + 12 * TILE;
+        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 12 * TILE;
+    static __device__ __forceinline__ void before_barrier() {
+    }
 };
-
-/*
- * The operands as digits, in scratch memory, laid out as they will lie in shared memory.
- *
- *     queries  [n_kv_heads, n_rows] rows of KEY_STRIDE bytes
- *     tiles    [n_kv_heads, n_tiles] of TILE_BYTES: 256 keys of KEY_STRIDE bytes, then for every 32
- *              dimensions of the values [2, 32] rows of VALUE_STRIDE bytes: the high digits of
- *              dimension d at all positions (by value_slot), later the low ones
- *
- * Positions from kv_len to the end of the tile are 0.
- */
-struct digits {
-    uint8_t *queries, *tiles;
-    int8_t *query_exponents; /* [n_kv_heads, n_rows] */
-    int8_t *exponents;       /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
-    int n_rows, n_tiles;
-    int dim, key_stride, tile_bytes; /* as in sizes<dim> */
-};
-
-static __device__ __forceinline__ uint8_t *tile_of(const struct digits *d, int kv_head, int tile) {
-    return d->tiles + ((size_t)kv_head * (size_t)d->n_tiles + (size_t)tile) * (size_t)d->tile_bytes;
-}
-
-/* Four mantissas: their high and their low digits. */
-static __device__ __forceinline__ void split_4(uint32_t *high, uint32_t *low, const int m[4]) {
-    *high = *low = 0;
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        *high |= ((uint32_t)m[j] >> 8 & 255) << (8 * j);
-        *low |= ((uint32_t)m[j] & 255) << (8 * j);
-    }
-}
-
-/* ---- operands to digits ------------------------------------------------------------------------
- */
-
-/* A warp snaps one row of queries; a lane takes four neighbouring dimensions at a time. */
-__global__ static void split_queries(struct attention_arguments a, struct digits out) {
-    int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), kv_head = (int)blockIdx.y;
-    int lane = (int)threadIdx.x, group = a.n_heads / a.n_kv_heads;
-    if (row >= out.n_rows)
-        return;
-    int token = row / group, head = kv_head * group + row % group;
-    const float *q = a.q + ((size_t)token * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
-    uint32_t largest = 0;
-    for (int d = lane; d < a.head_dim; d += 32)
-        largest = max(largest, num_magnitude(q[d]));
-    int e = num_row_exponent(warp_max(largest));
-    bool bad = e > BFP_MAX_EXPONENT;
-    e = bad ? BFP_MIN_EXPONENT : e;
-    size_t at = (size_t)kv_head * (size_t)out.n_rows + (size_t)row;
-    uint32_t *to = (uint32_t *)(out.queries + at * (size_t)out.key_stride);
-    for (int word = lane; word < out.dim / 4; word += 32) {
-        int m[4];
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            m[j] = 4 * word + j < a.head_dim && !bad
-                       ? num_mantissa(q[4 * word + j], num_pow2f(15 - e))
-                       : 0;
-        split_4(&to[word], &to[out.dim / 4 + word], m);
-    }
-    if (lane == 0) {
-        out.query_exponents[at] = (int8_t)e;
-        if (bad)
-            gpu_fault(a.fault, a.site, token);
-    }
-}
-
-/* A thread splits four neighbouring dimensions of a key; the first of a key also sets the exponents
- * of its position and the gap behind the row. */
-__global__ static void split_keys(struct attention_arguments a, struct digits out) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int words = out.dim / 4, kv_head = (int)blockIdx.y, word = (int)(i % (size_t)words), m[4];
-    size_t position = i / (size_t)words;
-    if (position >= (size_t)out.n_tiles * TILE)
-        return;
-    size_t row = position * (size_t)a.n_kv_heads + (size_t)kv_head;
-    const int16_t *from = a.kv.k + row * (size_t)a.head_dim;
-    bool exists = position < (size_t)a.kv_len;
-    UNROLL
-    for (int j = 0; j < 4; j++)
-        m[j] = exists && 4 * word + j < a.head_dim ? from[4 * word + j] : 0;
-    uint32_t *to = (uint32_t *)(tile_of(&out, kv_head, (int)(position / TILE)) +
-                                position % TILE * (size_t)out.key_stride);
-    split_4(&to[word], &to[words + word], m);
-    if (word < 4)
-        to[2 * words + word] = 0;
-    if (word == 0) {
-        int8_t *e = out.exponents + 2 * ((size_t)kv_head * (size_t)out.n_tiles * TILE + position);
-        e[0] = exists ? a.kv.k_exponents[row] : (int8_t)0;
-        e[1] = exists ? a.kv.v_exponents[row] : (int8_t)0;
-    }
-}
-
-/*
- * The position of a group of 32 that is counted as number `slot` in the sums over values. Lane t of
- * a quad has the weights of positions 8 j + 2 t and 8 j + 2 t + 1 (j = 0..3), and an mma takes
- * numbers 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3 from it.
- */
-static __device__ __forceinline__ int value_slot(int slot) {
-    return slot / 16 * 16 + slot % 4 / 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
-}
-
-/* A block turns 32 dimensions of a tile of values on their side. */
-__global__ static void __launch_bounds__(256)
-    split_values(struct attention_arguments a, struct digits out) {
-    SHARED(int16_t, tile, [TILE][VALUE_DIMS + 2]);
-    const int stride = sizes<32>::VALUE_STRIDE; /* the same for all */
-    int first = (int)blockIdx.x * VALUE_DIMS, t = (int)blockIdx.y, kv_head = (int)blockIdx.z;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    for (int j = warp; j < TILE; j += 8) {
-        size_t position = (size_t)t * TILE + (size_t)j;
-        int d = first + lane;
-        bool exists = position < (size_t)a.kv_len && d < a.head_dim;
-        size_t at = (position * (size_t)a.n_kv_heads + (size_t)kv_head) * (size_t)a.head_dim;
-        tile[j][lane] = exists ? a.kv.v[at + (size_t)d] : (int16_t)0;
-    }
-    __syncthreads();
-    uint8_t *to =
-        tile_of(&out, kv_head, t) + TILE * out.key_stride + blockIdx.x * sizes<32>::VALUE_BYTES;
-    for (int i = (int)threadIdx.x; i < VALUE_DIMS * stride / 4; i += 256) {
-        int d = i / (stride / 4), slot = i % (stride / 4) * 4, m[4] = {0, 0, 0, 0};
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            if (slot < TILE)
-                m[j] = tile[slot / 32 * 32 + value_slot(slot % 32 + j)][d];
-        split_4((uint32_t *)(to + d * stride + slot),
-                (uint32_t *)(to + (VALUE_DIMS + d) * stride + slot), m);
-    }
-}
 
 /* ---- exact products ----------------------------------------------------------------------------
  */
@@ -218,63 +87,6 @@ static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int 
     return a + double_of(0x43300000u, (uint32_t)s->low[i]);
 }
 
-/* ---- the ring of chunks ------------------------------------------------------------------------
- */
-
-/* The chunks of a block, in the order of their use: per tile the keys that somebody sees, then all
- * dimensions of the values. */
-template <int DIM> struct chunks {
-    typedef struct sizes<DIM> size;
-    const uint8_t *from; /* the chunk to be started next */
-    unsigned char *ring;
-    int tiles_left, chunk; /* of the tile: the number of the chunk at `from` */
-    int n_last;            /* key chunks of the last tile */
-    int stage, used;       /* of the ring: to be filled and to be used next */
-
-    static const int KEY_CHUNKS = TILE / size::KEYS;
-
-    template <int BYTES> __device__ __forceinline__ void copy() {
-        unsigned char *to = ring + stage * size::STAGE_BYTES + threadIdx.x * 16;
-        const uint8_t *mine = from + threadIdx.x * 16;
-        UNROLL
-        for (int at = 0; at < BYTES; at += THREADS * 16)
-            if (at + THREADS * 16 <= BYTES || (int)threadIdx.x * 16 < BYTES - at)
-                cp_async_16(to + at, mine + at);
-        from += BYTES;
-    }
-
-    /* Starts copying the next chunk into the ring, if there is one left. */
-    __device__ __forceinline__ void start() {
-        if (tiles_left) {
-            if (chunk < KEY_CHUNKS)
-                copy<size::KEY_BYTES>();
-            else
-                copy<size::VALUE_BYTES>();
-            chunk++;
-            if (tiles_left == 1 && chunk == n_last) { /* keys that nobody sees */
-                from += (KEY_CHUNKS - n_last) * size::KEY_BYTES;
-                chunk = KEY_CHUNKS;
-            }
-            if (chunk == KEY_CHUNKS + DIM / VALUE_DIMS) {
-                chunk = 0;
-                tiles_left--;
-            }
-        }
-        cp_async_commit(); /* at the end an empty group, so that waiting can count */
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-
-    /* Waits for the next chunk and starts another one in the place of the one before. */
-    __device__ __forceinline__ const unsigned char *next() {
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();
-        start();
-        const unsigned char *next = ring + used * size::STAGE_BYTES;
-        used = used + 1 < STAGES ? used + 1 : 0;
-        return next;
-    }
-};
-
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
@@ -299,17 +111,18 @@ static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsign
                                                      const double *k_unit, const double q_unit[2]) {
     struct digit_sums sums[2];
     int lane = (int)threadIdx.x % 32;
-    const int stride = sizes<DIM>::KEY_STRIDE;
-    const unsigned char *row = keys + lane % 16 * stride + lane / 16 * 16;
-    const unsigned char *query = queries + lane % 8 * stride + lane / 16 * DIM + lane / 8 % 2 * 16;
+    const int column = column_bytes(sizes<DIM>::KEYS), low = 16 * sizes<DIM>::KEYS;
+    const unsigned char *row = keys + lane % 16 * 16 + lane / 16 * column;
+    const unsigned char *query = queries + lane % 8 * 16 + lane / 16 * 16 * ROWS +
+                                 lane / 8 % 2 * column_bytes(ROWS);
     clear_sums(&sums[0]);
     clear_sums(&sums[1]);
     UNROLL
-    for (int k = 0; k < DIM; k += 32) {
+    for (int k = 0; k < DIM / 16; k += 2) {
         uint32_t q[4]; /* high digits, low digits */
-        ldmatrix_x4(q, query + k);
-        multiply(&sums[0], row + k, DIM, q, q + 2);
-        multiply(&sums[1], row + 16 * stride + k, DIM, q, q + 2);
+        ldmatrix_x4(q, query + k * column_bytes(ROWS));
+        multiply(&sums[0], row + k * column, low, q, q + 2);
+        multiply(&sums[1], row + 16 * 16 + k * column, low, q, q + 2);
     }
     UNROLL
     for (int i = 0; i < 8; i++)
@@ -442,8 +255,8 @@ add_values(float *o, const struct weight_digits *w, const unsigned char *values,
            const struct row_pair *rows, int tile_first, int n) {
     struct digit_sums sums[2];
     int lane = (int)threadIdx.x % 32;
-    const int stride = sizes<DIM>::VALUE_STRIDE;
-    const unsigned char *row = values + lane % 16 * stride + lane / 16 * 16;
+    const int column = column_bytes(VALUE_DIMS), low = 16 * VALUE_DIMS;
+    const unsigned char *row = values + lane % 16 * 16 + lane / 16 * column;
     clear_sums(&sums[0]);
     clear_sums(&sums[1]);
     UNROLL
@@ -452,9 +265,8 @@ add_values(float *o, const struct weight_digits *w, const unsigned char *values,
             break;
         UNROLL
         for (int k = 4 * half; k < 4 * half + 4; k++) {
-            multiply(&sums[0], row + 32 * k, VALUE_DIMS * stride, w->high[k], w->low[k]);
-            multiply(&sums[1], row + 16 * stride + 32 * k, VALUE_DIMS * stride, w->high[k],
-                     w->low[k]);
+            multiply(&sums[0], row + 2 * k * column, low, w->high[k], w->low[k]);
+            multiply(&sums[1], row + 16 * 16 + 2 * k * column, low, w->high[k], w->low[k]);
         }
     }
     UNROLL
@@ -479,11 +291,11 @@ static __device__ __forceinline__ void set_units(double *k_unit, float *v_unit, 
 
 template <int DIM>
 __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
-    attention_2(struct attention_arguments a, struct digits in) {
+    attention_2(struct attention_arguments a, struct attention_digits in) {
     typedef struct sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
-    unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] of KEY_STRIDE bytes */
-    float *o_rows = (float *)(queries + ROWS * size::KEY_STRIDE); /* [8 warps, DIM, 8 rows] */
+    unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
+    float *o_rows = (float *)(queries + group_bytes(ROWS, DIM)); /* [8 warps, DIM, 8 rows] */
     double *k_unit = (double *)(o_rows + ROWS * DIM); /* [TILE] 2^exponent of the keys */
     float *v_unit = (float *)(k_unit + TILE);         /* [TILE] of the values */
     int kv_head = (int)blockIdx.x, group = a.n_heads / a.n_kv_heads;
@@ -492,15 +304,12 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int warp_row = block_row + warp * 8, last_row = in.n_rows - 1;
     float *o = o_rows + warp * 8 * DIM;
 
-    /* Rows behind the end repeat the last one, and are not written. */
-    size_t first_query = (size_t)kv_head * (size_t)in.n_rows;
-    const unsigned char *my_queries = queries + warp * 8 * size::KEY_STRIDE;
-    for (int u = (int)threadIdx.x; u < ROWS * size::KEY_STRIDE / 16; u += THREADS) {
-        int row = u / (size::KEY_STRIDE / 16), unit = u % (size::KEY_STRIDE / 16);
-        size_t from = first_query + (size_t)min(block_row + row, last_row);
-        if (unit < 2 * DIM / 16)
-            cp_async_16(queries + u * 16, in.queries + from * size::KEY_STRIDE + unit * 16);
-    }
+    /* A group of queries is whole; rows behind the end are not written. */
+    const unsigned char *my_queries = queries + warp * 8 * 16;
+    const uint8_t *query_group = in.queries + ((size_t)kv_head * gridDim.y + block_row / ROWS) *
+                                                  (size_t)group_bytes(ROWS, DIM);
+    for (int at = (int)threadIdx.x * 16; at < group_bytes(ROWS, DIM); at += THREADS * 16)
+        cp_async_16(queries + at, query_group + at);
     int before = a.kv_len - a.n_tokens, token[2];
     struct row_pair rows;
     double q_unit[2];
@@ -511,7 +320,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         rows.visible[r] = before + token[r] + 1;
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        q_unit[r] = num_pow2(in.query_exponents[first_query + (size_t)row] - 30) * a.scale;
+        q_unit[r] = num_pow2(in.query_exponents[(size_t)kv_head * (size_t)in.n_rows + (size_t)row] - 30) * a.scale;
     }
     for (int i = lane; i < 8 * DIM; i += 32)
         o[i] = 0;
@@ -520,8 +329,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int block_visible = before + min(block_row + ROWS - 1, last_row) / group + 1;
     int n_tiles = block_visible <= 0 ? 0 : (block_visible + TILE - 1) / TILE;
     int n_last = block_visible - (n_tiles - 1) * TILE;
-    struct chunks<DIM> chunks = {};
-    chunks.from = tile_of(&in, kv_head, 0);
+    struct chunk_ring<size> chunks = {};
+    chunks.from = in.tiles + (size_t)kv_head * (size_t)in.n_tiles * tile_bytes(DIM);
     chunks.ring = memory;
     chunks.tiles_left = n_tiles;
     chunks.n_last = (n_last + size::KEYS - 1) / size::KEYS;
@@ -546,7 +355,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
             const unsigned char *keys = chunks.next();
             UNROLL
             for (int i = 0; i < size::KEYS; i += 32)
-                score_32_keys<DIM>(scores.s + (c + i) / 16, my_queries, keys + i * size::KEY_STRIDE,
+                score_32_keys<DIM>(scores.s + (c + i) / 16, my_queries, keys + i * 16,
                                    k_unit + c + i, q_unit);
         }
         if (first + TILE > rows.visible[0]) /* the other row sees as much or more */
@@ -574,54 +383,36 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
 }
 
 template <int DIM>
-static void launch(struct gpu_device *gpu, const struct attention_arguments *a, struct digits d) {
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a) {
     typedef struct sizes<DIM> size;
-    size_t kv_heads = (size_t)a->n_kv_heads, n_queries = kv_heads * (size_t)d.n_rows;
-    size_t n_tiles = kv_heads * (size_t)d.n_tiles;
-    size_t query_bytes = n_queries * size::KEY_STRIDE, tile_bytes = n_tiles * size::TILE_BYTES;
-    size_t exponent_bytes = 2 * n_tiles * TILE;
+    struct attention_digits d = {};
     d.dim = DIM;
-    d.key_stride = size::KEY_STRIDE;
-    d.tile_bytes = size::TILE_BYTES;
-    d.queries =
-        (uint8_t *)gpu_scratch(gpu, GPU_SCRATCH_ATTENTION,
-                               query_bytes + tile_bytes + exponent_bytes + n_queries, "attention");
-    if (!d.queries || !gpu_ok(gpu,
-                              cudaFuncSetAttribute((const void *)attention_2<DIM>,
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   size::SHARED_BYTES),
-                              "attention's shared memory"))
+    d.keys = size::KEYS;
+    d.value_dims = VALUE_DIMS;
+    if (!gpu_attention_digits(gpu, a, &d) ||
+        !gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)attention_2<DIM>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     size::SHARED_BYTES),
+                "attention's shared memory"))
         return;
-    d.tiles = d.queries + query_bytes;
-    d.exponents = (int8_t *)(d.tiles + tile_bytes);
-    d.query_exponents = d.exponents + exponent_bytes;
-    GPU_LAUNCH(gpu, split_queries, dim3(gpu_blocks((size_t)d.n_rows, 4), (unsigned)kv_heads),
-               dim3(32, 4), 0, *a, d);
-    if (d.n_tiles) {
-        unsigned blocks = gpu_blocks((size_t)d.n_tiles * TILE * DIM / 4, 256);
-        GPU_LAUNCH(gpu, split_keys, dim3(blocks, (unsigned)kv_heads), 256, 0, *a, d);
-        GPU_LAUNCH(gpu, split_values,
-                   dim3(DIM / VALUE_DIMS, (unsigned)d.n_tiles, (unsigned)kv_heads), 256, 0, *a, d);
-    }
-    GPU_LAUNCH(gpu, attention_2<DIM>, dim3((unsigned)kv_heads, gpu_blocks((size_t)d.n_rows, ROWS)),
-               THREADS, size::SHARED_BYTES, *a, d);
+    GPU_LAUNCH(gpu, attention_2<DIM>,
+               dim3((unsigned)a->n_kv_heads, gpu_blocks((size_t)d.n_rows, ROWS)), THREADS,
+               size::SHARED_BYTES, *a, d);
 }
 
 void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a) {
-    struct digits d = {};
-    d.n_rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
-    d.n_tiles = (a->kv_len + TILE - 1) / TILE;
     int dim = a->head_dim;
     if (dim <= 32)
-        launch<32>(gpu, a, d);
+        launch<32>(gpu, a);
     else if (dim <= 64)
-        launch<64>(gpu, a, d);
+        launch<64>(gpu, a);
     else if (dim <= 96)
-        launch<96>(gpu, a, d);
+        launch<96>(gpu, a);
     else if (dim <= 128)
-        launch<128>(gpu, a, d);
+        launch<128>(gpu, a);
     else if (dim <= 192)
-        launch<192>(gpu, a, d);
+        launch<192>(gpu, a);
     else
-        launch<256>(gpu, a, d);
+        launch<256>(gpu, a);
 }

@@ -37,7 +37,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
-    {"kv_gather", 2}, {"attention", 2}, {"silu_mul", 2}, {"add", 2},
+    {"kv_gather", 2}, {"attention", 3}, {"silu_mul", 2}, {"add", 2},
 };
 
 static int find_kernel(const char *name) {
@@ -240,6 +240,13 @@ static void close_device(struct device *dev) {
     free(gpu);
 }
 
+/* Does this image of the program, the one that the GPU runs, have wgmma? */
+#if defined(SAMEBITS_EMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__device__ int image_has_warpgroups = 1;
+#else
+__device__ int image_has_warpgroups = 0;
+#endif
+
 /* Is there a GPU, and one that these kernels run on? If not, gpu->failure says why. */
 static bool find_gpu(struct gpu_device *gpu) {
     int count = 0, major = 0, minor = 0;
@@ -269,7 +276,13 @@ static bool find_gpu(struct gpu_device *gpu) {
     /* A newer GPU may run kernels that were compiled for an older one, without tensor cores. */
     gpu->has_mma = major >= 8 && built.ptxVersion >= 80;
     gpu->launches_early = major >= 9 && built.ptxVersion >= 90;
-    return gpu_ok(gpu, result, "looking at the kernels");
+    int warpgroups = 0;
+    if (!gpu_ok(gpu, result, "looking at the kernels") ||
+        !gpu_ok(gpu, cudaMemcpyFromSymbol(&warpgroups, image_has_warpgroups, sizeof warpgroups),
+                "looking at the kernels"))
+        return false;
+    gpu->has_wgmma = warpgroups && major == 9 && built.ptxVersion >= 90;
+    return true;
 }
 
 static struct device *open_device(const struct device_options *options, struct error *err) {

@@ -49,6 +49,7 @@ struct gpu_device {
     int version[N_GPU_KERNELS];
     bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
                      kernels are compiled for that */
+    bool has_wgmma;      /* products of four warps: compute capability 9.0, compiled for sm_90a */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
     long launches; /* kernels and cuBLAS calls so far */
     struct {

@@ -34,7 +34,7 @@ struct settings {
     int calls_until_lost = (int)setting("SAMEBITS_EMU_LOSE_AT", 0); /* 0: never */
     cudaError_t lost_error = cudaErrorECCUncorrectable;
     int capability = (int)setting("SAMEBITS_EMU_CAPABILITY", 90);
-    int built_for = (int)setting("SAMEBITS_EMU_BUILT_FOR", 80);
+    int built_for = (int)setting("SAMEBITS_EMU_BUILT_FOR", 90);
 };
 
 /* The one device. */
