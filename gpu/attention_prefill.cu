@@ -28,14 +28,27 @@ enum { TILE = ATTENTION_TILE, ROWS = QUERY_ROWS, STAGES = 3, THREADS = 256, VALU
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. */
 template <int DIM> struct sizes {
-    static const int THREADS = ::THREADS, STAGES = ::STAGES;
+    static const int STAGES = ::STAGES;
     static const int KEYS = DIM > 128 ? 32 : 64; /* in a chunk */
     static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
     static const int SHARED_BYTES =
         STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 12 * TILE;
-    static __device__ __forceinline__ void before_barrier() {
+};
+
+/* All threads copy 16 bytes at a time. */
+struct thread_copies {
+    template <int BYTES>
+    __device__ __forceinline__ void start(unsigned char *to, const uint8_t *from, int) {
+        for (int at = (int)threadIdx.x * 16; at < BYTES; at += THREADS * 16)
+            cp_async_16(to + at, from + at);
+    }
+    __device__ __forceinline__ void end_group() {
+        cp_async_commit();
+    }
+    __device__ __forceinline__ void wait(int) {
+        cp_async_wait<STAGES - 2>();
     }
 };
 
@@ -128,6 +141,14 @@ static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsign
     for (int i = 0; i < 8; i++)
         s[i / 4][i % 4] = num_score(dot_of(&sums[i / 4], i % 4),
                                     k_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4], q_unit[i % 2]);
+}
+
+/* What n keys that no row sees have instead of scores. Also for the compiler: registers that are not
+ * set on every way through the loop would be kept all the way round it. */
+template <int N> static __device__ __forceinline__ void hide(float s[N / 16][4]) {
+    UNROLL
+    for (int i = 0; i < N / 4; i++)
+        s[i / 4][i % 4] = -INFINITY;
 }
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. */
@@ -329,7 +350,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int block_visible = before + min(block_row + ROWS - 1, last_row) / group + 1;
     int n_tiles = block_visible <= 0 ? 0 : (block_visible + TILE - 1) / TILE;
     int n_last = block_visible - (n_tiles - 1) * TILE;
-    struct chunk_ring<size> chunks = {};
+    struct chunk_ring<size, struct thread_copies> chunks = {};
     chunks.from = in.tiles + (size_t)kv_head * (size_t)in.n_tiles * tile_bytes(DIM);
     chunks.ring = memory;
     chunks.tiles_left = n_tiles;
@@ -350,8 +371,10 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         struct tile_scores scores;
         UNROLL
         for (int c = 0; c < TILE; c += size::KEYS) {
-            if (c >= n)
-                continue; /* masked below */
+            if (c >= n) { /* nobody sees them */
+                hide<size::KEYS>(scores.s + c / 16);
+                continue;
+            }
             const unsigned char *keys = chunks.next();
             UNROLL
             for (int i = 0; i < size::KEYS; i += 32)

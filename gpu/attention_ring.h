@@ -3,8 +3,13 @@
  * versions 2 and 3 of attention: a ring of STAGES chunks, of which one is used while the others
  * arrive.
  *
- * A kernel's `size` says THREADS, STAGES, STAGE_BYTES, and per tile KEY_CHUNKS of KEY_BYTES and
- * VALUE_CHUNKS of VALUE_BYTES.
+ * A kernel's `size` says STAGES, STAGE_BYTES, and per tile KEY_CHUNKS of KEY_BYTES and VALUE_CHUNKS
+ * of VALUE_BYTES. Its `copy` moves them:
+ *
+ *     template <int BYTES> start(to, from, stage)   all threads: starts to copy a chunk
+ *     end_group()                                   all threads, also when nothing was started
+ *     wait(stage)                                   until the chunk that was started STAGES - 2
+ *                                                   groups ago, in this stage, is there
  */
 #ifndef SAMEBITS_ATTENTION_RING_H
 #define SAMEBITS_ATTENTION_RING_H
@@ -13,20 +18,16 @@
 
 /* The chunks of a block, in the order of their use: per tile the keys that somebody sees, then all
  * values. */
-template <class size> struct chunk_ring {
+template <class size, class copy> struct chunk_ring {
     const uint8_t *from; /* the chunk to be started next */
     unsigned char *ring;
     int tiles_left, chunk; /* of the tile: the number of the chunk at `from` */
     int n_last;            /* key chunks of the last tile */
     int stage, used;       /* of the ring: to be filled and to be used next */
+    copy copies;
 
-    template <int BYTES> __device__ __forceinline__ void copy() {
-        unsigned char *to = ring + stage * size::STAGE_BYTES + threadIdx.x * 16;
-        const uint8_t *mine = from + threadIdx.x * 16;
-        UNROLL
-        for (int at = 0; at < BYTES; at += size::THREADS * 16)
-            if (at + size::THREADS * 16 <= BYTES || (int)threadIdx.x * 16 < BYTES - at)
-                cp_async_16(to + at, mine + at);
+    template <int BYTES> __device__ __forceinline__ void start_bytes() {
+        copies.template start<BYTES>(ring + stage * size::STAGE_BYTES, from, stage);
         from += BYTES;
     }
 
@@ -34,9 +35,9 @@ template <class size> struct chunk_ring {
     __device__ __forceinline__ void start() {
         if (tiles_left) {
             if (chunk < size::KEY_CHUNKS)
-                copy<size::KEY_BYTES>();
+                start_bytes<size::KEY_BYTES>();
             else
-                copy<size::VALUE_BYTES>();
+                start_bytes<size::VALUE_BYTES>();
             chunk++;
             if (tiles_left == 1 && chunk == n_last) { /* keys that nobody sees */
                 from += (size::KEY_CHUNKS - n_last) * size::KEY_BYTES;
@@ -47,15 +48,14 @@ template <class size> struct chunk_ring {
                 tiles_left--;
             }
         }
-        cp_async_commit(); /* at the end an empty group, so that waiting can count */
+        copies.end_group(); /* at the end an empty one, so that waiting can count */
         stage = stage + 1 < size::STAGES ? stage + 1 : 0;
     }
 
     /* Waits for the next chunk and starts another one in the place of the one before, which nobody
      * may use any more. */
     __device__ __forceinline__ const unsigned char *next() {
-        cp_async_wait<size::STAGES - 2>();
-        size::before_barrier();
+        copies.wait(used);
         __syncthreads();
         start();
         const unsigned char *next = ring + used * size::STAGE_BYTES;

@@ -9,7 +9,7 @@
  *
  *     block   64 rows, one group of 4 warps; walks the tiles of 256 positions in ascending order.
  *             Two blocks share a processor: one multiplies while the other takes exponentials
- *     scores  64 keys at a time, from shared memory; the 64 x 256 of a tile stay in registers,
+ *     scores  32 keys at a time, from shared memory; the 64 x 256 of a tile stay in registers,
  *             128 per thread
  *     values  64 dimensions at a time; the weights come from registers
  *     output  its sums are in shared memory, where each thread keeps its own
@@ -20,48 +20,55 @@
 #include "gpu/attention_ring.h"
 #include "gpu/warpgroup.h"
 
-enum { TILE = ATTENTION_TILE, ROWS = QUERY_ROWS, KEYS = 64, VALUE_DIMS = 64, THREADS = 128 };
+enum { TILE = ATTENTION_TILE, ROWS = QUERY_ROWS, KEYS = 64, VALUE_DIMS = 64, THREADS = 128, STAGES = 3 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
 template <int DIM> struct warpgroup_sizes {
-    static const int THREADS = ::THREADS, STAGES = 3;
+    static const int STAGES = ::STAGES;
     static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE / 2); /* half of the positions */
     static const int VALUE_CHUNKS = DIM / VALUE_DIMS * 2;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 12 * TILE;
-    /* What cp.async wrote is for wgmma. */
-    static __device__ __forceinline__ void before_barrier() {
-        wgmma_publish_shared();
+        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 12 * TILE +
+        STAGES * (int)sizeof(struct bulk_barrier);
+};
+
+/* One thread starts the copy of a whole chunk; a stage's barrier says when it is there. */
+struct bulk_copies {
+    struct bulk_barrier *arrived; /* [STAGES], in shared memory */
+    unsigned rounds;              /* bit i: how often stage i was waited for, modulo 2 */
+
+    template <int BYTES>
+    __device__ __forceinline__ void start(unsigned char *to, const uint8_t *from, int stage) {
+        if (threadIdx.x == 0)
+            bulk_copy_last(&arrived[stage], to, from, BYTES);
+    }
+    __device__ __forceinline__ void end_group() {
+        bulk_end_group();
+    }
+    __device__ __forceinline__ void wait(int stage) {
+        bulk_wait<STAGES - 2>(&arrived[stage], rounds >> stage & 1);
+        rounds ^= 1u << stage;
     }
 };
 
-/* Sums of products of digits, 64 by 64 of them in a block. */
-struct digit_sums {
-    int32_t high[32], middle[32], low[32];
+/* Sums of products of digits, 64 by 2 * COUNT of them in a block. */
+template <int COUNT> struct digit_sums {
+    int32_t high[COUNT], middle[COUNT], low[COUNT];
 };
 
-static __device__ __forceinline__ void settle(struct digit_sums *s) {
+template <int COUNT> static __device__ __forceinline__ void settle(struct digit_sums<COUNT> *s) {
     wgmma_settle(s->high);
     wgmma_settle(s->middle);
     wgmma_settle(s->low);
 }
 
-/* A double from its two halves of 32 bits. */
-static __device__ __forceinline__ double double_of(uint32_t high, uint32_t low) {
-    return __longlong_as_double((long long)((uint64_t)high << 32 | low));
-}
-
-/*
- * 65536 * high + 256 * middle + low as a double, exact, without converting an integer: the bits of
- * 2^60 + 256 u and of 2^52 + u are u behind a constant. u = 256 * high + middle + 2^31, so that it
- * is not negative; the constants are taken off again, and no step has more than 53 bits.
- */
-static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int i) {
-    uint32_t upper = ((uint32_t)s->high[i] * 256u + (uint32_t)s->middle[i]) ^ 0x80000000u;
-    double a = double_of(0x43b00000u, upper) - (0x1p60 + 0x1p39 + 0x1p52);
-    return a + double_of(0x43300000u, (uint32_t)s->low[i]);
+/* 65536 * high + 256 * middle + low as a double, exact, without converting an integer: the bits of
+ * 1.5 * 2^52 plus i, for a small integer i, are those of 1.5 * 2^52 + i. */
+static __device__ __forceinline__ double dot_of(int32_t high, int32_t middle, int32_t low) {
+    uint64_t bits = (uint64_t)0x43380000u << 32 | (uint32_t)low;
+    return __longlong_as_double((long long)bits + (long long)(high * 256 + middle) * 256) - 0x1.8p52;
 }
 
 /*
@@ -80,37 +87,47 @@ struct row_pair {
     double unit[2];                   /* 2^(e-30) of the tile's weights */
 };
 
-/* The scores of 64 keys: s[0..7] of a tile_scores. */
+/* The scores of 32 keys of a group: s[0..3] of a tile_scores. */
 template <int DIM>
-static __device__ __forceinline__ void score_64_keys(float s[8][4], const unsigned char *queries,
+static __device__ __forceinline__ void score_32_keys(float s[4][4], const unsigned char *queries,
                                                      const unsigned char *keys,
                                                      const double *k_unit, const double q_unit[2]) {
     const int q_column = column_bytes(ROWS), k_column = column_bytes(KEYS);
-    struct digit_sums sums;
+    struct digit_sums<16> sums;
     auto q_high = shared_matrix_at(queries, q_column);
     auto q_low = shared_matrix_at(queries + 16 * ROWS, q_column);
     auto k_high = shared_matrix_at(keys, k_column);
     auto k_low = shared_matrix_at(keys + 16 * KEYS, k_column);
-    settle(&sums);
     wgmma_begin();
+    wgmma_s8_s8<false>(sums.high, q_high, k_high);
+    wgmma_s8_u8<false>(sums.middle, q_high, k_low);
+    wgmma_u8_s8<true>(sums.middle, q_low, k_high);
+    wgmma_u8_u8<false>(sums.low, q_low, k_low);
     UNROLL
-    for (int c = 0; c < DIM / 16; c += 2) {
+    for (int c = 2; c < DIM / 16; c += 2) {
         auto qh = shared_matrix_skip(q_high, c, q_column), ql = shared_matrix_skip(q_low, c, q_column);
         auto kh = shared_matrix_skip(k_high, c, k_column), kl = shared_matrix_skip(k_low, c, k_column);
-        wgmma_s8_s8(sums.high, qh, kh, c > 0);
-        wgmma_s8_u8(sums.middle, qh, kl, c > 0);
-        wgmma_u8_s8(sums.middle, ql, kh, true);
-        wgmma_u8_u8(sums.low, ql, kl, c > 0);
+        wgmma_s8_s8<true>(sums.high, qh, kh);
+        wgmma_s8_u8<true>(sums.middle, qh, kl);
+        wgmma_u8_s8<true>(sums.middle, ql, kh);
+        wgmma_u8_u8<true>(sums.low, ql, kl);
     }
     wgmma_end();
     settle(&sums);
     UNROLL
-    for (int i = 0; i < 8; i++) {
-        const double2 unit = *(const double2 *)(k_unit + 8 * i + threadIdx.x % 4 * 2);
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            s[i][j] = num_score(dot_of(&sums, 4 * i + j), j % 2 ? unit.y : unit.x, q_unit[j / 2]);
+    for (int i = 0; i < 16; i++) {
+        double unit = k_unit[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
+        s[i / 4][i % 4] = num_score(dot_of(sums.high[i], sums.middle[i], sums.low[i]), unit,
+                                    q_unit[i / 2 % 2]);
     }
+}
+
+/* What 32 keys that no row sees have instead of scores. Also for the compiler: registers that are
+ * not set on every way through the loop would be kept all the way round it. */
+static __device__ __forceinline__ void hide(float s[4][4]) {
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        s[i / 4][i % 4] = -INFINITY;
 }
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. */
@@ -172,7 +189,8 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         UNROLL
         for (int j = 0; j < 4; j++) {
             float p = num_exp_below_0(tile->s[i][j] - base[j / 2]);
-            units[j / 2] += num_probability_units(p);
+            /* num_probability_units; the bits of 2^23 come off the sum below */
+            units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
             tile->s[i][j] = p * (j % 2 ? unit.y : unit.x);
             largest[j / 2] = fmaxf(largest[j / 2], tile->s[i][j]);
@@ -187,7 +205,7 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         e = bad[r] ? BFP_MIN_EXPONENT : e;
         scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
         rows->unit[r] = num_pow2(e - 30);
-        float l = (float)quad_sum(units[r]) * 0x1p-23f;
+        float l = (float)quad_sum(units[r] - 64 * num_bits(8388608.0f)) * 0x1p-23f;
         if (sees[r])
             merge(rows, r, m[r], l);
     }
@@ -217,31 +235,41 @@ snap_weights(struct weight_digits *out, const struct tile_scores *tile, const fl
     }
 }
 
-/* Adds the products of the weights of 128 positions and 64 dimensions of their values. */
-static __device__ __forceinline__ void multiply_values(struct digit_sums *sums,
+/* The four products of digits of 32 positions. */
+template <bool ADD>
+static __device__ __forceinline__ void multiply_digits(struct digit_sums<32> *sums,
+                                                       const uint32_t high[4],
+                                                       const uint32_t low[4], shared_matrix v_high,
+                                                       shared_matrix v_low) {
+    wgmma_s8_s8<ADD>(sums->high, high, v_high);
+    wgmma_s8_u8<ADD>(sums->middle, high, v_low);
+    wgmma_u8_s8<true>(sums->middle, low, v_high);
+    wgmma_u8_u8<ADD>(sums->low, low, v_low);
+}
+
+/* Multiplies the weights of 128 positions with 64 dimensions of their values, adding to the sums of
+ * the first half of the tile if ADD. */
+template <bool ADD>
+static __device__ __forceinline__ void multiply_values(struct digit_sums<32> *sums,
                                                        const uint32_t high[4][4],
                                                        const uint32_t low[4][4],
-                                                       const unsigned char *values, bool add) {
+                                                       const unsigned char *values) {
     const int column = column_bytes(VALUE_DIMS);
     auto v_high = shared_matrix_at(values, column);
     auto v_low = shared_matrix_at(values + 16 * VALUE_DIMS, column);
-    settle(sums);
     wgmma_begin();
+    multiply_digits<ADD>(sums, high[0], low[0], v_high, v_low);
     UNROLL
-    for (int k = 0; k < 4; k++) {
-        auto vh = shared_matrix_skip(v_high, 2 * k, column), vl = shared_matrix_skip(v_low, 2 * k, column);
-        wgmma_s8_s8(sums->high, high[k], vh, add || k > 0);
-        wgmma_s8_u8(sums->middle, high[k], vl, add || k > 0);
-        wgmma_u8_s8(sums->middle, low[k], vh, true);
-        wgmma_u8_u8(sums->low, low[k], vl, add || k > 0);
-    }
+    for (int k = 1; k < 4; k++)
+        multiply_digits<true>(sums, high[k], low[k], shared_matrix_skip(v_high, 2 * k, column),
+                              shared_matrix_skip(v_low, 2 * k, column));
     wgmma_end();
     settle(sums);
 }
 
 /* Merges a tile's weighted sums of 64 dimensions into this thread's part of the output: o[i] at
  * i * THREADS has dimensions 8 i + 2 t and 8 i + 2 t + 1 of both rows. */
-static __device__ __forceinline__ void add_values(float4 *o, const struct digit_sums *sums,
+static __device__ __forceinline__ void add_values(float4 *o, const struct digit_sums<32> *sums,
                                                   const struct row_pair *rows, int tile_first) {
     bool sees[2] = {rows->visible[0] > tile_first, rows->visible[1] > tile_first};
     UNROLL
@@ -250,7 +278,8 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
-            x[j] = (float)(dot_of(sums, 4 * i + j) * rows->unit[j / 2]);
+            x[j] = (float)(dot_of(sums->high[4 * i + j], sums->middle[4 * i + j],
+                                  sums->low[4 * i + j]) * rows->unit[j / 2]);
         sum.x = old.x * rows->old_share[0] + x[0] * rows->new_share[0];
         sum.y = old.y * rows->old_share[0] + x[1] * rows->new_share[0];
         sum.z = old.z * rows->old_share[1] + x[2] * rows->new_share[1];
@@ -272,7 +301,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_3(struct attention_arguments a, struct attention_digits in) {
     typedef struct warpgroup_sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
-    unsigned char *queries = memory + size::STAGES * size::STAGE_BYTES; /* [ROWS] rows */
+    unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
     float4 *o = (float4 *)(queries + group_bytes(ROWS, DIM)) + threadIdx.x; /* [DIM / 8, THREADS] */
     double *k_unit = (double *)(queries + group_bytes(ROWS, DIM) + 4 * ROWS * DIM); /* [TILE] */
     float *v_unit = (float *)(k_unit + TILE);                                       /* [TILE] */
@@ -281,10 +310,6 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, last_row = in.n_rows - 1;
     int first_row = row_group * ROWS + warp * 16 + lane / 4;
 
-    const uint8_t *my_queries = in.queries + ((size_t)kv_head * gridDim.y + (size_t)row_group) *
-                                                 (size_t)group_bytes(ROWS, DIM);
-    for (int at = (int)threadIdx.x * 16; at < group_bytes(ROWS, DIM); at += THREADS * 16)
-        cp_async_16(queries + at, my_queries + at); /* comes with the first chunk */
     int before = a.kv_len - a.n_tokens, token[2];
     struct row_pair rows;
     double q_unit[2];
@@ -303,14 +328,26 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         o[i * THREADS] = make_float4(0, 0, 0, 0);
 
     int block_visible = before + min(row_group * ROWS + ROWS - 1, last_row) / group + 1;
+    int least_visible = before + row_group * ROWS / group + 1; /* of any row of the block */
     int n_tiles = block_visible <= 0 ? 0 : (block_visible + TILE - 1) / TILE;
     int n_last = block_visible - (n_tiles - 1) * TILE;
-    struct chunk_ring<size> chunks = {};
+    struct chunk_ring<size, struct bulk_copies> chunks = {};
+    chunks.copies.arrived = (struct bulk_barrier *)(v_unit + TILE);
     chunks.from = in.tiles + (size_t)kv_head * (size_t)in.n_tiles * tile_bytes(DIM);
     chunks.ring = memory;
     chunks.tiles_left = n_tiles;
     chunks.n_last = (n_last + KEYS - 1) / KEYS;
-    for (int i = 0; i < size::STAGES - 1; i++)
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++)
+            bulk_barrier_start(&chunks.copies.arrived[i]);
+        if (n_tiles) /* the queries come with the first chunk */
+            bulk_copy(&chunks.copies.arrived[0], queries,
+                      in.queries + ((size_t)kv_head * gridDim.y + (size_t)row_group) *
+                                       (size_t)group_bytes(ROWS, DIM),
+                      group_bytes(ROWS, DIM));
+    }
+    __syncthreads();
+    for (int i = 0; i < STAGES - 1; i++)
         chunks.start();
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
@@ -325,21 +362,28 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
             exponents = tile_exponents[(tile + 1) * (TILE / 2)];
         struct tile_scores scores;
         UNROLL
-        for (int c = 0; c < TILE; c += KEYS)
-            if (c < n) /* else masked below */
-                score_64_keys<DIM>(scores.s + c / 8, queries, chunks.next(), k_unit + c, q_unit);
-        if (first + TILE > rows.visible[0]) /* the other row sees as much or more */
+        for (int c = 0; c < TILE; c += KEYS) {
+            const unsigned char *keys = c < n ? chunks.next() : NULL; /* else nobody sees them */
+            UNROLL
+            for (int i = c; i < c + KEYS; i += 32)
+                if (keys)
+                    score_32_keys<DIM>(scores.s + i / 8, queries, keys + (i - c) * 16, k_unit + i,
+                                       q_unit);
+                else
+                    hide(scores.s + i / 8);
+        }
+        if (first + TILE > least_visible)
             mask(&scores, first, rows.visible);
         float scale[2];
         softmax(&scores, scale, &rows, first, v_unit, token, &a);
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
         for (int d = 0; d < DIM; d += VALUE_DIMS) {
-            struct digit_sums sums;
-            multiply_values(&sums, weights.high, weights.low, chunks.next(), false);
+            struct digit_sums<32> sums;
+            multiply_values<false>(&sums, weights.high, weights.low, chunks.next());
             const unsigned char *second_half = chunks.next();
             if (n > TILE / 2)
-                multiply_values(&sums, weights.high + 4, weights.low + 4, second_half, true);
+                multiply_values<true>(&sums, weights.high + 4, weights.low + 4, second_half);
             add_values(o + d / 8 * THREADS, &sums, &rows, first);
         }
     }

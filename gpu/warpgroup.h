@@ -1,8 +1,10 @@
 /*
- * warpgroup.h - integer matrix products of four warps together, from shared memory: wgmma. PTX under
- * nvcc (compute capability 9.0, compiled for sm_90a), plain C in the emulation; the same bits.
+ * warpgroup.h - integer matrix products of four warps together, from shared memory: wgmma; and copies
+ * to shared memory of any size, started by one thread. PTX under nvcc (compute capability 9.0,
+ * compiled for sm_90a), plain C in the emulation; the same bits.
  *
- *     d[64][64] (+)= a[64][32] * b[32][64]: 8-bit integers, 32-bit sums that wrap around
+ *     d[64][N] = a b, or += a b with ADD: a[64][32], b[32][N] of 8-bit integers, 32-bit sums that wrap
+ *     around; N is 32 (a from shared memory) or 64 (a from registers)
  *
  * Who holds what: warp w of the group has rows 16 w .. 16 w + 15 of a and d, lane = 4 g + t of it
  *
@@ -16,10 +18,19 @@
  * - All 128 threads of four warps whose first is a multiple of 4 call every function together.
  * - Products run in the background: between wgmma_begin and wgmma_end nobody may touch d, the
  *   registers of a, or the shared memory of a and b.
- * - Shared memory that threads (or cp.async) wrote becomes visible to wgmma by
- *   wgmma_publish_shared() of the writer, then a barrier.
+ * - a and b come to shared memory by bulk_copy. (wgmma does not see what threads wrote.)
  *
- * See the PTX manual's chapter on asynchronous warpgroup-level matrix instructions.
+ * Bulk copies. A bulk_barrier stands for a series of rounds; in each, one thread starts any number
+ * of copies, the last one by bulk_copy_last, and bulk_wait lets everybody wait for all of them.
+ *
+ *     thread 0:    bulk_barrier_start(&b); then __syncthreads()
+ *     thread 0:    bulk_copy(&b, ...); bulk_copy_last(&b, ...);
+ *     all threads: bulk_end_group(); ... bulk_wait<0>(&b, round % 2); then __syncthreads()
+ *
+ * bulk_wait<N>: N groups, of whatever barriers, were ended after the one that is waited for; only the
+ * emulation counts them. Addresses and sizes are multiples of 16 bytes.
+ *
+ * See the PTX manual's chapters on wgmma, cp.async.bulk and mbarrier.
  */
 #ifndef SAMEBITS_WARPGROUP_H
 #define SAMEBITS_WARPGROUP_H
@@ -47,19 +58,38 @@ static inline uint32_t emu_matrix_word(const struct shared_matrix *m, int row, i
     return *(const uint32_t *)(m->rows + word / 4 * m->column_bytes + row * 16 + word % 4 * 4);
 }
 
-static inline void wgmma_publish_shared(void) {
+struct bulk_barrier {
+    uint64_t unused;
+};
+
+static inline void bulk_barrier_start(struct bulk_barrier *) {
 }
+static inline void bulk_copy(struct bulk_barrier *, void *to, const void *from, int bytes) {
+    for (int at = 0; at < bytes; at += 16)
+        emu_copy_start((char *)to + at, (const char *)from + at, 16);
+}
+static inline void bulk_copy_last(struct bulk_barrier *b, void *to, const void *from, int bytes) {
+    bulk_copy(b, to, from, bytes);
+}
+static inline void bulk_end_group(void) {
+    emu_copy_commit();
+}
+template <int N> static inline void bulk_wait(struct bulk_barrier *, unsigned) {
+    emu_copy_wait(N);
+}
+
 static inline void wgmma_begin(void) {
 }
 static inline void wgmma_end(void) {
 }
-static inline void wgmma_settle(int32_t *) {
+template <int COUNT> static inline void wgmma_settle(int32_t (&)[COUNT]) {
 }
 
-inline void emu_wgmma(int32_t d[32], const uint32_t a[4], bool a_signed, struct shared_matrix b,
+template <int COUNT>
+void emu_wgmma(int32_t (&d)[COUNT], const uint32_t a[4], bool a_signed, struct shared_matrix b,
                       bool b_signed, bool add, const char *file, int line) {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < COUNT / 4; i++) {
         const uint32_t columns[2] = {emu_matrix_word(&b, 8 * i + g, t),
                                      emu_matrix_word(&b, 8 * i + g, 4 + t)};
         for (int j = 0; j < 4; j++)
@@ -69,18 +99,20 @@ inline void emu_wgmma(int32_t d[32], const uint32_t a[4], bool a_signed, struct 
 }
 
 #define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
-    inline void name(int32_t d[32], const uint32_t a[4], struct shared_matrix b, bool add,         \
+    template <bool ADD, int COUNT>                                                                 \
+    inline void name(int32_t(&d)[COUNT], const uint32_t a[4], struct shared_matrix b,              \
                      const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
-        emu_wgmma(d, a, a_signed, b, b_signed, add, file, line);                                   \
+        emu_wgmma(d, a, a_signed, b, b_signed, ADD, file, line);                                   \
     }                                                                                              \
-    inline void name(int32_t d[32], struct shared_matrix a, struct shared_matrix b, bool add,      \
+    template <bool ADD, int COUNT>                                                                 \
+    inline void name(int32_t(&d)[COUNT], struct shared_matrix a, struct shared_matrix b,           \
                      const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
         int lane = (int)threadIdx.x % 32, t = lane % 4;                                            \
         int row = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;                                       \
         const uint32_t mine[4] = {                                                                 \
             emu_matrix_word(&a, row, t), emu_matrix_word(&a, row + 8, t),                          \
             emu_matrix_word(&a, row, 4 + t), emu_matrix_word(&a, row + 8, 4 + t)};                 \
-        emu_wgmma(d, mine, a_signed, b, b_signed, add, file, line);                                \
+        emu_wgmma(d, mine, a_signed, b, b_signed, ADD, file, line);                                \
     }
 
 #else
@@ -106,8 +138,45 @@ static __device__ __forceinline__ shared_matrix shared_matrix_skip(shared_matrix
 #define SAMEBITS_PTX(...) __trap()
 #endif
 
-static __device__ __forceinline__ void wgmma_publish_shared(void) {
-    SAMEBITS_PTX("fence.proxy.async;" ::: "memory");
+struct bulk_barrier {
+    uint64_t state;
+};
+
+static __device__ __forceinline__ void bulk_barrier_start(struct bulk_barrier *b) {
+    SAMEBITS_PTX("mbarrier.init.shared::cta.b64 [%0], 1;\n"
+                 "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(b))
+                 : "memory");
+}
+static __device__ __forceinline__ void bulk_copy_bytes(struct bulk_barrier *b, void *to,
+                                                       const void *from, int bytes) {
+    SAMEBITS_PTX("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+                 "[%3];" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
+                 : "memory");
+}
+static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
+                                                 int bytes) {
+    SAMEBITS_PTX("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+    bulk_copy_bytes(b, to, from, bytes);
+}
+static __device__ __forceinline__ void bulk_copy_last(struct bulk_barrier *b, void *to,
+                                                      const void *from, int bytes) {
+    SAMEBITS_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+    bulk_copy_bytes(b, to, from, bytes);
+}
+static __device__ __forceinline__ void bulk_end_group(void) {
+}
+template <int N>
+static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigned parity) {
+    SAMEBITS_PTX("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}" ::"r"(shared_address(b)),
+                 "r"(parity)
+                 : "memory");
 }
 static __device__ __forceinline__ void wgmma_begin(void) {
     SAMEBITS_PTX("wgmma.fence.sync.aligned;" ::: "memory");
@@ -116,35 +185,50 @@ static __device__ __forceinline__ void wgmma_end(void) {
     SAMEBITS_PTX("wgmma.commit_group.sync.aligned;\n"
                  "wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
-/* The compiler must not read d before wgmma_end, nor write it after wgmma_begin. */
-static __device__ __forceinline__ void wgmma_settle(int32_t d[32]) {
+/* After wgmma_end: the compiler must not read d before it. */
+template <int COUNT> static __device__ __forceinline__ void wgmma_settle(int32_t (&d)[COUNT]) {
     UNROLL
-    for (int i = 0; i < 32; i++)
+    for (int i = 0; i < COUNT; i++)
         asm volatile("" : "+r"(d[i])::"memory");
 }
 
-#define SAMEBITS_D8(i)                                                                             \
-    "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]),    \
-        "+r"(d[i + 6]), "+r"(d[i + 7])
-#define SAMEBITS_D32                                                                               \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "  \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+/* All of d as operands: "+r", added to, or "=r", only written, so that no register need be kept for
+ * it before. */
+#define SAMEBITS_D8(how, i)                                                                        \
+    how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]),          \
+        how(d[i + 6]), how(d[i + 7])
+#define SAMEBITS_D_16                                                                              \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SAMEBITS_D_32                                                                              \
+    SAMEBITS_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SAMEBITS_WGMMA_PTX(n, types, operands, add)                                                \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                                               \
+    "wgmma.mma_async.sync.aligned.m64n" n "k32.s32." types " " operands ", p;\n}"
+#define SAMEBITS_WGMMA_64(types, how, add)                                                         \
+    SAMEBITS_PTX(                                                                                  \
+        SAMEBITS_WGMMA_PTX("64", types, SAMEBITS_D_32 "}, {%32, %33, %34, %35}, %36", add)         \
+        : SAMEBITS_D8(how, 0), SAMEBITS_D8(how, 8), SAMEBITS_D8(how, 16), SAMEBITS_D8(how, 24)     \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define SAMEBITS_WGMMA_32(types, how, add)                                                         \
+    SAMEBITS_PTX(SAMEBITS_WGMMA_PTX("32", types, SAMEBITS_D_16 "}, %16, %17", add)                 \
+                 : SAMEBITS_D8(how, 0), SAMEBITS_D8(how, 8)                                        \
+                 : "l"(a), "l"(b))
 #define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
-    static __device__ __forceinline__ void name(int32_t d[32], const uint32_t a[4],                \
-                                                shared_matrix b, bool add) {                       \
-        SAMEBITS_PTX("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                  \
-                     "wgmma.mma_async.sync.aligned.m64n64k32.s32." types " " SAMEBITS_D32          \
-                     "{%32, %33, %34, %35}, %36, p;\n}"                                            \
-                     : SAMEBITS_D8(0), SAMEBITS_D8(8), SAMEBITS_D8(16), SAMEBITS_D8(24)            \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));         \
+    template <bool ADD>                                                                            \
+    static __device__ __forceinline__ void name(int32_t(&d)[32], const uint32_t a[4],              \
+                                                shared_matrix b) {                                 \
+        if (ADD)                                                                                   \
+            SAMEBITS_WGMMA_64(types, "+r", "1");                                                   \
+        else                                                                                       \
+            SAMEBITS_WGMMA_64(types, "=r", "0");                                                   \
     }                                                                                              \
-    static __device__ __forceinline__ void name(int32_t d[32], shared_matrix a, shared_matrix b,   \
-                                                bool add) {                                        \
-        SAMEBITS_PTX("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                  \
-                     "wgmma.mma_async.sync.aligned.m64n64k32.s32." types " " SAMEBITS_D32          \
-                     "%32, %33, p;\n}"                                                             \
-                     : SAMEBITS_D8(0), SAMEBITS_D8(8), SAMEBITS_D8(16), SAMEBITS_D8(24)            \
-                     : "l"(a), "l"(b), "r"((int)add));                                             \
+    template <bool ADD>                                                                            \
+    static __device__ __forceinline__ void name(int32_t(&d)[16], shared_matrix a,                  \
+                                                shared_matrix b) {                                 \
+        if (ADD)                                                                                   \
+            SAMEBITS_WGMMA_32(types, "+r", "1");                                                   \
+        else                                                                                       \
+            SAMEBITS_WGMMA_32(types, "=r", "0");                                                   \
     }
 #endif
 

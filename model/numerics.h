@@ -126,21 +126,17 @@ NUM_FN float num_rms_factor(int64_t sum, int e, int n, double eps) {
 }
 
 /* e^r for r = x - whole * ln2, |r| <= ln2 / 2: ln2 in two pieces, and a polynomial whose
- * coefficients interpolate (e^r - 1 - r) / r^2 at Chebyshev points. */
+ * coefficients keep (e^r - 1 - r) / r^2 to within 4e-9 of e^r. */
 NUM_FN float num_exp_reduced(float x, float whole) {
-    float high = fmaf(whole, -0x1.62e430p-1f, x); /* exact: a multiple of 2^-24 below 1 */
-    float low = whole * 0x1.05c610p-29f;
-    float r = high + low;
-    float q = 0x1.a1256cp-13f;
-    q = fmaf(q, r, 0x1.6d43b0p-10f);
-    q = fmaf(q, r, 0x1.1110e0p-7f);
-    q = fmaf(q, r, 0x1.5554e8p-5f);
-    q = fmaf(q, r, 0x1.555556p-3f);
-    q = fmaf(q, r, 0.5f);
-    /* 1 + high + (low + r^2 q), with what the first addition loses carried into the small part. */
-    float sum = 1.0f + high;
-    float lost = high - (sum - 1.0f);
-    return sum + (lost + fmaf(r * r, q, low));
+    float r = fmaf(whole, -0x1.62e430p-1f, x); /* exact: a multiple of 2^-24 below 1 */
+    r = fmaf(whole, 0x1.05c610p-29f, r);
+    float q = 0x1.6a23cep-10f;
+    q = fmaf(q, r, 0x1.123a20p-7f);
+    q = fmaf(q, r, 0x1.5558f2p-5f);
+    q = fmaf(q, r, 0x1.555492p-3f);
+    q = fmaf(q, r, 0x1.fffffcp-2f);
+    q = fmaf(q, r, 1.0f);
+    return fmaf(q, r, 1.0f);
 }
 
 /*
