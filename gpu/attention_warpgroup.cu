@@ -30,7 +30,7 @@ template <int DIM> struct warpgroup_sizes {
     static const int VALUE_CHUNKS = DIM / VALUE_DIMS * 2;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 12 * TILE +
+        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 20 * TILE +
         STAGES * (int)sizeof(struct bulk_barrier);
 };
 
@@ -64,11 +64,24 @@ template <int COUNT> static __device__ __forceinline__ void settle(struct digit_
     wgmma_settle(s->low);
 }
 
-/* 65536 * high + 256 * middle + low as a double, exact, without converting an integer: the bits of
- * 1.5 * 2^52 plus i, for a small integer i, are those of 1.5 * 2^52 + i. */
-static __device__ __forceinline__ double dot_of(int32_t high, int32_t middle, int32_t low) {
+/*
+ * (65536 * high + 256 * middle + low) * unit.factor, exact, for powers of two: the bits of 1.5 * 2^52
+ * plus a small integer i are those of 1.5 * 2^52 + i, so no integer is converted; and a fused
+ * multiply-add takes the constant off again while it scales.
+ */
+struct __align__(16) unit {
+    double factor, offset; /* offset = -1.5 * 2^52 * factor */
+};
+
+static __device__ __forceinline__ struct unit unit_of(double factor) {
+    return {factor, -0x1.8p52 * factor};
+}
+
+static __device__ __forceinline__ double scaled_dot(int32_t high, int32_t middle, int32_t low,
+                                                    struct unit unit) {
     uint64_t bits = (uint64_t)0x43380000u << 32 | (uint32_t)low;
-    return __longlong_as_double((long long)bits + (long long)(high * 256 + middle) * 256) - 0x1.8p52;
+    return fma(__longlong_as_double((long long)bits + (long long)(high * 256 + middle) * 256),
+               unit.factor, unit.offset);
 }
 
 /*
@@ -84,14 +97,14 @@ struct row_pair {
     int visible[2];                   /* positions that the row sees in all */
     float m[2], l[2];                 /* of the tiles so far */
     float old_share[2], new_share[2]; /* of the merge with this tile */
-    double unit[2];                   /* 2^(e-30) of the tile's weights */
+    struct unit unit[2];              /* 2^(e-30) of the tile's weights */
 };
 
 /* The scores of 32 keys of a group: s[0..3] of a tile_scores. */
 template <int DIM>
 static __device__ __forceinline__ void score_32_keys(float s[4][4], const unsigned char *queries,
                                                      const unsigned char *keys,
-                                                     const double *k_unit, const double q_unit[2]) {
+                                                     const struct unit *k_unit, const double q_unit[2]) {
     const int q_column = column_bytes(ROWS), k_column = column_bytes(KEYS);
     struct digit_sums<16> sums;
     auto q_high = shared_matrix_at(queries, q_column);
@@ -116,9 +129,10 @@ static __device__ __forceinline__ void score_32_keys(float s[4][4], const unsign
     settle(&sums);
     UNROLL
     for (int i = 0; i < 16; i++) {
-        double unit = k_unit[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
-        s[i / 4][i % 4] = num_score(dot_of(sums.high[i], sums.middle[i], sums.low[i]), unit,
-                                    q_unit[i / 2 % 2]);
+        struct unit unit = k_unit[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
+        /* num_score, whose first product is exact */
+        s[i / 4][i % 4] = (float)(scaled_dot(sums.high[i], sums.middle[i], sums.low[i], unit) *
+                                  q_unit[i / 2 % 2]);
     }
 }
 
@@ -162,11 +176,11 @@ static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float
 
 /*
  * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
- * tile gets zero weights and keeps what it has. Rows that cannot be snapped are faults of the
- * tokens token[r].
+ * tile gets zero weights and keeps what it has. Positions from n on, nobody sees. Rows that cannot
+ * be snapped are faults of the tokens token[r].
  */
 static __device__ __forceinline__ void softmax(struct tile_scores *tile, float scale[2],
-                                               struct row_pair *rows, int tile_first,
+                                               struct row_pair *rows, int tile_first, int n,
                                                const float *v_unit, const int token[2],
                                                const struct attention_arguments *a) {
     float m[2] = {-INFINITY, -INFINITY}, base[2], largest[2] = {0, 0};
@@ -184,17 +198,26 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         base[r] = sees[r] && !bad[r] ? m[r] : 0;
     }
     UNROLL
-    for (int i = 0; i < 32; i++) {
-        const float2 unit = *(const float2 *)(v_unit + 8 * i + threadIdx.x % 4 * 2);
+    for (int c = 0; c < TILE; c += KEYS) {
         UNROLL
-        for (int j = 0; j < 4; j++) {
-            float p = num_exp_below_0(tile->s[i][j] - base[j / 2]);
-            /* num_probability_units; the bits of 2^23 come off the sum below */
-            units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
-            /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-            tile->s[i][j] = p * (j % 2 ? unit.y : unit.x);
-            largest[j / 2] = fmaxf(largest[j / 2], tile->s[i][j]);
+        for (int i = c / 8; i < (c + KEYS) / 8; i++) {
+            const float2 unit = *(const float2 *)(v_unit + 8 * i + threadIdx.x % 4 * 2);
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                if (c >= n) { /* nobody sees them */
+                    tile->s[i][j] = 0;
+                    continue;
+                }
+                float p = num_exp_below_0(tile->s[i][j] - base[j / 2]);
+                /* num_probability_units; the bits of 2^23 come off below */
+                units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
+                /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+                tile->s[i][j] = p * (j % 2 ? unit.y : unit.x);
+                largest[j / 2] = fmaxf(largest[j / 2], tile->s[i][j]);
+            }
         }
+        for (int r = 0; r < 2; r++)
+            units[r] -= c < n ? KEYS / 4 * num_bits(8388608.0f) : 0;
     }
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -204,8 +227,8 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
             gpu_fault(a->fault, a->site, token[r]);
         e = bad[r] ? BFP_MIN_EXPONENT : e;
         scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
-        rows->unit[r] = num_pow2(e - 30);
-        float l = (float)quad_sum(units[r] - 64 * num_bits(8388608.0f)) * 0x1p-23f;
+        rows->unit[r] = unit_of(num_pow2(e - 30));
+        float l = (float)quad_sum(units[r]) * 0x1p-23f;
         if (sees[r])
             merge(rows, r, m[r], l);
     }
@@ -278,8 +301,8 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
-            x[j] = (float)(dot_of(sums->high[4 * i + j], sums->middle[4 * i + j],
-                                  sums->low[4 * i + j]) * rows->unit[j / 2]);
+            x[j] = (float)scaled_dot(sums->high[4 * i + j], sums->middle[4 * i + j],
+                                     sums->low[4 * i + j], rows->unit[j / 2]);
         sum.x = old.x * rows->old_share[0] + x[0] * rows->new_share[0];
         sum.y = old.y * rows->old_share[0] + x[1] * rows->new_share[0];
         sum.z = old.z * rows->old_share[1] + x[2] * rows->new_share[1];
@@ -290,9 +313,10 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
 }
 
 /* Sets 2^exponent of the keys and the values of a tile, two positions a thread. */
-static __device__ __forceinline__ void set_units(double *k_unit, float *v_unit, char4 exponents) {
-    ((double2 *)k_unit)[threadIdx.x] =
-        make_double2(num_pow2(exponents.x), num_pow2(exponents.z));
+static __device__ __forceinline__ void set_units(struct unit *k_unit, float *v_unit,
+                                                 char4 exponents) {
+    k_unit[2 * threadIdx.x] = unit_of(num_pow2(exponents.x));
+    k_unit[2 * threadIdx.x + 1] = unit_of(num_pow2(exponents.z));
     ((float2 *)v_unit)[threadIdx.x] = make_float2(num_pow2f(exponents.y), num_pow2f(exponents.w));
 }
 
@@ -303,8 +327,9 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     SHARED_DYNAMIC(unsigned char, memory);
     unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
     float4 *o = (float4 *)(queries + group_bytes(ROWS, DIM)) + threadIdx.x; /* [DIM / 8, THREADS] */
-    double *k_unit = (double *)(queries + group_bytes(ROWS, DIM) + 4 * ROWS * DIM); /* [TILE] */
-    float *v_unit = (float *)(k_unit + TILE);                                       /* [TILE] */
+    struct unit *k_unit =
+        (struct unit *)(queries + group_bytes(ROWS, DIM) + 4 * ROWS * DIM); /* [TILE] */
+    float *v_unit = (float *)(k_unit + TILE);                               /* [TILE] */
     int kv_head = (int)blockIdx.x, group = a.n_heads / a.n_kv_heads;
     int row_group = (int)(gridDim.y - 1 - blockIdx.y); /* those with most to see go first */
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, last_row = in.n_rows - 1;
@@ -375,7 +400,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         if (first + TILE > least_visible)
             mask(&scores, first, rows.visible);
         float scale[2];
-        softmax(&scores, scale, &rows, first, v_unit, token, &a);
+        softmax(&scores, scale, &rows, first, n, v_unit, token, &a);
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
         for (int d = 0; d < DIM; d += VALUE_DIMS) {
