@@ -86,7 +86,7 @@ static void test_exp_has_these_bits(void **state) {
         hash = (hash ^ num_bits(num_exp(-num_float(bits)))) * 0x100000001b3u;
         hash = (hash ^ num_bits(num_silu(num_float(bits)))) * 0x100000001b3u;
     }
-    if (hash != 0xce4955d18d1c67d0u)
+    if (hash != 0x060a9216808818feu)
         fail_msg("the hash is %016llx", (unsigned long long)hash);
 }
 
