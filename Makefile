@@ -43,7 +43,7 @@ MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c \
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
              scheduler/engine_metrics.c tutorials/common/serve.c
 MODULES_4 := $(MODULES_3)
-MODULES_5 := $(MODULES_4) scheduler/block_allocator.c
+MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c

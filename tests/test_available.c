@@ -47,7 +47,8 @@ static void test_emulated_memory(void **state) {
     emu_lose_device_at(0, 0);
 }
 
-/* ulimit -v, where the memory is the host's. The limit counts what the process has mapped already. */
+/* ulimit -v, where the memory is the host's. The limit counts what the process has mapped already.
+ */
 static void test_limit_of_address_space(void **state) {
     struct test_device *t = *state;
     enum { ROOM = 64 << 20 };
