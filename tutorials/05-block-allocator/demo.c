@@ -138,12 +138,13 @@ static void show_fit(struct demo *demo, const struct kv_pool *p, const struct wo
 static int tables(struct demo *demo, struct error *err) {
     struct workload w = {0};
     struct kv_pool pool = {0};
-    struct request_length *lengths = demo_request_lengths(demo, mixed_prompts, &w, err);
+    struct request_length *lengths = NULL;
     size_t left = demo->dev->ops->available(demo->dev);
-    int result = !lengths || demo_pool_start(demo, &pool, 0, err);
+    int result = demo_pool_start(demo, &pool, 0, err);
     if (!result) {
         show_pool(demo, &pool, left);
-        result = show_sequences(demo, &pool, &w, lengths, err);
+        lengths = demo_request_lengths(demo, mixed_prompts, &w, err);
+        result = !lengths || show_sequences(demo, &pool, &w, lengths, err);
     }
     if (!result)
         show_fit(demo, &pool, &w, lengths);

@@ -289,8 +289,9 @@ static int replay_all(struct demo *demo, struct kv_pool *pool, const struct work
 static int tables(struct demo *demo, struct error *err) {
     struct workload w = {0};
     struct kv_pool pool = {0};
-    struct request_length *lengths = demo_request_lengths(demo, mixed_prompts, &w, err);
-    int result = !lengths || demo_pool_start(demo, &pool, DEFAULT_BLOCKS, err) ||
+    struct request_length *lengths = NULL;
+    int result = demo_pool_start(demo, &pool, DEFAULT_BLOCKS, err) ||
+                 !(lengths = demo_request_lengths(demo, mixed_prompts, &w, err)) ||
                  replay_all(demo, &pool, &w, lengths, err);
     kv_pool_end(&pool);
     free(lengths);
