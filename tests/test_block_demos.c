@@ -121,6 +121,22 @@ static void test_what_fits(void **state) {
     command_free(&c);
 }
 
+/* The positions are those of the real answers: every token but the last, which nobody read. */
+static void test_positions(void **state) {
+    (void)state;
+    struct command c;
+    json_t *blocks = tables_of(5, "--kv-blocks 1", &c);
+    command_free(&c);
+    json_t *answers = tables_of(5, "--prompts data/prompts/mixed.jsonl", &c);
+    command_free(&c);
+    size_t i;
+    const json_t *row, *rows = table(blocks, "sequences");
+    json_array_foreach(table(answers, "requests"), i, row) assert_int_equal(
+        whole(json_array_get(rows, i), "positions"), whole(row, "tokens") + whole(row, "new") - 1);
+    json_decref(blocks);
+    json_decref(answers);
+}
+
 /* A pool that has no room for all: the last ones get none, and nothing else fails. */
 static void test_small_pool(void **state) {
     (void)state;
@@ -211,8 +227,9 @@ static void check_growth(const json_t *rows) {
     }
 }
 
-static void check_pages(const json_t *rows) {
-    int indptr = 0;
+/* The page table and the map of the same moment. */
+static void check_pages(const json_t *rows, const json_t *map) {
+    int indptr = 0, not_full = 0, used, partly, free_blocks;
     size_t i;
     const json_t *row;
     json_array_foreach(rows, i, row) {
@@ -220,7 +237,11 @@ static void check_pages(const json_t *rows) {
         assert_int_equal(whole(row, "first"), indptr);
         assert_int_equal(whole(row, "last"), positions - (pages - 1) * 16);
         indptr += pages;
+        not_full += positions % 16 != 0;
     }
+    count(map, &used, &partly, &free_blocks);
+    assert_int_equal(used, indptr);
+    assert_int_equal(partly, not_full);
 }
 
 static void test_tables_and_maps(void **state) {
@@ -234,7 +255,7 @@ static void test_tables_and_maps(void **state) {
         json_t *json = tables_of(6, options, &c);
         check_maps(json, c.out, sizes[i]);
         check_growth(table(json, "table"));
-        check_pages(table(json, "pages"));
+        check_pages(table(json, "pages"), table(json, "map_2"));
         assert_non_null(strstr(c.out, "; 0 are after the last request"));
         json_decref(json);
         command_free(&c);
@@ -290,11 +311,9 @@ int main(int argc, char **argv) {
     (void)argc;
     build_folder(argv[0]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_fits),
-        cmocka_unit_test(test_small_pool),
-        cmocka_unit_test(test_same_bits_as_phase_4),
-        cmocka_unit_test(test_tables_and_maps),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_what_fits),       cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_small_pool),      cmocka_unit_test(test_same_bits_as_phase_4),
+        cmocka_unit_test(test_tables_and_maps), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
