@@ -69,7 +69,12 @@ static int replay_start(struct replay *r, struct kv_pool *pool,
 static int grow(struct replay *r, int i, int n_positions, struct error *err) {
     r->positions[i] = n_positions;
     int result = block_table_grow(&r->tables[i], &r->pool->blocks, n_positions, err);
-    return result > 0 ? error_set(err, "the pool broke its promise. This is a bug") : result;
+    if (result > 0)
+        return error_set(err,
+                         "step %d: request %d finds no block for position %d, though one was "
+                         "promised to it. This is a bug",
+                         r->step, i, n_positions - 1);
+    return result;
 }
 
 /* In order of arrival, while the pool has the blocks that a request needs at its end: so no running
