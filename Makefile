@@ -36,9 +36,9 @@ LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comm
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4
+PHASES    := 0 1 2 3 4 5 6
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
-             $(filter-out %/requests.c %/group.c %/serve.c,$(wildcard tutorials/common/*.c)) \
+             $(filter-out %/requests.c %/group.c %/serve.c %/pool.c,$(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c \
@@ -46,13 +46,15 @@ MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c \
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
              scheduler/engine_metrics.c tutorials/common/serve.c
 MODULES_4 := $(MODULES_3)
-MODULES_5 := $(MODULES_4) scheduler/block_allocator.c
+MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c tutorials/common/pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 DEMO_2    := tutorials/02-naive-batching/demo.c
 DEMO_3    := tutorials/03-scheduler/demo.c
 DEMO_4    := tutorials/04-continuous-batching/demo.c
+DEMO_5    := tutorials/05-block-allocator/demo.c
+DEMO_6    := tutorials/06-block-table/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -66,6 +68,8 @@ help:
 	@echo "make phase2        build ./demo: several sequences in a padded batch"
 	@echo "make phase3        build ./demo: a queue, states, metrics, traces"
 	@echo "make phase4        build ./demo: requests start the moment a place is free"
+	@echo "make phase5        build ./demo: one pool of blocks for all sequences"
+	@echo "make phase6        build ./demo: block tables, and a map of the pool"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"

@@ -96,6 +96,19 @@ static void release(struct device *dev, void *data, size_t bytes) {
     gpu_ok(gpu_of(dev), cudaFree(data), "cudaFree");
 }
 
+static size_t available(struct device *dev) {
+    struct gpu_device *gpu = gpu_of(dev);
+    size_t left = 0, all = 0;
+    if (gpu->failed || !gpu_ok(gpu, cudaMemGetInfo(&left, &all), "asking for the free memory"))
+        return 0;
+#ifdef SAMEBITS_EMU
+    /* The emulated memory lies in the host's, which may be smaller. */
+    size_t host = ref_ops.available(dev);
+    left = host < left ? host : left;
+#endif
+    return left;
+}
+
 static void transfer(struct device *dev, void *to, const void *from, size_t bytes,
                      enum cudaMemcpyKind kind) {
     struct gpu_device *gpu = gpu_of(dev);
@@ -315,9 +328,9 @@ static struct device *open_device(const struct device_options *options, struct e
 
 /* In the order of struct ops: C++17 has no names here. */
 const struct ops TABLE = {
-    NAME,           open_device,    close_device,    versions,      set_version,   allocate,
-    release,        upload,         download,        copy,          sync_device,   matrix_create,
-    matrix_put,     matrix_release, gpu_embed,       gpu_take_rows, gpu_snap_rows, gpu_linear,
-    gpu_add_bias,   gpu_rmsnorm,    gpu_add_rmsnorm, gpu_rope,      gpu_kv_append, gpu_kv_gather,
-    gpu_attention,  gpu_silu_mul,   gpu_add,         gpu_sample,
+    NAME,          open_device,   close_device,  versions,       set_version,     allocate,
+    release,       available,     upload,        download,       copy,            sync_device,
+    matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
+    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,   gpu_add_rmsnorm, gpu_rope,       gpu_kv_append,
+    gpu_kv_gather, gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
 };

@@ -103,6 +103,12 @@ struct ops {
      * fine. */
     void *(*alloc)(struct device *dev, size_t bytes, const char *what, struct error *err);
     void (*free)(struct device *dev, void *data, size_t bytes);
+
+    /* Bytes that alloc could still give in all: of the GPU's memory, or of the host's within the
+     * limits of its control group and of ulimit -v. Others may take some of it at any time. 0 when
+     * the device failed, SIZE_MAX when the host does not say. */
+    size_t (*available)(struct device *dev);
+
     void (*upload)(struct device *dev, void *to, const void *from_host, size_t bytes);
     void (*download)(struct device *dev, void *to_host, const void *from, size_t bytes);
     void (*copy)(struct device *dev, void *to, const void *from, size_t bytes);

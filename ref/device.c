@@ -129,6 +129,7 @@ const struct ops ref_ops = {
     .set_version = set_version,
     .alloc = allocate,
     .free = release,
+    .available = ref_available,
     .upload = copy_bytes,
     .download = copy_bytes,
     .copy = copy_bytes,

@@ -34,7 +34,11 @@ void ref_fault(struct device *dev, int site, int token);
 int8_t ref_snap_or_fault(struct device *dev, int16_t *q, const float *x, int n, int site,
                          int token);
 
+/* What `available` says, from the files in root/proc and root/sys: "" for this machine. */
+size_t ref_host_available(const char *root);
+
 /* The entries of ref_ops, described in model/ops.h. */
+size_t ref_available(struct device *);
 void ref_embed(struct device *, float *, const int32_t *, const struct matrix *, int);
 void ref_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
 void ref_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);

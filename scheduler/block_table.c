@@ -5,10 +5,7 @@
 
 int block_table_start(struct block_table *t, int block_size, struct error *err) {
     *t = (struct block_table){.block_size = block_size};
-    if (block_size < 1 || block_size > MAX_BLOCK_SIZE || block_size & (block_size - 1))
-        return error_set(err, "block size %d: use a power of two from 1 to %d", block_size,
-                         MAX_BLOCK_SIZE);
-    return 0;
+    return block_size_check(block_size, err);
 }
 
 void block_table_end(struct block_table *t) {

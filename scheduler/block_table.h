@@ -10,22 +10,15 @@
 #define SAMEBITS_BLOCK_TABLE_H
 
 #include "model/error.h"
-#include "scheduler/block_allocator.h"
+#include "scheduler/kv_pool.h"
 
 #include <stdint.h>
-
-enum { MAX_BLOCK_SIZE = 256 };
 
 struct block_table {
     int32_t *blocks; /* [n_blocks], owned */
     int n_blocks, capacity;
     int block_size; /* positions per block: a power of two from 1 to MAX_BLOCK_SIZE */
 };
-
-/* How many blocks hold n_positions. */
-static inline int blocks_for(int n_positions, int block_size) {
-    return n_positions / block_size + (n_positions % block_size != 0);
-}
 
 /* An empty table. Returns 0, or -1 with err set: a block size that is no power of two from 1 to
  * MAX_BLOCK_SIZE. */

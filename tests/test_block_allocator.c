@@ -134,16 +134,17 @@ static void test_misuse(void **state) {
 static void test_check_sees_corruption(void **state) {
     (void)state;
     struct error err;
-    for (int kind = 0; kind < 6; kind++) {
+    for (int kind = 0; kind < 12; kind++) {
         struct block_allocator a = start(6, BLOCKS_LIFO);
         for (int i = 0; i < 4; i++)
             block_allocate(&a);
         release(&a, 0, true, 0);
         release(&a, 1, true, 0);
         assert_sound(&a);
+        /* Used: 2, 3; cached: 0, 1; free: 4, 5. */
         switch (kind) {
         case 0:
-            a.next[5] = 4;
+            a.next[1] = 0;
             break; /* a circle */
         case 1:
             a.references[4] = 1;
@@ -152,14 +153,32 @@ static void test_check_sees_corruption(void **state) {
             a.stats.used--;
             break; /* a lost block */
         case 3:
-            a.previous[5] = 2;
+            a.previous[1] = 2;
             break; /* a broken link */
         case 4:
-            a.next[4] = 77;
+            a.next[1] = 77;
             break; /* a wild one */
         case 5:
-            a.cached[0] = false;
+            a.references[0] = 0;
             break; /* cached and not */
+        case 6:
+            a.free[5] = 4;
+            break; /* free twice, and 5 lost */
+        case 7:
+            a.free[4] = -1;
+            break; /* a wild one */
+        case 8:
+            a.stats.free++;
+            break; /* more free than there are */
+        case 9:
+            a.first_free = 6;
+            break; /* outside the ring */
+        case 10:
+            a.references[3] = -7;
+            break; /* no such state */
+        case 11:
+            a.lru.last = 0;
+            break; /* ends too early */
         }
         assert_int_equal(block_allocator_check(&a, &err), -1);
         block_allocator_end(&a);
@@ -238,7 +257,7 @@ static void test_random_operations(void **state) {
             assert_sound(&a);
             for (int b = 0; b < MODEL_BLOCKS; b++) {
                 assert_int_equal(block_references(&a, b), plain.references[b]);
-                assert_int_equal(a.cached[b], plain.cached[b]);
+                assert_int_equal(a.references[b], plain.cached[b] ? -1 : plain.references[b]);
             }
         }
         block_allocator_end(&a);

@@ -14,7 +14,7 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # of the kernels under the emulation and, where there is a GPU, on it.
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
 KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
-                test_sampling
+                test_sampling test_available test_kv_pool
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
@@ -44,8 +44,8 @@ mutate: deps
 	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
 	@tests/mutate
 
-build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
+              build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
               build/$(b)/tests/check_kernel) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))

@@ -42,6 +42,9 @@ enum {
     MAX_RUNNING,
     TOKEN_BUDGET,
     TRACE,
+    BLOCK_SIZE,
+    KV_BLOCKS,
+    KV_MEMORY,
     HELP
 };
 
@@ -71,6 +74,10 @@ static const struct row rows[] = {
     {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
     {"token-budget", "N", "most tokens of all requests in one step (256)", TOKEN_BUDGET},
     {"trace", "FILE.json", "with --prompts: a trace for ui.perfetto.dev", TRACE},
+    {NULL, NULL, "The pool of KV blocks (from phase 5 on)", 0},
+    {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
+    {"kv-blocks", "N", "blocks in the pool; or", KV_BLOCKS},
+    {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free)", KV_MEMORY},
     {NULL, NULL, "What to print", 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
     {"ids", NULL, "token ids instead of text: lines prompt: ... and output: ...", IDS},
@@ -126,6 +133,31 @@ static int parse_seed(const char *text, uint64_t *out, struct error *err) {
     *out = strtoull(text, &end, 10);
     if (end == text || *end || errno || strchr(text, '-'))
         return error_set(err, "--seed %s: must be a whole number from 0 to 2^64-1", text);
+    return 0;
+}
+
+static int parse_block_size(const char *text, int *out, struct error *err) {
+    if (parse_int("block-size", text, 1, 256, out, err))
+        return -1;
+    if (*out & (*out - 1))
+        return error_set(err, "--block-size %s: must be a power of two from 1 to 256", text);
+    return 0;
+}
+
+/* Bytes, with the usual suffixes: 1K = 1024. */
+static int parse_size(const char *name, const char *text, size_t *out, struct error *err) {
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    int shift = !*end ? 0 : *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : -1;
+    bool whole = end != text && text[0] >= '0' && text[0] <= '9' && !errno && shift >= 0 &&
+                 !(shift && end[1]);
+    if (!whole || !value || value > SIZE_MAX >> shift)
+        return error_set(err,
+                         "--%s %s: must be a number of bytes, 1 or more, or with K, M or G "
+                         "behind it as 500M",
+                         name, text);
+    *out = (size_t)value << shift;
     return 0;
 }
 
@@ -208,6 +240,12 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case TRACE:
         o->trace = text;
         return 0;
+    case BLOCK_SIZE:
+        return parse_block_size(text, &o->block_size, err);
+    case KV_BLOCKS:
+        return parse_int("kv-blocks", text, 1, INT_MAX, &o->kv_blocks, err);
+    case KV_MEMORY:
+        return parse_size("kv-memory", text, &o->kv_memory, err);
     default:
         o->help = true;
         return 0;
@@ -219,6 +257,12 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     if (phase->number < 3 && (o->max_running || o->token_budget || o->trace))
         return error_set(err, "--max-running, --token-budget and --trace: make phase3 builds a "
                               "demo that has a scheduler");
+    if (phase->number < 5 && (o->block_size || o->kv_blocks || o->kv_memory))
+        return error_set(err, "--block-size, --kv-blocks and --kv-memory: make phase5 builds a "
+                              "demo that has a pool of blocks");
+    if (o->kv_blocks && o->kv_memory)
+        return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
+                              "one");
     if (o->trace && !o->prompts)
         return error_set(err, "--trace needs --prompts");
     return 0;
@@ -268,5 +312,6 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
         return -1;
     out->max_running = out->max_running ? out->max_running : 8;
     out->token_budget = out->token_budget ? out->token_budget : 256;
+    out->block_size = out->block_size ? out->block_size : 16;
     return 0;
 }

@@ -33,6 +33,8 @@ struct options {
     const char *json;
     int max_running, token_budget; /* from phase 3 on */
     const char *trace;
+    int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
+    size_t kv_memory;          /* bytes */
     bool help;
 };
 

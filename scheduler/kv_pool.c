@@ -1,0 +1,140 @@
+#include "scheduler/kv_pool.h"
+
+#include "model/kv_cache.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { POISON_EXPONENT = 127 };
+
+int block_size_check(int block_size, struct error *err) {
+    if (block_size < 1 || block_size > MAX_BLOCK_SIZE || block_size & (block_size - 1))
+        return error_set(err, "block size %d: use a power of two from 1 to %d", block_size,
+                         MAX_BLOCK_SIZE);
+    return 0;
+}
+
+/* ---- poison -----------------------------------------------------------------------------------
+ */
+
+/* Mantissas and exponents of one block and layer, keys or values. */
+static size_t rows_per_block(const struct kv_pool *p) {
+    return (size_t)p->block_size * (size_t)p->n_kv_heads;
+}
+
+/* One array serves both kinds of data: the mantissas, then the exponents. */
+static int make_junk(struct kv_pool *p, struct error *err) {
+    size_t rows = rows_per_block(p), count = rows * (size_t)p->head_dim;
+    p->junk = malloc(sizeof *p->junk * count + rows);
+    if (!p->junk)
+        return error_set(err, "out of memory for the poison of a KV pool");
+    for (size_t i = 0; i < count; i++)
+        p->junk[i] = INT16_MIN;
+    memset(p->junk + count, POISON_EXPONENT, rows);
+    return 0;
+}
+
+void kv_pool_poison(struct kv_pool *p, int32_t block) {
+    if (!p->poison)
+        return;
+    size_t rows = rows_per_block(p), count = rows * (size_t)p->head_dim;
+    size_t row = (size_t)block * rows, at = (size_t)block * count;
+    for (int i = 0; i < p->n_layers; i++) {
+        const struct kv_layer *l = &p->layers[i];
+        p->dev->ops->upload(p->dev, l->k + at, p->junk, sizeof *p->junk * count);
+        p->dev->ops->upload(p->dev, l->v + at, p->junk, sizeof *p->junk * count);
+        p->dev->ops->upload(p->dev, l->k_exponents + row, p->junk + count, rows);
+        p->dev->ops->upload(p->dev, l->v_exponents + row, p->junk + count, rows);
+    }
+}
+
+/* ---- how large? -------------------------------------------------------------------------------
+ */
+
+static double megabytes(size_t bytes) {
+    return (double)bytes / 1e6;
+}
+
+/* The number of blocks, or -1 with err set. The share of 80 % leaves room for what passes need
+ * beside the cache: activations, scratch memory, logits. */
+static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
+                       struct error *err) {
+    int most = INT_MAX / p->block_size;
+    size_t left = p->dev->ops->available(p->dev);
+    if (o->n_blocks < 0)
+        return error_set(err, "a KV pool of %d blocks: the number must not be negative",
+                         o->n_blocks);
+    size_t budget = o->bytes ? o->bytes : left / 5 * 4;
+    size_t n = o->n_blocks ? (size_t)o->n_blocks : budget / p->bytes_per_block;
+    if (!n)
+        return error_set(err,
+                         "a KV pool of %.3f MB holds no block: one takes %.3f MB. Give it more "
+                         "memory or smaller blocks",
+                         megabytes(budget), megabytes(p->bytes_per_block));
+    if (n > left / p->bytes_per_block)
+        return error_set(err, "a KV pool of %.1f MB: only %.1f MB are free. Make it smaller",
+                         (double)n * megabytes(p->bytes_per_block), megabytes(left));
+    if (n <= (size_t)most)
+        return (int)n;
+    if (!o->n_blocks && !o->bytes) /* nobody asked for that many */
+        return most;
+    return error_set(err, "a KV pool of %zu blocks of %d positions: more than 2^31 - 1 positions",
+                     n, p->block_size);
+}
+
+/* ---- the pool ---------------------------------------------------------------------------------
+ */
+
+static int allocate_layers(struct kv_pool *p, int n_slots, struct error *err) {
+    p->layers = calloc((size_t)p->n_layers, sizeof *p->layers);
+    if (!p->layers)
+        return error_set(err, "out of memory for a KV pool of %d layers", p->n_layers);
+    for (int i = 0; i < p->n_layers; i++)
+        if (kv_layer_alloc(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim, err))
+            return -1;
+    return 0;
+}
+
+int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_pool_options *o,
+                  struct error *err) {
+    const struct model_config *c = &model->config;
+    *p = (struct kv_pool){0};
+    if (block_size_check(o->block_size, err))
+        return -1;
+    p->dev = model->dev;
+    p->n_layers = c->n_layers;
+    p->n_kv_heads = c->n_kv_heads;
+    p->head_dim = c->head_dim;
+    p->block_size = o->block_size;
+    p->poison = o->poison;
+    p->bytes_per_block =
+        (size_t)c->n_layers * kv_layer_bytes(o->block_size, c->n_kv_heads, c->head_dim);
+    int n_blocks = choose_size(p, o, err);
+    if (n_blocks < 0 || block_allocator_start(&p->blocks, n_blocks, o->order, err) ||
+        allocate_layers(p, n_blocks * o->block_size, err) || (p->poison && make_junk(p, err))) {
+        kv_pool_end(p);
+        return -1;
+    }
+    p->bytes = (size_t)n_blocks * p->bytes_per_block;
+    for (int32_t block = 0; block < n_blocks; block++)
+        kv_pool_poison(p, block);
+    return 0;
+}
+
+void kv_pool_end(struct kv_pool *p) {
+    int n_slots = p->blocks.stats.total * p->block_size;
+    for (int i = 0; p->layers && i < p->n_layers; i++)
+        kv_layer_free(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim);
+    free(p->layers);
+    free(p->junk); /* after the layers: uploads from it may have been under way */
+    block_allocator_end(&p->blocks);
+    *p = (struct kv_pool){0};
+}
+
+int kv_pool_release(struct kv_pool *p, int32_t block, bool keep, struct error *err) {
+    int references = block_release(&p->blocks, block, keep, err);
+    if (!references && !keep)
+        kv_pool_poison(p, block);
+    return references;
+}
