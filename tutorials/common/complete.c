@@ -82,7 +82,7 @@ static int answer_line(void *context, const json_t *value, const char *where, st
         prompt = json_string_value(value);
     else if (!json_is_object(value))
         return error_set(err, "%s: must be a string or an object with prompt or messages", where);
-    else if (json_get_string(value, "prompt", &prompt, where, err) ||
+    else if (json_get_text(value, "prompt", &prompt, where, err) ||
              json_get_int(value, "max_new", 1, 1 << 30, &max_new, where, err))
         return -1;
     json_t *list = json_object_get(value, "messages");

@@ -16,7 +16,8 @@ static int encode_messages(void *context, const json_t *list, const char *where,
     size_t n_messages, n_bytes;
     char *text;
     if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(err, "the model has no ChatML template; give prompts, with --raw");
+        return error_set(
+            err, "%s: messages: the model has no ChatML template; give prompts, with --raw", where);
     if (chat_messages_from_json(list, where, &messages, &n_messages, err))
         return -1;
     int result = chat_render(messages, n_messages, &text, &n_bytes, err);
