@@ -44,9 +44,9 @@ mutate: deps
 	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
 	@tests/mutate
 
-build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) build/$(b)/demo0 \
-              build/$(b)/demo1 build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel) \
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) \
+              $(foreach p,0 1 2 3 4,build/$(b)/demo$(p)) build/$(b)/emu-demo0 \
+              build/$(b)/emu-demo1 build/$(b)/tests/check_kernel) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
