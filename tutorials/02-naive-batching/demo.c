@@ -50,7 +50,7 @@ static int measure_batch(struct demo *demo, const struct request *request, int n
     demo->generator.ignore_stop = true;
     int result = group_start(demo, &g, requests, n, 0, err) || group_answer(demo, &g, &waste, err);
     demo->generator.ignore_stop = false;
-    if (!result) {
+    if (!result && !demo_interrupted(demo)) {
         json_array_append_new(rows, sweep_row(demo, &g));
         fingerprint_add_sequence(&demo->run, fingerprint_value(&g.sequences[0].fingerprint));
     }
@@ -73,7 +73,7 @@ static int sweep(struct demo *demo, struct error *err) {
     struct progress_bar bar = progress_bar_start("measuring");
     int result = measure_batch(demo, &request, 1, rows, err); /* warms up */
     json_array_clear(rows);
-    for (int i = 0; !result && i < 5; i++) {
+    for (int i = 0; !result && i < 5 && !demo_interrupted(demo); i++) {
         result = measure_batch(demo, &request, sizes[i], rows, err);
         progress_bar_update(&bar, (size_t)i + 1, 5);
     }
@@ -136,7 +136,9 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
 }
 
 static int tables(struct demo *demo, struct error *err) {
-    return sweep(demo, err) || show_waste(demo, mixed_prompts, err) ? -1 : 0;
+    if (sweep(demo, err))
+        return -1;
+    return demo_interrupted(demo) ? 0 : show_waste(demo, mixed_prompts, err);
 }
 
 /* --prompts: all of the file in one batch. */

@@ -78,6 +78,8 @@ static int answer_line(void *context, const json_t *value, const char *where, st
     struct prompts_run *run = context;
     const char *prompt = NULL;
     int max_new = run->demo->options.max_new;
+    if (demo_interrupted(run->demo))
+        return 0;
     if (json_is_string(value))
         prompt = json_string_value(value);
     else if (!json_is_object(value))
