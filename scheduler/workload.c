@@ -14,6 +14,14 @@ const struct workload_mix workload_sharegpt = {.requests_per_second = 2,
                                                .most_prompt = 1024,
                                                .most_answer = 1024};
 
+const struct workload_mix workload_short = {.requests_per_second = 8,
+                                            .prompt_median = 20,
+                                            .prompt_sigma = 0.5,
+                                            .answer_median = 24,
+                                            .answer_sigma = 0.5,
+                                            .most_prompt = 128,
+                                            .most_answer = 128};
+
 void workload_free(struct workload *w) {
     for (int i = 0; i < w->n; i++) {
         struct request *r = &w->requests[i];

@@ -45,6 +45,9 @@ struct workload_mix {
  * mean output 338 tokens (Kwon et al., 2023, figure 11), long-tailed. */
 extern const struct workload_mix workload_sharegpt;
 
+/* Questions and answers of a few lines: medians of 20 and 24 tokens, at most 128 each. */
+extern const struct workload_mix workload_short;
+
 /* Draws n requests with random ids below vocab_size: the same for the same seed on every machine.
  * Returns 0, or -1 with err set (no memory). */
 int workload_random(struct workload *w, int n, const struct workload_mix *mix, int vocab_size,

@@ -109,6 +109,8 @@ static int run_task(struct demo *demo, struct error *err) {
         return verify_prompt(demo, err);
     if (o->prompt)
         return complete_prompt(demo, err);
+    if (o->random)
+        return demo->phase->prompts(demo, err);
     if (o->prompts)
         return demo->phase->prompts ? demo->phase->prompts(demo, err) : complete_prompts(demo, err);
     if (o->messages)

@@ -31,7 +31,8 @@ struct phase {
     /* Runs the phase's tables with demo_table; 0, or -1 with err set. Both end early, with 0, when
      * the demo is interrupted. */
     int (*tables)(struct demo *demo, struct error *err);
-    /* Runs options.prompts, the same way; NULL: one prompt after the other. */
+    /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
+     * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
 };
 

@@ -219,10 +219,14 @@ int serve_prompts(struct demo *demo, const char *path, bool continuous, struct e
     struct workload w;
     struct engine engine = {0};
     json_t *steps = NULL;
-    int result = demo_read_requests(demo, path, &w, err) ||
-                 serve_run(demo, &w, continuous, &engine, &steps, err);
+    int result = path ? demo_read_requests(demo, path, &w, err) : demo_draw_requests(demo, &w, err);
+    demo->generator.ignore_stop = !path;
+    if (!result)
+        result = serve_run(demo, &w, continuous, &engine, w.n > 100 ? NULL : &steps, err);
+    demo->generator.ignore_stop = false;
     if (!result) {
-        serve_show_steps(demo, steps);
+        if (steps)
+            serve_show_steps(demo, steps);
         serve_show_requests(demo, &w, &engine);
         result = serve_show_totals(demo, &engine, err);
     }
