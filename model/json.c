@@ -91,6 +91,16 @@ int json_get_string(const json_t *object, const char *field, const char **out, c
     return 0;
 }
 
+int json_get_text(const json_t *object, const char *field, const char **out, const char *where,
+                  struct error *err) {
+    *out = NULL;
+    if (json_get_string(object, field, out, where, err))
+        return -1;
+    if (*out && strlen(*out) != json_string_length(json_object_get(object, field)))
+        return error_set(err, "%s: \"%s\" has a NUL character", where, field);
+    return 0;
+}
+
 int json_for_each_line(const char *path,
                        int (*each)(void *context, const json_t *value, const char *where,
                                    struct error *err),
@@ -106,8 +116,10 @@ int json_for_each_line(const char *path,
         if (strspn(line, " \t\r\n") == (size_t)n)
             continue;
         snprintf(where, sizeof where, "%s: line %d", path, number);
-        json_t *value = json_parse(line, (size_t)n, where, err);
-        result = value ? each(context, value, where, err) : -1;
+        json_error_t why;
+        json_t *value = json_loadb(line, (size_t)n, PARSE_FLAGS, &why);
+        result = value ? each(context, value, where, err)
+                       : error_set(err, "%s, column %d: %s", where, why.column, why.text);
         json_decref(value);
     }
     if (!result && ferror(file))

@@ -21,9 +21,9 @@ json_t *json_read_file(const char *path, struct error *err);
 /* Parses n bytes; where names them in errors. Returns a new reference, or NULL with err set. */
 json_t *json_parse(const char *text, size_t n, const char *where, struct error *err);
 
-/* Calls each(context, value, where) for every line of a file that is not empty, parsed as JSON; where
- * is "FILE: line N". Returns 0, or -1 with err set: the file, a line that is not JSON, what each
- * says. */
+/* Calls each(context, value, where) for every line of a file that is not empty, parsed as JSON;
+ * where is "FILE: line N". Returns 0, or -1 with err set: the file, a line that is not JSON, what
+ * each says. */
 int json_for_each_line(const char *path,
                        int (*each)(void *context, const json_t *value, const char *where,
                                    struct error *err),
@@ -41,5 +41,9 @@ int json_get_bool(const json_t *object, const char *field, bool *out, const char
 /* *out points into object and lives as long as it. */
 int json_get_string(const json_t *object, const char *field, const char **out, const char *where,
                     struct error *err);
+
+/* The same for a string without NUL characters; *out is NULL when the field is absent. */
+int json_get_text(const json_t *object, const char *field, const char **out, const char *where,
+                  struct error *err);
 
 #endif

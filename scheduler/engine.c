@@ -22,8 +22,8 @@ static void wait_until(const struct engine *e, double time) {
         return;
     }
     double left = time - now(e);
-    if (left > 0)
-        nanosleep(&(struct timespec){(time_t)left, (long)((left - floor(left)) * 1e9)}, NULL);
+    if (left > 0) /* in pieces, so that an interruption is noticed */
+        nanosleep(&(struct timespec){0, (long)(fmin(left, 0.1) * 1e9)}, NULL);
 }
 
 /* ---- text and stop strings --------------------------------------------------------------------
@@ -54,7 +54,8 @@ static bool cut_at_stop(struct answer_of *a, const struct request *r, size_t old
     const char *first = NULL;
     for (int i = 0; i < r->n_stops; i++) {
         size_t n = strlen(r->stops[i]), from = old + 1 > n ? old + 1 - n : 0;
-        const char *found = n && a->text ? strstr(a->text + from, r->stops[i]) : NULL;
+        const char *found =
+            n && a->text ? memmem(a->text + from, a->n_text - from, r->stops[i], n) : NULL;
         if (found && (!first || found < first))
             first = found;
     }
@@ -196,6 +197,11 @@ static int step(struct engine *e, struct error *err) {
     return 0;
 }
 
+static void cancel_all(struct engine *e) {
+    for (int i = 0; i < e->n; i++)
+        engine_cancel(e, i);
+}
+
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
                const struct engine_options *options, struct error *err) {
     *e = (struct engine){.generator = g, .requests = requests, .n = n, .options = options};
@@ -212,7 +218,9 @@ int engine_run(struct engine *e, struct generator *g, const struct request *requ
         if (add_request(e, i, err))
             return -1;
     while (e->scheduler.n_done < n)
-        if (step(e, err))
+        if (generator_interrupted(g))
+            cancel_all(e);
+        else if (step(e, err))
             return -1;
     return 0;
 }

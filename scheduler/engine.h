@@ -62,7 +62,8 @@ struct engine {
 };
 
 /* Runs all requests (sorted by arrival) to their end. A request that cannot be answered ends with
- * FINISH_ERROR and its reason; the others go on. Returns 0, or -1 with err set: bad options,
+ * FINISH_ERROR and its reason; the others go on. When g->interrupted asks to end, the step is
+ * finished and all that are not done are cancelled. Returns 0, or -1 with err set: bad options,
  * arrivals out of order, no memory, a device that failed. The engine must be ended in either case.
  */
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,

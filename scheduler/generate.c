@@ -13,6 +13,10 @@ void generator_end(struct generator *g) {
     g->ws = NULL;
 }
 
+bool generator_interrupted(const struct generator *g) {
+    return g->interrupted && *g->interrupted;
+}
+
 int generator_check_prompt(const struct generator *g, const struct sequence *s, struct error *err) {
     if (!s->n_tokens)
         return error_set(err, "the prompt is empty: there is nothing to continue");
@@ -26,6 +30,10 @@ int generate(struct generator *g, struct sequence *s, struct kv_cache *cache, st
     if (generator_check_prompt(g, s, err))
         return -1;
     while (s->finish == FINISH_NOT_YET) {
+        if (generator_interrupted(g)) {
+            s->finish = FINISH_CANCELLED;
+            break;
+        }
         /* Without a cache everything is read again, in one pass. */
         int first = cache ? s->n_cached : 0, left = s->n_tokens - first;
         bool all = !cache || left <= g->chunk;

@@ -10,6 +10,8 @@
 #include "model/forward.h"
 #include "scheduler/sequence.h"
 
+#include <signal.h>
+
 struct generator {
     struct model *model;
     struct workspace *ws;
@@ -17,6 +19,9 @@ struct generator {
     int chunk;                 /* most prompt tokens read in one pass; needs a cache */
     bool ignore_stop;          /* stop tokens do not end the answer: for measurements */
     const struct probe *probe; /* sees every tensor; may be NULL */
+    /* Not 0: everything that runs ends after its step, as FINISH_CANCELLED. A signal handler may
+     * set it. NULL: never. */
+    const volatile sig_atomic_t *interrupted;
     /* Called for each token drawn, in order, with its row of logits, host [vocab_size]. Returns 0,
      * or -1 with err set, which ends the generation. May be NULL. */
     int (*on_token)(void *context, const struct sequence *s, const float *logits,
@@ -29,6 +34,9 @@ struct generator {
 int generator_start(struct generator *g, struct model *model, struct error *err);
 
 void generator_end(struct generator *g);
+
+/* Whether *g->interrupted asks to end. */
+bool generator_interrupted(const struct generator *g);
 
 /* Returns 0 when the sequence can be continued, or -1 with err set: it is empty, or does not fit in
  * the context. */

@@ -21,7 +21,7 @@ static struct pass_part prompt_part(struct sequence *s, struct kv_cache *cache, 
 static int read_prompts(struct generator *g, struct sequence *const *sequences,
                         struct kv_cache *const *caches, int n, int columns, struct pass_part *parts,
                         struct error *err) {
-    for (int first = 0; first < columns; first += g->chunk) {
+    for (int first = 0; first < columns && !generator_interrupted(g); first += g->chunk) {
         int end = columns - first < g->chunk ? columns : first + g->chunk;
         for (int i = 0; i < n; i++)
             parts[i] = prompt_part(sequences[i], caches[i], columns - sequences[i]->n_tokens, first,
@@ -46,6 +46,12 @@ static int step(struct generator *g, struct sequence *const *sequences,
     waste->answer_rows += n;
     waste->steps++;
     return pass_run(g, parts, n, err);
+}
+
+static void cancel(struct sequence *const *sequences, int n) {
+    for (int i = 0; i < n; i++)
+        if (sequences[i]->finish == FINISH_NOT_YET)
+            sequences[i]->finish = FINISH_CANCELLED;
 }
 
 static bool all_done(struct sequence *const *sequences, int n) {
@@ -73,8 +79,10 @@ int naive_batch_generate(struct generator *g, struct sequence *const *sequences,
     if (!parts)
         return error_set(err, "out of memory for a batch of %d", n);
     int result = read_prompts(g, sequences, caches, n, columns, parts, err);
-    while (!result && !all_done(sequences, n))
+    while (!result && !all_done(sequences, n) && !generator_interrupted(g))
         result = step(g, sequences, caches, n, waste, parts, err);
+    if (!result)
+        cancel(sequences, n); /* all are done, or the run is interrupted */
     free(parts);
     return result;
 }

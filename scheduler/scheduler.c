@@ -48,7 +48,8 @@ int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct erro
         s->jobs = jobs;
         s->capacity = capacity;
     }
-    s->jobs[s->n_jobs] = (struct job){.arrival = arrival, .n_prompt = n_prompt};
+    s->jobs[s->n_jobs] = (struct job){
+        .arrival = arrival, .n_prompt = n_prompt, .admitted = -1, .first = -1, .done = -1};
     return s->n_jobs++;
 }
 
@@ -137,6 +138,8 @@ void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now
     struct job *j = &s->jobs[job];
     if (j->state == REQUEST_DONE)
         return;
+    if (now < j->arrival)
+        now = j->arrival; /* it ends the moment it arrives */
     leave(s, job);
     j->finish = finish;
     change(s, job, REQUEST_DONE, now);

@@ -27,7 +27,8 @@ struct scheduler_options {
     bool continuous;
 };
 
-/* A request as the scheduler sees it. Times are in seconds of the run. */
+/* A request as the scheduler sees it. Times are in seconds of the run; -1: it did not come to that.
+ */
 struct job {
     enum request_state state;
     enum finish finish;
@@ -75,7 +76,8 @@ int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries);
 void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum finish finish,
                    double now);
 
-/* Ends a request that is not done, wherever it is: cancelled, or not answerable. */
+/* Ends a request that is not done, wherever it is: cancelled, or not answerable. One that has not
+ * arrived yet ends as it arrives. */
 void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now);
 
 /* When the next request that waits arrives (maybe in the past); INFINITY: none waits. */

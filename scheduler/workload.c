@@ -14,6 +14,14 @@ const struct workload_mix workload_sharegpt = {.requests_per_second = 2,
                                                .most_prompt = 1024,
                                                .most_answer = 1024};
 
+const struct workload_mix workload_short = {.requests_per_second = 8,
+                                            .prompt_median = 20,
+                                            .prompt_sigma = 0.5,
+                                            .answer_median = 24,
+                                            .answer_sigma = 0.5,
+                                            .most_prompt = 128,
+                                            .most_answer = 128};
+
 void workload_free(struct workload *w) {
     for (int i = 0; i < w->n; i++) {
         struct request *r = &w->requests[i];
@@ -54,12 +62,21 @@ struct reading {
     struct workload *workload;
     const struct request *defaults;
     const struct workload_encoder *encoder;
+    json_t *ids; /* an object: each id and where it was given */
 };
+
+/* A member of the line; NULL if it is absent or null. */
+static const json_t *member(const json_t *line, const char *key) {
+    const json_t *value = json_object_get(line, key);
+    return json_is_null(value) ? NULL : value;
+}
 
 static int add_stop(struct request *r, const json_t *text, const char *where, struct error *err) {
     const char *stop = json_string_value(text);
-    if (!stop || !*stop)
-        return error_set(err, "%s: stop: must be a text that is not empty, or a list of such",
+    if (!stop || !*stop || strlen(stop) != json_string_length(text))
+        return error_set(err,
+                         "%s: stop: must be a text that is not empty and has no NUL character, or "
+                         "a list of such",
                          where);
     char **stops = realloc(r->stops, sizeof *stops * ((size_t)r->n_stops + 1));
     if (!stops)
@@ -70,8 +87,8 @@ static int add_stop(struct request *r, const json_t *text, const char *where, st
 }
 
 static int read_stops(struct request *r, const json_t *line, const char *where, struct error *err) {
-    const json_t *stop = json_object_get(line, "stop");
-    if (!stop || json_is_null(stop))
+    const json_t *stop = member(line, "stop");
+    if (!stop)
         return 0;
     if (!json_is_array(stop))
         return add_stop(r, stop, where, err);
@@ -82,8 +99,8 @@ static int read_stops(struct request *r, const json_t *line, const char *where, 
 }
 
 static int check_keys(const json_t *line, const char *where, struct error *err) {
-    static const char *const known[] = {"prompt", "messages", "max_new", "arrival", "temperature",
-                                        "top_k",  "top_p",    "seed",    "stop"};
+    static const char *const known[] = {"id",          "prompt", "messages", "max_new", "arrival",
+                                        "temperature", "top_k",  "top_p",    "seed",    "stop"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)line, key, value) {
@@ -92,7 +109,7 @@ static int check_keys(const json_t *line, const char *where, struct error *err) 
             i++;
         if (i == n)
             return error_set(err,
-                             "%s: %s: unknown; known are prompt, messages, max_new, arrival, "
+                             "%s: %s: unknown; known are id, prompt, messages, max_new, arrival, "
                              "temperature, top_k, top_p, seed, stop",
                              where, key);
     }
@@ -102,7 +119,7 @@ static int check_keys(const json_t *line, const char *where, struct error *err) 
 static int read_sampling(struct sampling_options *s, const json_t *line, const char *where,
                          struct error *err) {
     double temperature = s->temperature, top_p = s->top_p;
-    const json_t *seed = json_object_get(line, "seed");
+    const json_t *seed = member(line, "seed");
     if (json_get_double(line, "temperature", &temperature, where, err) ||
         json_get_double(line, "top_p", &top_p, where, err) ||
         json_get_int(line, "top_k", 0, INT32_MAX, &s->top_k, where, err))
@@ -117,6 +134,24 @@ static int read_sampling(struct sampling_options *s, const json_t *line, const c
         s->seed = (uint64_t)json_integer_value(seed);
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
+    return 0;
+}
+
+/* The id of a line, NULL if it has none; no two lines may have the same. */
+static int read_id(struct reading *reading, const json_t *line, const char *where, const char **id,
+                   struct error *err) {
+    if (json_get_text(line, "id", id, where, err))
+        return -1;
+    if (!*id)
+        return 0;
+    const json_t *first = json_object_get(reading->ids, *id);
+    if (!**id)
+        return error_set(err, "%s: id: must not be empty", where);
+    if (first)
+        return error_set(err, "%s: id: \"%s\" is taken by %s", where, *id,
+                         json_string_value(first));
+    if (json_object_set_new(reading->ids, *id, json_string_nocheck(where)))
+        return error_set(err, "%s: id: out of memory", where);
     return 0;
 }
 
@@ -140,28 +175,30 @@ static char *make_title(const char *text) {
 }
 
 static int read_prompt(struct workload *w, const struct workload_encoder *encoder,
-                       const json_t *line, const char *where, struct error *err) {
+                       const json_t *line, const char *id, const char *where, struct error *err) {
     struct request *r = &w->requests[w->n - 1];
-    const json_t *messages = json_object_get(line, "messages");
-    const char *prompt = NULL;
+    const json_t *messages = member(line, "messages");
+    const char *prompt;
     size_t n = 0;
-    if (json_get_string(line, "prompt", &prompt, where, err))
+    if (json_get_text(line, "prompt", &prompt, where, err))
         return -1;
     if (!prompt == !messages)
         return error_set(err, "%s: needs either prompt or messages", where);
     struct error why;
-    if (prompt ? encoder->prompt(encoder->context, prompt, &r->prompt, &n, &why)
-               : encoder->messages(encoder->context, messages, where, &r->prompt, &n, &why))
-        return error_set(err, "%s: %s", where, why.text);
+    if (messages && encoder->messages(encoder->context, messages, where, &r->prompt, &n, err))
+        return -1;
+    if (prompt && encoder->prompt(encoder->context, prompt, &r->prompt, &n, &why))
+        return error_set(err, "%s: prompt: %s", where, why.text);
     if (n > INT32_MAX / 4)
         return error_set(err, "%s: the prompt has too many tokens", where);
     r->n_prompt = (int)n;
-    w->titles[w->n - 1] = make_title(prompt ? prompt : "(messages)");
+    w->titles[w->n - 1] = make_title(id ? id : prompt ? prompt : "(messages)");
     return w->titles[w->n - 1] ? 0 : error_set(err, "out of memory");
 }
 
 static int read_line(void *context, const json_t *line, const char *where, struct error *err) {
     struct reading *reading = context;
+    const char *id;
     if (!json_is_object(line))
         return error_set(err, "%s: must be an object with prompt or messages", where);
     struct request *r = add(reading->workload, err);
@@ -170,14 +207,14 @@ static int read_line(void *context, const json_t *line, const char *where, struc
     r->arrival = reading->defaults->arrival;
     r->max_new = reading->defaults->max_new;
     r->sampling = reading->defaults->sampling;
-    if (check_keys(line, where, err) ||
+    if (check_keys(line, where, err) || read_id(reading, line, where, &id, err) ||
         json_get_int(line, "max_new", 1, 1 << 30, &r->max_new, where, err) ||
         json_get_double(line, "arrival", &r->arrival, where, err) ||
         read_sampling(&r->sampling, line, where, err) || read_stops(r, line, where, err))
         return -1;
     if (!(r->arrival >= 0 && r->arrival <= 1e9))
         return error_set(err, "%s: arrival: must be a number of seconds from 0 to 1e9", where);
-    return read_prompt(reading->workload, reading->encoder, line, where, err);
+    return read_prompt(reading->workload, reading->encoder, line, id, where, err);
 }
 
 /* A stable insertion sort: files are nearly in order, and few lines long. */
@@ -213,9 +250,14 @@ int workload_append(struct workload *w, struct workload *more, struct error *err
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
                   const struct workload_encoder *encoder, struct error *err) {
     *w = (struct workload){0};
-    struct reading reading = {w, defaults, encoder};
-    if (json_for_each_line(path, read_line, &reading, err))
+    struct reading reading = {w, defaults, encoder, json_object()};
+    int result = reading.ids ? json_for_each_line(path, read_line, &reading, err)
+                             : error_set(err, "%s: out of memory", path);
+    json_decref(reading.ids);
+    if (result)
         return -1;
+    if (!w->n)
+        return error_set(err, "%s: no prompts in it", path);
     sort_by_arrival(w);
     return 0;
 }

@@ -9,12 +9,12 @@
 
 struct workload {
     struct request *requests; /* [n] in order of arrival */
-    char **titles;            /* [n] the beginning of each prompt, for tables */
+    char **titles;            /* [n] for tables: the id, or the beginning of the prompt */
     int n, capacity;
 };
 
 /* Turns the "prompt" (a string) or "messages" (a list) of a line into token ids, malloc'ed. Returns
- * 0, or -1 with err set. */
+ * 0, or -1 with err set; the one for messages says where in it. */
 struct workload_encoder {
     int (*prompt)(void *context, const char *text, int32_t **ids, size_t *n, struct error *err);
     int (*messages)(void *context, const json_t *messages, const char *where, int32_t **ids,
@@ -23,11 +23,12 @@ struct workload_encoder {
 };
 
 /*
- * Reads a JSONL file, one request a line: prompt or messages; and if wanted max_new, arrival
- * (seconds), temperature, top_k, top_p, seed, and stop: a string or a list of strings. What a line
- * does not say, `defaults` says. Requests are sorted by arrival, equal ones stay in the order of
- * the file. Returns 0, or -1 with err set: file, line, key and what was expected. The workload must
- * be freed in either case.
+ * Reads a JSONL file, one request a line: prompt or messages; and if wanted id (a string that no
+ * other line has), max_new, arrival (seconds), temperature, top_k, top_p, seed, and stop: a string
+ * or a list of strings. What a line does not say, or says is null, `defaults` says. Requests are
+ * sorted by arrival, equal ones stay in the order of the file. Returns 0, or -1 with err set: file,
+ * line, key and what was expected; a file without requests is refused, too. The workload must be
+ * freed in either case.
  */
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
                   const struct workload_encoder *encoder, struct error *err);
@@ -43,6 +44,9 @@ struct workload_mix {
 /* Lengths like those of the ShareGPT conversations that serving benchmarks use: mean input 161 and
  * mean output 338 tokens (Kwon et al., 2023, figure 11), long-tailed. */
 extern const struct workload_mix workload_sharegpt;
+
+/* Questions and answers of a few lines: medians of 20 and 24 tokens, at most 128 each. */
+extern const struct workload_mix workload_short;
 
 /* Draws n requests with random ids below vocab_size: the same for the same seed on every machine.
  * Returns 0, or -1 with err set (no memory). */

@@ -17,6 +17,8 @@ static int tables(struct demo *demo, struct error *err) {
     for (int i = 0; i < 3; i++) {
         uint64_t fingerprint;
         json_t *row = demo_measure(demo, prompt, lengths[i], NULL, &fingerprint, err);
+        if (!row && demo_interrupted(demo))
+            break;
         if (!row) {
             json_decref(rows);
             return -1;

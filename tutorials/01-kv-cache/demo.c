@@ -21,7 +21,7 @@ static int measure_length(struct demo *demo, int n_new, json_t *rows, struct err
         uint64_t fingerprint;
         json_t *row = demo_measure(demo, prompt, n_new, &caches[k], &fingerprint, err);
         if (!row)
-            return -1;
+            return demo_interrupted(demo) ? 0 : -1;
         json_object_set_new(row, "cache", json_string(caches[k].name));
         json_array_append_new(rows, row);
         if (k && fingerprint != first)
@@ -47,7 +47,7 @@ static int tables(struct demo *demo, struct error *err) {
                                             {"peak_mb", "peak MB", 1},
                                             {"fingerprint", "fingerprint", -1}};
     json_t *rows = json_array();
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3 && !demo_interrupted(demo); i++)
         if (measure_length(demo, lengths[i], rows, err)) {
             json_decref(rows);
             return -1;

@@ -50,7 +50,7 @@ static int measure_batch(struct demo *demo, const struct request *request, int n
     demo->generator.ignore_stop = true;
     int result = group_start(demo, &g, requests, n, 0, err) || group_answer(demo, &g, &waste, err);
     demo->generator.ignore_stop = false;
-    if (!result) {
+    if (!result && !demo_interrupted(demo)) {
         json_array_append_new(rows, sweep_row(demo, &g));
         fingerprint_add_sequence(&demo->run, fingerprint_value(&g.sequences[0].fingerprint));
     }
@@ -73,7 +73,7 @@ static int sweep(struct demo *demo, struct error *err) {
     struct progress_bar bar = progress_bar_start("measuring");
     int result = measure_batch(demo, &request, 1, rows, err); /* warms up */
     json_array_clear(rows);
-    for (int i = 0; !result && i < 5; i++) {
+    for (int i = 0; !result && i < 5 && !demo_interrupted(demo); i++) {
         result = measure_batch(demo, &request, sizes[i], rows, err);
         progress_bar_update(&bar, (size_t)i + 1, 5);
     }
@@ -105,6 +105,21 @@ static json_t *waste_rows(const struct workload *w, const struct group *g, int s
     return rows;
 }
 
+/* A batch starts at once and knows nothing of texts; all of its prompts must fit. */
+static int check_requests(const struct demo *demo, const struct workload *w, const char *path,
+                          struct error *err) {
+    for (int i = 0; i < w->n; i++) {
+        if (w->requests[i].n_stops || w->requests[i].arrival > 0)
+            return error_set(err, "%s: \"%s\" has %s: make phase3 builds a demo for that", path,
+                             w->titles[i], w->requests[i].n_stops ? "stop" : "an arrival");
+        if (w->requests[i].n_prompt >= demo->generator.context)
+            return error_set(err,
+                             "%s: \"%s\" has %d tokens and needs one more, but the context is %d",
+                             path, w->titles[i], w->requests[i].n_prompt, demo->generator.context);
+    }
+    return 0;
+}
+
 static int show_waste(struct demo *demo, const char *path, struct error *err) {
     static const struct column columns[] = {
         {"prompt", "prompt", -1},      {"tokens", "prompt tokens", 0},
@@ -114,7 +129,7 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
     struct group g = {0};
     struct naive_waste waste;
     int longest = 0;
-    int result = demo_read_requests(demo, path, &w, err) ||
+    int result = demo_read_requests(demo, path, &w, err) || check_requests(demo, &w, path, err) ||
                  group_start(demo, &g, w.requests, w.n, 0, err) ||
                  group_answer(demo, &g, &waste, err);
     for (int i = 0; !result && i < g.n; i++) {
@@ -136,7 +151,9 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
 }
 
 static int tables(struct demo *demo, struct error *err) {
-    return sweep(demo, err) || show_waste(demo, mixed_prompts, err) ? -1 : 0;
+    if (sweep(demo, err))
+        return -1;
+    return demo_interrupted(demo) ? 0 : show_waste(demo, mixed_prompts, err);
 }
 
 /* --prompts: all of the file in one batch. */

@@ -34,6 +34,8 @@ static int run_static(struct demo *demo, const struct workload *w, double *ends,
         group_end(demo, &g);
         if (result)
             return -1;
+        if (demo_interrupted(demo))
+            break;
     }
     return 0;
 }
@@ -88,13 +90,14 @@ static int compare_policies(struct demo *demo, const struct workload *w, struct 
     int result = fingerprint_start(&bits, err) || run_static(demo, w, ends, &tokens, &bits, err) ||
                  serve_run(demo, w, true, &e, NULL, err) ||
                  engine_fingerprint(&e, &continuous, err);
-    if (!result && fingerprint_value(&bits) != continuous)
+    bool complete = !result && !demo_interrupted(demo);
+    if (complete && fingerprint_value(&bits) != continuous)
         result =
             error_set(err,
                       "the static batches have fingerprint %016llx, the continuous ones "
                       "%016llx. This is a bug",
                       (unsigned long long)fingerprint_value(&bits), (unsigned long long)continuous);
-    if (!result)
+    if (complete && !result)
         result = show_latencies(demo, w, ends, tokens, &e, err);
     fingerprint_end(&bits);
     engine_end(&e);
@@ -123,6 +126,8 @@ static int measure_memory(struct demo *demo, const struct workload *w, int runni
     demo->options.cache = chosen;
     if (result)
         return -1;
+    if (demo_interrupted(demo))
+        return 0;
     double wasted = 100 * (1 - tokens / demo->generator.context);
     json_array_append_new(rows, json_pack("{si sf sf sf sf}", "running", running, "static_mb",
                                           megabytes[1], "dynamic_mb", megabytes[0], "tokens",
@@ -139,7 +144,7 @@ static int memory_wall(struct demo *demo, const struct workload *w, struct error
                                             {"wasted", "of static wasted %", 1}};
     int chosen = demo->options.max_running, result = 0;
     json_t *rows = json_array();
-    for (int i = 0; !result && i < 6; i++)
+    for (int i = 0; !result && i < 6 && !demo_interrupted(demo); i++)
         result = measure_memory(demo, w, sizes[i], rows, err);
     demo->options.max_running = chosen;
     if (result) {
@@ -166,8 +171,8 @@ static int tables(struct demo *demo, struct error *err) {
     int result =
         demo_read_requests(demo, mixed_prompts, &once, err) || compare_policies(demo, &once, err);
     workload_free(&once);
-    if (result)
-        return -1;
+    if (result || demo_interrupted(demo))
+        return result ? -1 : 0;
     result = twice(&doubled, demo, err) || memory_wall(demo, &doubled, err);
     workload_free(&doubled);
     return result ? -1 : 0;

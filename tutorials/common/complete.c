@@ -78,11 +78,13 @@ static int answer_line(void *context, const json_t *value, const char *where, st
     struct prompts_run *run = context;
     const char *prompt = NULL;
     int max_new = run->demo->options.max_new;
+    if (demo_interrupted(run->demo))
+        return 0;
     if (json_is_string(value))
         prompt = json_string_value(value);
     else if (!json_is_object(value))
         return error_set(err, "%s: must be a string or an object with prompt or messages", where);
-    else if (json_get_string(value, "prompt", &prompt, where, err) ||
+    else if (json_get_text(value, "prompt", &prompt, where, err) ||
              json_get_int(value, "max_new", 1, 1 << 30, &max_new, where, err))
         return -1;
     json_t *list = json_object_get(value, "messages");

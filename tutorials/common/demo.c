@@ -6,6 +6,7 @@
 #include "tutorials/common/verify.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,12 +82,35 @@ int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **id
     return result;
 }
 
+/* A signal handler reaches nothing but this. */
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int signal) {
+    interrupted = signal;
+}
+
+bool demo_interrupted(const struct demo *demo) {
+    return generator_interrupted(&demo->generator);
+}
+
+/* From here on the first Ctrl-C ends the run at the end of its step, the second one at once. A chat
+ * waits for its user most of the time: there, the first one ends it. */
+static void catch_interrupts(struct demo *demo) {
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART | SA_RESETHAND};
+    if (demo->options.chat || demo->options.verify)
+        return;
+    sigaction(SIGINT, &action, NULL);
+    demo->generator.interrupted = &interrupted;
+}
+
 static int run_task(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
     if (o->verify)
         return verify_prompt(demo, err);
     if (o->prompt)
         return complete_prompt(demo, err);
+    if (o->random)
+        return demo->phase->prompts(demo, err);
     if (o->prompts)
         return demo->phase->prompts ? demo->phase->prompts(demo, err) : complete_prompts(demo, err);
     if (o->messages)
@@ -96,18 +120,25 @@ static int run_task(struct demo *demo, struct error *err) {
     return demo->phase->tables(demo, err);
 }
 
-/* Ends the report: the fingerprint on stderr and the file of --json. */
+/* Ends the report: the fingerprint on stderr and the file of --json. What was interrupted has none.
+ */
 static int finish_report(struct demo *demo, struct error *err) {
     char fingerprint[17];
     snprintf(fingerprint, sizeof fingerprint, "%016llx",
              (unsigned long long)fingerprint_value(&demo->run));
-    json_object_set_new(demo->json, "fingerprint", json_string(fingerprint));
+    if (demo_interrupted(demo))
+        json_object_set_new(demo->json, "interrupted", json_true());
+    else
+        json_object_set_new(demo->json, "fingerprint", json_string(fingerprint));
     if (demo->options.json &&
         json_dump_file(demo->json, demo->options.json, JSON_INDENT(2) | JSON_REAL_PRECISION(9)))
         return error_set(err, "%s: cannot write: %s", demo->options.json, strerror(errno));
     if (fflush(stdout) || ferror(stdout))
         return error_set(err, "stdout: %s", strerror(errno));
-    fprintf(stderr, "fingerprint %s\n", fingerprint);
+    if (demo_interrupted(demo))
+        fprintf(stderr, "interrupted\n");
+    else
+        fprintf(stderr, "fingerprint %s\n", fingerprint);
     return 0;
 }
 
@@ -115,7 +146,10 @@ static int run_model(struct demo *demo, struct error *err) {
     demo->json = json_pack("{si ss}", "phase", demo->phase->number, "model", demo->options.model);
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
-    if (open_model(demo, err) || fingerprint_start(&demo->run, err) || run_task(demo, err))
+    if (open_model(demo, err) || fingerprint_start(&demo->run, err))
+        return -1;
+    catch_interrupts(demo);
+    if (run_task(demo, err))
         return -1;
     return finish_report(demo, err);
 }
@@ -147,10 +181,11 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
     }
     if (!result)
         result = demo.options.tokenize ? run_tokenizer(&demo, &err) : run_model(&demo, &err);
+    bool ended = demo_interrupted(&demo);
     close_all(&demo);
     if (result) {
         fflush(stdout); /* what was written so far comes before the reason why it ends */
         fprintf(stderr, "demo: %s\n", err.text);
     }
-    return result ? 2 : 0;
+    return result ? 2 : ended ? 128 + SIGINT : 0;
 }

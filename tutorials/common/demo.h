@@ -28,9 +28,11 @@ struct phase {
     const char *about;               /* one sentence for --help */
     const struct cache_kind *caches; /* the first is the default; none: no cache */
     int n_caches;
-    /* Runs the phase's tables with demo_table; 0, or -1 with err set. */
+    /* Runs the phase's tables with demo_table; 0, or -1 with err set. Both end early, with 0, when
+     * the demo is interrupted. */
     int (*tables)(struct demo *demo, struct error *err);
-    /* Runs options.prompts, the same way; NULL: one prompt after the other. */
+    /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
+     * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
 };
 
@@ -52,8 +54,13 @@ struct column {
     int decimals; /* of a number; -1: text */
 };
 
-/* Runs the program. Returns its exit status: 0, or 2 after one line on stderr. */
+/* Runs the program. Returns its exit status: 0, 2 after one line on stderr, or 130 after an
+ * interrupt signal, which ends the run at the end of its step. */
 int demo_main(int argc, char **argv, const struct phase *phase);
+
+/* Whether the user has interrupted the run (Ctrl-C). Tables then show what they have, without the
+ * row that was being measured. */
+bool demo_interrupted(const struct demo *demo);
 
 /* The ids of a prompt as a user gives it: as a chat message if the model chats and --raw does not
  * forbid it. *ids is malloc'ed, the caller's to free. Returns 0, or -1 with err set. */
@@ -67,8 +74,8 @@ void demo_table(struct demo *demo, const char *key, const char *title, const str
 
 /* One measurement for a table: answers `prompt` with exactly n_new tokens (stop tokens do not end
  * it), with the cache kind (NULL: none). Returns a row with the keys new, tok_s, ms_tok, last_ms
- * (mean of the last eighth), ttft_ms, cache_mb, peak_mb and fingerprint, or NULL with err set.
- * The caller adds the fingerprint to the run's. */
+ * (mean of the last eighth), ttft_ms, cache_mb, peak_mb and fingerprint, or NULL with err set, also
+ * when the demo was interrupted. The caller adds the fingerprint to the run's. */
 json_t *demo_measure(struct demo *demo, const char *prompt, int n_new,
                      const struct cache_kind *kind, uint64_t *fingerprint, struct error *err);
 

@@ -54,6 +54,10 @@ static json_t *timed_answer(struct demo *demo, struct sequence *s, struct kv_cac
     progress_bar_end(&timing->bar);
     if (result)
         return NULL;
+    if (demo_interrupted(demo)) {
+        error_set(err, "interrupted");
+        return NULL;
+    }
     if (sequence_new_tokens(s) < timing->n_new) {
         error_set(err, "the context of %d tokens is too small for %d prompt and %d new tokens",
                   g->context, n, timing->n_new);

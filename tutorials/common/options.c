@@ -26,6 +26,7 @@ enum {
     CACHE,
     PROMPT,
     PROMPTS,
+    RANDOM,
     MESSAGES,
     CHAT,
     VERIFY,
@@ -42,6 +43,8 @@ enum {
     MAX_RUNNING,
     TOKEN_BUDGET,
     TRACE,
+    RATE,
+    MIX,
     BLOCK_SIZE,
     KV_BLOCKS,
     KV_MEMORY,
@@ -52,12 +55,13 @@ static const struct row rows[] = {
     {NULL, NULL, "What to run (nothing of these: this phase's tables)", 0},
     {"prompt", "TEXT", "complete one prompt; the text streams to stdout", PROMPT},
     {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new", PROMPTS},
+    {"random", "N", "N requests of random tokens, from phase 3 on; see --rate and --mix", RANDOM},
     {"messages", "FILE.json", "answer a JSON list of chat messages", MESSAGES},
     {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", CHAT},
     {"verify", NULL, "with --prompt: compare every tensor of --device with the CPU's", VERIFY},
     {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line", TOKENIZE},
     {NULL, NULL, "How to sample", 0},
-    {"max-new", "N", "most tokens to write (512)", MAX_NEW},
+    {"max-new", "N", "most tokens to write (512; with --random: those of the mix)", MAX_NEW},
     {"temperature", "T", "0 is greedy (0)", TEMPERATURE},
     {"top-k", "K", "draw among the K most likely; 0: all (0)", TOP_K},
     {"top-p", "P", "draw among the most likely that hold a share P (1)", TOP_P},
@@ -73,7 +77,9 @@ static const struct row rows[] = {
     {NULL, NULL, "Many requests (from phase 3 on)", 0},
     {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
     {"token-budget", "N", "most tokens of all requests in one step (256)", TOKEN_BUDGET},
-    {"trace", "FILE.json", "with --prompts: a trace for ui.perfetto.dev", TRACE},
+    {"trace", "FILE.json", "with --prompts or --random: a trace for ui.perfetto.dev", TRACE},
+    {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", RATE},
+    {"mix", "NAME", "their lengths: sharegpt or short (sharegpt); drawn with --seed", MIX},
     {NULL, NULL, "The pool of KV blocks (from phase 5 on)", 0},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
     {"kv-blocks", "N", "blocks in the pool; or", KV_BLOCKS},
@@ -161,6 +167,13 @@ static int parse_size(const char *name, const char *text, size_t *out, struct er
     return 0;
 }
 
+static int parse_mix(const char *text, const char **out, struct error *err) {
+    *out = text;
+    return !strcmp(text, "sharegpt") || !strcmp(text, "short")
+               ? 0
+               : error_set(err, "--mix %s: must be sharegpt or short", text);
+}
+
 static int parse_cache(const char *text, const struct phase *phase, int *out, struct error *err) {
     for (int i = 0; i < phase->n_caches; i++)
         if (!strcmp(text, phase->caches[i].name)) {
@@ -199,6 +212,8 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case PROMPTS:
         o->prompts = text;
         return 0;
+    case RANDOM:
+        return parse_int("random", text, 1, 100000, &o->random, err);
     case MESSAGES:
         o->messages = text;
         return 0;
@@ -212,7 +227,10 @@ static int set_option(struct options *o, int key, const char *text, const struct
         o->raw = true;
         return 0;
     case MAX_NEW:
-        return parse_int("max-new", text, 1, INT_MAX, &o->max_new, err);
+        if (parse_int("max-new", text, 1, INT_MAX, &o->max_new, err))
+            return -1;
+        o->longest = o->max_new;
+        return 0;
     case TEMPERATURE:
         return parse_float("temperature", text, 0, 1e30f, &o->sampling.temperature, err);
     case TOP_K:
@@ -246,6 +264,10 @@ static int set_option(struct options *o, int key, const char *text, const struct
         return parse_int("kv-blocks", text, 1, INT_MAX, &o->kv_blocks, err);
     case KV_MEMORY:
         return parse_size("kv-memory", text, &o->kv_memory, err);
+    case RATE:
+        return parse_float("rate", text, 0, 1e6f, &o->rate, err);
+    case MIX:
+        return parse_mix(text, &o->mix, err);
     default:
         o->help = true;
         return 0;
@@ -263,16 +285,23 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     if (o->kv_blocks && o->kv_memory)
         return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
                               "one");
-    if (o->trace && !o->prompts)
-        return error_set(err, "--trace needs --prompts");
+    if (phase->number < 3 && o->random)
+        return error_set(err, "--random: make phase3 builds a demo that has a scheduler");
+    if (phase->prompts && (o->prompts || o->random) && (o->ids || o->dump_logits))
+        return error_set(err, "%s: many requests at once have tables only; give one --prompt",
+                         o->ids ? "--ids" : "--dump-logits");
+    if (o->trace && !o->prompts && !o->random)
+        return error_set(err, "--trace needs --prompts or --random");
     return 0;
 }
 
 static int check_combination(const struct options *o, struct error *err) {
-    int tasks = !!o->prompt + !!o->prompts + !!o->messages + o->chat + !!o->tokenize;
+    int tasks = !!o->prompt + !!o->prompts + !!o->random + !!o->messages + o->chat + !!o->tokenize;
     if (tasks > 1)
-        return error_set(err, "--prompt, --prompts, --messages, --chat and --tokenize exclude each "
-                              "other: give one");
+        return error_set(err, "--prompt, --prompts, --random, --messages, --chat and --tokenize "
+                              "exclude each other: give one");
+    if (!o->random && (o->mix || o->rate > 0))
+        return error_set(err, "--%s needs --random", o->mix ? "mix" : "rate");
     if (o->verify && !o->prompt)
         return error_set(err, "--verify needs --prompt");
     if (o->verify && o->device && !strcmp(o->device, "cpu"))
@@ -311,7 +340,13 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
     if (check_combination(out, err) || check_phase(out, phase, err))
         return -1;
     out->max_running = out->max_running ? out->max_running : 8;
-    out->token_budget = out->token_budget ? out->token_budget : 256;
+    if (out->token_budget && out->token_budget < out->max_running)
+        return error_set(err,
+                         "--token-budget %d: each of the %d requests of --max-running draws a "
+                         "token per step: at least %d",
+                         out->token_budget, out->max_running, out->max_running);
+    if (!out->token_budget)
+        out->token_budget = out->max_running > 256 ? out->max_running : 256;
     out->block_size = out->block_size ? out->block_size : 16;
     return 0;
 }

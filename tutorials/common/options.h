@@ -19,8 +19,9 @@ struct options {
     int context;        /* 0: the model's */
     int chunk;          /* prompt tokens per pass */
     int cache;          /* index into the phase's caches */
-    const char *prompt; /* one of these four, or none: the phase's tables */
+    const char *prompt; /* one of these five, or none: the phase's tables */
     const char *prompts;
+    int random; /* requests drawn at random; 0: none. From phase 3 on */
     const char *messages;
     bool chat;
     bool verify;          /* with prompt: compare the device with the reference */
@@ -35,6 +36,9 @@ struct options {
     const char *trace;
     int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
     size_t kv_memory;          /* bytes */
+    float rate;      /* of random requests, per second; 0: all at once */
+    const char *mix; /* their lengths, "sharegpt" or "short"; NULL: not given */
+    int longest;     /* answer of a random request: --max-new, or 0 when that was not given */
     bool help;
 };
 

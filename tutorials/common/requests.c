@@ -3,6 +3,7 @@
 #include "model/chat.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int encode_prompt(void *context, const char *text, int32_t **ids, size_t *n,
                          struct error *err) {
@@ -16,7 +17,8 @@ static int encode_messages(void *context, const json_t *list, const char *where,
     size_t n_messages, n_bytes;
     char *text;
     if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(err, "the model has no ChatML template; give prompts, with --raw");
+        return error_set(
+            err, "%s: messages: the model has no ChatML template; give prompts, with --raw", where);
     if (chat_messages_from_json(list, where, &messages, &n_messages, err))
         return -1;
     int result = chat_render(messages, n_messages, &text, &n_bytes, err);
@@ -34,4 +36,23 @@ int demo_read_requests(const struct demo *demo, const char *path, struct workloa
                                .sampling = demo->options.sampling};
     struct workload_encoder encoder = {encode_prompt, encode_messages, (void *)demo};
     return workload_read(w, path, &defaults, &encoder, err);
+}
+
+static int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+
+int demo_draw_requests(const struct demo *demo, struct workload *w, struct error *err) {
+    const struct options *o = &demo->options;
+    struct workload_mix mix = workload_sharegpt;
+    int context = demo->generator.context;
+    if (o->mix && !strcmp(o->mix, "short"))
+        mix = workload_short;
+    mix.requests_per_second = (double)o->rate;
+    mix.most_prompt = min_int(mix.most_prompt, context / 2);
+    mix.most_answer = min_int(mix.most_answer, context - mix.most_prompt);
+    if (o->longest)
+        mix.most_answer = min_int(mix.most_answer, o->longest);
+    return workload_random(w, o->random, &mix, tokenizer_vocab_size(demo->tokenizer), &o->sampling,
+                           o->sampling.seed, err);
 }

@@ -1,5 +1,5 @@
 /*
- * requests.h - --prompts for the phases that run many requests at once.
+ * requests.h - --prompts and --random for the phases that run many requests at once.
  */
 #ifndef SAMEBITS_REQUESTS_H
 #define SAMEBITS_REQUESTS_H
@@ -12,5 +12,9 @@
  * case. */
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
                        struct error *err);
+
+/* Draws the requests of --random. They have the model's whole vocabulary and fit in its context: a
+ * prompt in half of it, and an answer in what is left. Returns as demo_read_requests. */
+int demo_draw_requests(const struct demo *demo, struct workload *w, struct error *err);
 
 #endif

@@ -15,8 +15,22 @@ struct log {
     char *current; /* [n + 1] */
     json_t *steps; /* NULL: not wanted */
     struct trace trace;
+    int running, waiting; /* as last counted in the trace */
     struct progress_bar bar;
 };
+
+/* The trace's counters, when they changed. */
+static void count(struct log *log, const struct engine *e, double now) {
+    int running = e->scheduler.n_running, waiting = scheduler_waiting(&e->scheduler, now);
+    if (!log->trace.events)
+        return;
+    if (running != log->running)
+        trace_counter(&log->trace, "running", running, now);
+    if (waiting != log->waiting)
+        trace_counter(&log->trace, "waiting", waiting, now);
+    log->running = running;
+    log->waiting = waiting;
+}
 
 static void on_change(void *context, const struct engine *e, int request, enum request_state from,
                       double now) {
@@ -25,11 +39,11 @@ static void on_change(void *context, const struct engine *e, int request, enum r
     if (log->trace.events) {
         trace_span(&log->trace, request, from,
                    from == REQUEST_WAITING ? job->arrival : log->since[request], now);
-        trace_counter(&log->trace, "running", e->scheduler.n_running, now);
-        trace_counter(&log->trace, "waiting", scheduler_waiting(&e->scheduler, now), now);
         if (job->state == REQUEST_DONE)
             trace_done(&log->trace, request, finish_name(job->finish), now);
     }
+    if (from != REQUEST_WAITING || job->state != REQUEST_DONE) /* that may lie in the future */
+        count(log, e, now);
     log->since[request] = now;
 }
 
@@ -37,6 +51,7 @@ static void on_step(void *context, struct engine *e) {
     struct log *log = context;
     double now = clock_now() - e->began;
     progress_bar_update(&log->bar, (size_t)e->scheduler.n_done, (size_t)e->n);
+    count(log, e, now);
     if (!log->steps)
         return;
     for (int i = 0; i < e->n; i++) {
@@ -63,6 +78,8 @@ static int log_start(struct log *log, const struct demo *demo, const struct work
                         .since = calloc(n, sizeof *log->since),
                         .states = calloc(n, 1),
                         .current = calloc(n, 1),
+                        .running = -1,
+                        .waiting = -1,
                         .bar = progress_bar_start("serving")};
     if (!log->since || !log->states || !log->current)
         return error_set(err, "out of memory for the log of %d requests", w->n);
@@ -100,6 +117,8 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
     int result = log_start(&log, demo, w, steps, err) ||
                  engine_run(engine, &demo->generator, w->requests, w->n, &options, err);
     progress_bar_end(&log.bar);
+    if (!result)
+        count(&log, engine, clock_now() - engine->began);
     if (!result && log.trace.events)
         result = trace_write(&log.trace, demo->options.trace, err);
     trace_end(&log.trace);
@@ -130,6 +149,11 @@ void serve_show_steps(struct demo *demo, json_t *steps) {
         columns, 5, steps);
 }
 
+/* Milliseconds between two moments, or null: the second did not come. */
+static json_t *milliseconds(double from, double to) {
+    return to < 0 ? json_null() : json_real((to - from) * 1e3);
+}
+
 void serve_show_requests(struct demo *demo, const struct workload *w, const struct engine *engine) {
     static const struct column columns[] = {{"request", "#", 0},
                                             {"prompt", "prompt", -1},
@@ -149,12 +173,13 @@ void serve_show_requests(struct demo *demo, const struct workload *w, const stru
                  (unsigned long long)fingerprint_value(&engine->answers[i].sequence.fingerprint));
         json_array_append_new(
             rows,
-            json_pack("{si ss si si ss sf sf sf sf ss}", "request", i, "prompt", w->titles[i],
+            json_pack("{si ss si si ss so so so so ss}", "request", i, "prompt", w->titles[i],
                       "tokens", w->requests[i].n_prompt, "new", j->n_new, "finish",
-                      finish_name(j->finish), "queue_ms", (j->admitted - j->arrival) * 1e3,
-                      "ttft_ms", (j->first - j->arrival) * 1e3, "ms_tok",
-                      j->n_new > 1 ? (j->done - j->first) * 1e3 / (j->n_new - 1) : 0.0,
-                      "latency_ms", (j->done - j->arrival) * 1e3, "fingerprint", fingerprint));
+                      finish_name(j->finish), "queue_ms", milliseconds(j->arrival, j->admitted),
+                      "ttft_ms", milliseconds(j->arrival, j->first), "ms_tok",
+                      j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1))
+                                   : json_null(),
+                      "latency_ms", milliseconds(j->arrival, j->done), "fingerprint", fingerprint));
     }
     demo_table(demo, "requests", "Requests", columns, 10, rows);
     for (int i = 0; i < w->n; i++)
@@ -194,10 +219,14 @@ int serve_prompts(struct demo *demo, const char *path, bool continuous, struct e
     struct workload w;
     struct engine engine = {0};
     json_t *steps = NULL;
-    int result = demo_read_requests(demo, path, &w, err) ||
-                 serve_run(demo, &w, continuous, &engine, &steps, err);
+    int result = path ? demo_read_requests(demo, path, &w, err) : demo_draw_requests(demo, &w, err);
+    demo->generator.ignore_stop = !path;
+    if (!result)
+        result = serve_run(demo, &w, continuous, &engine, w.n > 100 ? NULL : &steps, err);
+    demo->generator.ignore_stop = false;
     if (!result) {
-        serve_show_steps(demo, steps);
+        if (steps)
+            serve_show_steps(demo, steps);
         serve_show_requests(demo, &w, &engine);
         result = serve_show_totals(demo, &engine, err);
     }

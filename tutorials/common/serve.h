@@ -23,7 +23,9 @@ void serve_show_steps(struct demo *demo, json_t *steps);
 void serve_show_requests(struct demo *demo, const struct workload *w, const struct engine *engine);
 int serve_show_totals(struct demo *demo, const struct engine *engine, struct error *err);
 
-/* --prompts from phase 3 on: runs the file and shows all three. */
+/* --prompts from phase 3 on: runs the file (NULL: the requests of --random, to their full lengths,
+ * whatever the model makes of random tokens) and shows all three. The steps are left out when there
+ * are more than a hundred requests. */
 int serve_prompts(struct demo *demo, const char *path, bool continuous, struct error *err);
 
 #endif
