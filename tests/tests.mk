@@ -8,6 +8,7 @@ TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tes
                   $(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
+DEMOS        := $(PHASES:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
@@ -32,7 +33,7 @@ test: deps
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
 test-slow: deps
-	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES))
+	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS)
 	@tests/run $(call programs,release,$(SLOW_SOURCES))
 
 bench: deps
