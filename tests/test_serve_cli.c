@@ -327,6 +327,7 @@ static void ctrl_c_ends_a_padded_batch(void **state) {
     struct command c = interrupted_demo(2, "data/prompts/long.jsonl", "");
     assert_interrupted(&c, "steps needed");
     assert_non_null(strstr(c.out, "Tell me three short stor..."));
+    assert_null(strstr(c.out, "in one batch: 1024 steps")); /* what it takes to the end */
     command_free(&c);
 }
 
@@ -386,6 +387,7 @@ static void ctrl_c_ends_one_answer_after_the_other(void **state) {
     struct command c = interrupted_demo(1, "data/prompts/long.jsonl", "");
     assert_interrupted(&c, "[0] Describe the history");
     assert_non_null(strstr(c.err, "new (cancelled)"));
+    assert_null(strstr(c.out, "[5] "));
     command_free(&c);
 }
 
