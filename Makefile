@@ -48,6 +48,8 @@ MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engi
 MODULES_4 := $(MODULES_3)
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c tutorials/common/pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
+MODULES_7 := $(MODULES_6) scheduler/prefix_cache.c scheduler/kv_paged.c scheduler/paged_memory.c \
+             scheduler/engine_paged.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 DEMO_2    := tutorials/02-naive-batching/demo.c

@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 static const char *const tensor_names[N_TENSORS] = {
@@ -43,6 +44,11 @@ struct workspace {
     float *logits;           /* [n_logits, vocab_size] */
     struct bfp_rows snapped; /* [widest input of a linear layer] */
     struct kv_layer passing; /* keys and values of one layer when there is no cache */
+    /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
+     * and values of one sequence and layer gathered from them. */
+    int64_t *paged_slots;
+    struct kv_layer gathered;
+    int max_paged_slots, max_gathered;
 };
 
 struct workspace *workspace_new(const struct model *model, struct error *err) {
@@ -110,10 +116,39 @@ static void release_all(struct workspace *ws) {
     ws->max_tokens = ws->max_logits = 0;
 }
 
+static void release_gathered(struct workspace *ws) {
+    const struct model_config *c = &ws->model->config;
+    struct device *dev = ws->model->dev;
+    dev->ops->free(dev, ws->paged_slots, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots);
+    kv_layer_free(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim);
+    ws->paged_slots = NULL;
+    ws->max_paged_slots = ws->max_gathered = 0;
+}
+
+/* Room for n_slots of all sequences and the longest one. They grow by half, because they grow by a
+ * token a step. */
+static int reserve_gathered(struct workspace *ws, int n_slots, int longest, struct error *err) {
+    const struct model_config *c = &ws->model->config;
+    struct device *dev = ws->model->dev;
+    if (n_slots <= ws->max_paged_slots && longest <= ws->max_gathered)
+        return 0;
+    release_gathered(ws);
+    ws->max_paged_slots = n_slots + n_slots / 2;
+    ws->max_gathered = longest + longest / 2;
+    ws->paged_slots = dev->ops->alloc(dev, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots,
+                                      "the slots of a paged cache", err);
+    if (ws->paged_slots && !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads,
+                                           c->head_dim, err))
+        return 0;
+    release_gathered(ws);
+    return -1;
+}
+
 void workspace_free(struct workspace *ws) {
     if (!ws)
         return;
     release_all(ws);
+    release_gathered(ws);
     free(ws);
 }
 
@@ -202,6 +237,15 @@ static struct kv_layer kv_of(const struct pass *p, int i) {
                              all->k_exponents + row, all->v_exponents + row};
 }
 
+static bool is_paged(const struct batch *batch) {
+    return batch->caches && batch->n_sequences && batch->caches[0]->slots;
+}
+
+/* Positions that sequence i has after the pass. */
+static int kv_len_of(const struct batch *batch, int i) {
+    return batch->positions[batch->qo_indptr[i + 1] - 1] + 1;
+}
+
 static void attend(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
@@ -209,15 +253,22 @@ static void attend(const struct pass *p) {
                                     1.0 / sqrt(c->head_dim)};
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
     size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    const int64_t *paged_slots = is_paged(p->batch) ? ws->paged_slots : NULL;
     for (int i = 0; i < p->batch->n_sequences; i++) {
         int first = p->batch->qo_indptr[i], end = p->batch->qo_indptr[i + 1];
+        int kv_len = kv_len_of(p->batch, i);
         struct kv_layer layer = kv_of(p, i);
         p->ops->kv_append(p->dev, &layer, ws->k + (size_t)first * kv, ws->v + (size_t)first * kv,
                           ws->slots + first, end - first, c->n_kv_heads, c->head_dim,
                           site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
+        if (paged_slots) { /* the kernel wants one piece */
+            p->ops->kv_gather(p->dev, &ws->gathered, &layer, paged_slots, kv_len, c->n_kv_heads,
+                              c->head_dim);
+            paged_slots += kv_len;
+            layer = ws->gathered;
+        }
         p->ops->attention(p->dev, ws->attention + (size_t)first * q, ws->q + (size_t)first * q,
-                          &layer, end - first, p->batch->positions[end - 1] + 1, &shape,
-                          site(p, TENSOR_ATTENTION));
+                          &layer, end - first, kv_len, &shape, site(p, TENSOR_ATTENTION));
     }
     see(p, TENSOR_ATTENTION, ws->attention, p->batch->n_tokens, (int)q);
 }
@@ -296,6 +347,63 @@ static void output_block(const struct pass *p) {
     linear(p, ws->logits, model_output(p->model), NULL, TENSOR_LOGITS, n);
 }
 
+/* Where the keys and values of each row go, and by how much it is rotated. */
+static int upload_positions(struct workspace *ws, const struct batch *batch, struct error *err) {
+    struct device *dev = ws->model->dev;
+    size_t n = (size_t)batch->n_tokens;
+    int result = 0;
+    int64_t *slots = malloc(sizeof *slots * n);
+    int32_t *rotations = malloc(sizeof *rotations * n);
+    if (!slots || !rotations)
+        result = error_set(err, "out of memory for a pass of %zu tokens", n);
+    for (size_t i = 0; i < n && !result; i++) {
+        slots[i] = batch->positions[i]; /* -1, a row of padding: not stored */
+        rotations[i] = batch->positions[i] < 0 ? 0 : batch->positions[i];
+    }
+    for (int i = 0; is_paged(batch) && i < batch->n_sequences && !result; i++) {
+        const struct kv_cache *cache = batch->caches[i];
+        int first = batch->qo_indptr[i];
+        result = cache->slots(cache, batch->positions[first], batch->qo_indptr[i + 1] - first,
+                              slots + first, err);
+    }
+    if (!result) {
+        dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
+        dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
+    }
+    free(slots);
+    free(rotations);
+    return result;
+}
+
+/* The slots of all positions of all sequences, to gather them. */
+static int upload_paged_slots(struct workspace *ws, const struct batch *batch, struct error *err) {
+    struct device *dev = ws->model->dev;
+    int64_t n = 0;
+    int longest = 0, result = 0;
+    for (int i = 0; i < batch->n_sequences; i++) {
+        int kv_len = kv_len_of(batch, i);
+        longest = kv_len > longest ? kv_len : longest;
+        n += kv_len;
+    }
+    if (n > INT32_MAX / 2)
+        return error_set(err, "a pass over %lld cached positions: too many", (long long)n);
+    int64_t *slots = malloc(sizeof *slots * (size_t)n), *next = slots;
+    if (!slots)
+        return error_set(err, "out of memory for a pass over %lld cached positions", (long long)n);
+    for (int i = 0; i < batch->n_sequences && !result; i++) {
+        const struct kv_cache *cache = batch->caches[i];
+        int kv_len = kv_len_of(batch, i);
+        result = cache->slots(cache, 0, kv_len, next, err);
+        next += kv_len;
+    }
+    if (!result)
+        result = reserve_gathered(ws, (int)n, longest, err);
+    if (!result)
+        dev->ops->upload(dev, ws->paged_slots, slots, sizeof *slots * (size_t)n);
+    free(slots);
+    return result;
+}
+
 /* Gets memory and uploads what the ops read of the batch. */
 static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
                    struct error *err) {
@@ -310,22 +418,9 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
     if (!batch->caches && !ws->passing.k &&
         kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, err))
         return -1;
-    int64_t *slots = malloc(sizeof *slots * (size_t)n);
-    int32_t *rotations = malloc(sizeof *rotations * (size_t)n);
-    if (!slots || !rotations) {
-        free(slots);
-        free(rotations);
-        return error_set(err, "out of memory");
-    }
-    for (int i = 0; i < n; i++) {
-        slots[i] = batch->positions[i]; /* -1, a row of padding: not stored */
-        rotations[i] = batch->positions[i] < 0 ? 0 : batch->positions[i];
-    }
-    dev->ops->upload(dev, ws->slots, slots, sizeof *slots * (size_t)n);
-    dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * (size_t)n);
+    if (upload_positions(ws, batch, err) || (is_paged(batch) && upload_paged_slots(ws, batch, err)))
+        return -1;
     dev->ops->upload(dev, ws->token_ids, batch->token_ids, sizeof(int32_t) * (size_t)n);
-    free(slots);
-    free(rotations);
     dev->ops->upload(dev, ws->logit_rows, batch->logit_rows,
                      sizeof(int32_t) * (size_t)batch->n_logits);
     return 0;

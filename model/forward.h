@@ -24,7 +24,8 @@ struct batch {
     const int32_t *qo_indptr;  /* host [n_sequences + 1] */
     const int32_t *logit_rows; /* host [n_logits]: the rows whose logits are wanted */
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is
-                                  kept, and each sequence must begin at position 0 */
+                                  kept, and each sequence must begin at position 0. All paged, or
+                                  none */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */

@@ -1,8 +1,9 @@
 /*
- * kv_cache.h - what the forward pass needs of a contiguous KV cache of one sequence.
+ * kv_cache.h - what the forward pass needs of the KV cache of one sequence.
  *
- * The kinds of cache (static, dynamic) are in scheduler/kv_contiguous.h. The position of a token
- * in its sequence is its slot.
+ * Two kinds. In a contiguous one (scheduler/kv_contiguous.h) the position of a token in its sequence
+ * is its slot. A paged one (scheduler/kv_paged.h) lies somewhere in a pool that it shares with
+ * others, and says in which slots.
  */
 #ifndef SAMEBITS_KV_CACHE_H
 #define SAMEBITS_KV_CACHE_H
@@ -14,10 +15,13 @@ struct kv_cache {
     struct kv_layer *layers; /* host array [n_layers] of device pointers */
     int n_layers, n_kv_heads, head_dim;
     int capacity;       /* positions that fit now */
-    size_t bytes;       /* device memory held */
+    size_t bytes;       /* device memory held; of a paged cache 0: it is the pool's */
     struct device *dev; /* not owned */
     /* Makes room for n_positions, keeping what is stored. Returns 0, or -1 with err set. */
     int (*reserve)(struct kv_cache *cache, int n_positions, struct error *err);
+    /* The slots of positions first ... first + n - 1: out, host [n]. Returns 0, or -1 with err set:
+     * positions without room. NULL: a contiguous cache. */
+    int (*slots)(const struct kv_cache *cache, int first, int n, int64_t *out, struct error *err);
 };
 
 /* Allocates k, v and their exponents of one layer for n_slots tokens. Returns 0, or -1 with err set

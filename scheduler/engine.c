@@ -90,7 +90,10 @@ static int decode(struct engine *e, int i, struct error *err) {
 /* ---- requests come and go ---------------------------------------------------------------------
  */
 
-static void let_go(struct engine *e, struct answer_of *a) {
+static void let_go(struct engine *e, int i) {
+    struct answer_of *a = &e->answers[i];
+    if (e->options->memory)
+        e->options->memory->release(e->options->memory->context, i);
     if (!a->cache)
         return;
     e->cache_bytes -= (int64_t)a->cache->bytes;
@@ -103,14 +106,13 @@ static void on_change(void *context, int i, enum request_state from, double time
     struct answer_of *a = &e->answers[i];
     if (e->scheduler.jobs[i].state == REQUEST_DONE) {
         a->sequence.finish = e->scheduler.jobs[i].finish;
-        let_go(e, a);
+        let_go(e, i);
     }
     if (e->options->changed)
         e->options->changed(e->options->context, e, i, from, time);
 }
 
-/* A request that cannot be answered. */
-static void fail(struct engine *e, int i, const struct error *why) {
+void engine_refuse(struct engine *e, int i, const struct error *why) {
     e->answers[i].error = *why;
     scheduler_stop(&e->scheduler, i, FINISH_ERROR, now(e));
 }
@@ -126,7 +128,7 @@ static int add_request(struct engine *e, int i, struct error *err) {
     if (scheduler_add(&e->scheduler, r->arrival, r->n_prompt > 0 ? r->n_prompt : 1, &why) < 0)
         return error_set(err, "request %d: %s", i, why.text);
     if (generator_check_prompt(e->generator, s, &why))
-        fail(e, i, &why);
+        engine_refuse(e, i, &why);
     else if (r->max_new < 1)
         scheduler_stop(&e->scheduler, i, FINISH_LENGTH, now(e));
     return 0;
@@ -139,14 +141,14 @@ static int give_cache(struct engine *e, int i) {
     struct error why;
     int64_t most = (int64_t)r->n_prompt + r->max_new;
     int positions = most < e->generator->context ? (int)most : e->generator->context;
-    if (a->cache)
+    if (a->cache || e->options->memory)
         return 0;
     if (e->options->cache_positions)
         positions = e->options->cache_positions;
     a->cache = e->options->cache_new(e->generator->model, positions, &why);
     if (a->cache)
         return 0;
-    fail(e, i, &why);
+    engine_refuse(e, i, &why);
     return 1;
 }
 
@@ -159,6 +161,8 @@ static void count_memory(struct engine *e) {
         const struct kv_cache *cache = e->answers[e->scheduler.running[i]].cache;
         e->cache_bytes += cache ? (int64_t)cache->bytes : 0;
     }
+    if (e->options->memory)
+        e->cache_bytes = e->options->memory->bytes(e->options->memory->context);
     if (e->cache_bytes > e->most_cache_bytes)
         e->most_cache_bytes = e->cache_bytes;
 }
@@ -166,13 +170,19 @@ static void count_memory(struct engine *e) {
 static int run_entry(struct engine *e, const struct plan_entry *entry, struct error *err) {
     struct answer_of *a = &e->answers[entry->job];
     struct sequence *s = &a->sequence;
+    const struct engine_memory *memory = e->options->memory;
     if (e->scheduler.jobs[entry->job].state == REQUEST_DONE || give_cache(e, entry->job))
         return 0;
-    struct pass_part part = {s, a->cache,    s->n_cached, s->n_cached + entry->n_tokens,
+    /* A shared memory may have taken some away, or found some, since the last step. */
+    struct kv_cache *cache =
+        memory ? memory->cache(memory->context, entry->job, &s->n_cached) : a->cache;
+    struct pass_part part = {s, cache, s->n_cached, s->n_cached + entry->n_tokens,
                              0, entry->draws};
     if (pass_run(e->generator, &part, 1, err))
         return -1;
     e->passes++;
+    if (memory)
+        memory->stored(memory->context, entry->job, s->n_cached);
     if (entry->draws && decode(e, entry->job, err))
         return -1;
     count_memory(e);
@@ -182,6 +192,8 @@ static int run_entry(struct engine *e, const struct plan_entry *entry, struct er
 
 static int step(struct engine *e, struct error *err) {
     int n = scheduler_plan(&e->scheduler, now(e), e->plan);
+    if (e->options->memory && e->options->memory->check(e->options->memory->context, err))
+        return -1;
     if (!n) {
         double next = scheduler_next_arrival(&e->scheduler);
         if (!isinf(next))
@@ -211,6 +223,8 @@ int engine_run(struct engine *e, struct generator *g, const struct request *requ
     e->plan = malloc(sizeof *e->plan * (size_t)options->scheduler.max_running);
     if (!e->answers || !e->plan)
         return error_set(err, "out of memory for %d requests", n);
+    if (options->memory && options->memory->start(options->memory->context, e, err))
+        return -1;
     e->scheduler.changed = on_change;
     e->scheduler.context = e;
     e->began = clock_now();
@@ -232,7 +246,7 @@ void engine_cancel(struct engine *e, int request) {
 void engine_end(struct engine *e) {
     for (int i = 0; e->answers && i < e->n; i++) {
         struct answer_of *a = &e->answers[i];
-        let_go(e, a);
+        let_go(e, i);
         sequence_end(&a->sequence);
         decode_stream_free(a->stream);
         free(a->text);

@@ -1,7 +1,8 @@
 /*
  * engine.h - phase 4: many requests through one model. The scheduler says who runs; the engine
- * gives each admitted request a sequence and a cache of its own, runs the passes, and notes the
- * times.
+ * gives each admitted request a sequence and a cache, runs the passes, and notes the times.
+ *
+ * The caches are pieces of memory of their own (phase 4) or blocks of one pool (phase 7).
  *
  * As every request has its own cache, a step is one forward pass per running request: each reads
  * all weights. Phase 8 makes one pass of them.
@@ -22,12 +23,31 @@ struct engine_clock {
 
 struct engine;
 
+/* Caches that are pieces of one memory (phase 7: engine_paged.h). */
+struct engine_memory {
+    /* The run begins: sets e->scheduler.memory. Returns 0, or -1 with err set. */
+    int (*start)(void *context, struct engine *e, struct error *err);
+    /* After each plan: 0, or -1 with err set when something failed in it. */
+    int (*check)(void *context, struct error *err);
+    /* The cache of a running request, and how many of its tokens are in it. */
+    struct kv_cache *(*cache)(void *context, int request, int *n_cached);
+    /* A pass has filled it up to n_positions. */
+    void (*stored)(void *context, int request, int n_positions);
+    /* The request is done. */
+    void (*release)(void *context, int request);
+    /* Bytes in use by all. */
+    int64_t (*bytes)(void *context);
+    void *context;
+};
+
 struct engine_options {
     struct scheduler_options scheduler;
     /* Makes the cache of a request for at most `positions` positions. */
     struct kv_cache *(*cache_new)(const struct model *model, int positions, struct error *err);
     void (*cache_free)(struct kv_cache *cache);
     int cache_positions;               /* given to cache_new; 0: what the request needs at most */
+    const struct engine_memory *memory; /* NULL: a cache of its own for each request; else the three
+                                           above are not used */
     const struct tokenizer *tokenizer; /* for stop strings and texts; NULL: neither */
     const struct engine_clock *clock;  /* NULL: the wall clock */
     /* Called after each step; may call engine_cancel. May be NULL. */
@@ -41,7 +61,7 @@ struct engine_options {
 /* One request on its way and its result. */
 struct answer_of {
     struct sequence sequence; /* tokens, fingerprint, finish */
-    struct kv_cache *cache;   /* while it runs */
+    struct kv_cache *cache;   /* while it runs; NULL with a memory */
     char *text;               /* [n_text] what was drawn, up to a stop string; with a tokenizer */
     size_t n_text, text_capacity;
     struct decode_stream *stream;
@@ -71,6 +91,9 @@ int engine_run(struct engine *e, struct generator *g, const struct request *requ
 
 /* Ends a request that is not done. For `stepped`. */
 void engine_cancel(struct engine *e, int request);
+
+/* Ends a request that cannot be answered. For engine_memory. */
+void engine_refuse(struct engine *e, int request, const struct error *why);
 
 /* Frees the answers; a zeroed engine is fine. */
 void engine_end(struct engine *e);

@@ -13,6 +13,9 @@ struct request {
     struct sampling_options sampling;
     char **stops; /* [n_stops] texts that end the answer */
     int n_stops;
+    /* Another sample of the same prompt: of the request that stands this many places before it. With
+     * a paged cache (phase 7) it begins with that one's blocks. 0: of none. */
+    int fork_back;
 };
 
 /* Where a request is on its way. */
@@ -20,10 +23,12 @@ enum request_state {
     REQUEST_WAITING,    /* in the queue */
     REQUEST_PREFILLING, /* admitted; its prompt is being read */
     REQUEST_DECODING,   /* has its first token, draws one a step */
-    REQUEST_DONE        /* its finish says why */
+    REQUEST_PREEMPTED,  /* gave its memory to others (phase 7); waits in front of the queue */
+    REQUEST_DONE,       /* its finish says why */
+    N_REQUEST_STATES
 };
 
-/* "waiting", "prefilling", "decoding" or "done". */
+/* "waiting", "prefilling", "decoding", "preempted" or "done". */
 const char *request_state_name(enum request_state state);
 
 #endif

@@ -5,7 +5,8 @@
 #include <string.h>
 
 const char *request_state_name(enum request_state state) {
-    static const char *const names[] = {"waiting", "prefilling", "decoding", "done"};
+    static const char *const names[] = {"waiting", "prefilling", "decoding", "preempted",
+                                        "done"};
     return names[state];
 }
 
@@ -23,12 +24,14 @@ int scheduler_start(struct scheduler *s, const struct scheduler_options *options
     if (options->chunk < 1)
         return error_set(err, "prompt pieces of %d tokens: at least 1", options->chunk);
     s->running = malloc(sizeof *s->running * (size_t)options->max_running);
-    return s->running ? 0 : error_set(err, "out of memory");
+    s->preempted = malloc(sizeof *s->preempted * (size_t)options->max_running);
+    return s->running && s->preempted ? 0 : error_set(err, "out of memory");
 }
 
 void scheduler_end(struct scheduler *s) {
     free(s->jobs);
     free(s->running);
+    free(s->preempted);
     *s = (struct scheduler){0};
 }
 
@@ -49,7 +52,7 @@ int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct erro
         s->capacity = capacity;
     }
     s->jobs[s->n_jobs] = (struct job){
-        .arrival = arrival, .n_prompt = n_prompt, .admitted = -1, .first = -1, .done = -1};
+        .arrival = arrival, .n_prompt = n_prompt, .n_to_read = n_prompt, .admitted = -1, .first = -1, .done = -1};
     return s->n_jobs++;
 }
 
@@ -58,7 +61,7 @@ static void change(struct scheduler *s, int job, enum request_state to, double n
     struct job *j = &s->jobs[job];
     enum request_state from = j->state;
     j->state = to;
-    if (to == REQUEST_PREFILLING)
+    if (to == REQUEST_PREFILLING && from == REQUEST_WAITING)
         j->admitted = now;
     if (to == REQUEST_DONE) {
         j->done = now;
@@ -68,16 +71,88 @@ static void change(struct scheduler *s, int job, enum request_state to, double n
         s->changed(s->context, job, from, now);
 }
 
-static void admit(struct scheduler *s, double now) {
-    if (!s->options.continuous && s->n_running)
+/* ---- lists of jobs ----------------------------------------------------------------------------
+ */
+
+static void list_remove(int *list, int *n, int job) {
+    int i = 0;
+    while (i < *n && list[i] != job)
+        i++;
+    if (i == *n)
         return;
-    while (s->n_running < s->options.max_running && s->next < s->n_jobs &&
-           s->jobs[s->next].arrival <= now) {
-        int job = s->next++;
-        if (s->jobs[job].state != REQUEST_WAITING)
-            continue; /* stopped while it waited */
-        s->running[s->n_running++] = job;
-        change(s, job, REQUEST_PREFILLING, now);
+    memmove(list + i, list + i + 1, sizeof *list * (size_t)(*n - i - 1));
+    --*n;
+}
+
+/* Jobs are numbered in order of arrival, and so are the lists. */
+static void list_insert(int *list, int *n, int job) {
+    int i = *n;
+    for (; i > 0 && list[i - 1] > job; i--)
+        list[i] = list[i - 1];
+    list[i] = job;
+    ++*n;
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+static void preempt(struct scheduler *s, int job, double now) {
+    struct job *j = &s->jobs[job];
+    s->memory.preempt(s->memory.context, job);
+    list_remove(s->running, &s->n_running, job);
+    list_insert(s->preempted, &s->n_preempted, job);
+    j->n_to_read = j->n_prompt + j->n_new;
+    j->n_read = 0;
+    j->n_preempted++;
+    s->preemptions++;
+    change(s, job, REQUEST_PREEMPTED, now);
+}
+
+/* Room for n_positions of running[i], if need be from those behind it: from any, as long as nothing
+ * is planned for them, else from those that read their prompts, whose turn comes later. */
+static bool make_room(struct scheduler *s, int i, int n_positions, bool any_victim, double now) {
+    int job = s->running[i];
+    while (s->memory.reserve && !s->memory.reserve(s->memory.context, job, n_positions)) {
+        int last = s->n_running - 1;
+        while (last > i && !any_victim && s->jobs[s->running[last]].state != REQUEST_PREFILLING)
+            last--; /* decodes of this step are planned already */
+        if (last == i)
+            return false;
+        preempt(s, s->running[last], now);
+    }
+    return true;
+}
+
+/* ---- the plan of a step -----------------------------------------------------------------------
+ */
+
+struct step_plan {
+    struct plan_entry *entries;
+    int n, budget;
+    bool short_of_memory; /* somebody who runs lacks room: nobody new may come */
+};
+
+static void add_entry(struct step_plan *p, int job, int n_tokens, bool draws) {
+    p->entries[p->n++] = (struct plan_entry){job, n_tokens, draws};
+    p->budget -= n_tokens;
+}
+
+static void plan_decodes(struct scheduler *s, struct step_plan *p, double now) {
+    for (int i = 0; i < s->n_running; i++) {
+        int job = s->running[i];
+        const struct job *j = &s->jobs[job];
+        if (j->state != REQUEST_DECODING)
+            continue;
+        if (make_room(s, i, j->n_prompt + j->n_new, true, now)) {
+            add_entry(p, job, 1, true);
+            continue;
+        }
+        p->short_of_memory = true;
+        if (s->n_running > 1)
+            preempt(s, job, now); /* it arrived last; it was running[n_running - 1] */
+        else
+            s->memory.refuse(s->memory.context, job, now);
+        return;
     }
 }
 
@@ -85,35 +160,74 @@ static int min_int(int a, int b) {
     return a < b ? a : b;
 }
 
-int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries) {
-    int n = 0, budget = s->options.token_budget;
-    admit(s, now);
-    for (int i = 0; i < s->n_running; i++)
-        if (s->jobs[s->running[i]].state == REQUEST_DECODING) {
-            entries[n++] = (struct plan_entry){s->running[i], 1, true};
-            budget--;
-        }
-    for (int i = 0; i < s->n_running && budget; i++) {
-        const struct job *j = &s->jobs[s->running[i]];
-        if (j->state != REQUEST_PREFILLING)
-            continue;
-        int left = j->n_prompt - j->n_read;
-        int n_tokens = min_int(min_int(left, s->options.chunk), budget);
-        entries[n++] = (struct plan_entry){s->running[i], n_tokens, n_tokens == left};
-        budget -= n_tokens;
+/* A piece of the prompt of running[i]. */
+static void plan_prefill(struct scheduler *s, struct step_plan *p, int i, double now) {
+    int job = s->running[i];
+    const struct job *j = &s->jobs[job];
+    int left = j->n_to_read - j->n_read;
+    int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
+    if (make_room(s, i, j->n_read + n_tokens, false, now)) {
+        add_entry(p, job, n_tokens, n_tokens == left);
+        return;
     }
-    return n;
+    p->short_of_memory = true;
+    if (s->n_running == 1)
+        s->memory.refuse(s->memory.context, job, now);
 }
 
-static void leave(struct scheduler *s, int job) {
-    int i = 0;
-    while (i < s->n_running && s->running[i] != job)
-        i++;
-    if (i == s->n_running)
-        return;
-    memmove(s->running + i, s->running + i + 1,
-            sizeof *s->running * (size_t)(s->n_running - i - 1));
-    s->n_running--;
+static void plan_prefills(struct scheduler *s, struct step_plan *p, double now) {
+    for (int i = 0; i < s->n_running && p->budget && !p->short_of_memory; i++)
+        if (s->jobs[s->running[i]].state == REQUEST_PREFILLING)
+            plan_prefill(s, p, i, now);
+}
+
+/* The job begins, or goes on, if there is room. */
+static bool start(struct scheduler *s, struct step_plan *p, int job, double now) {
+    struct job *j = &s->jobs[job];
+    int n_cached = 0;
+    if (s->memory.admit && !s->memory.admit(s->memory.context, job, j->n_to_read, &n_cached)) {
+        if (!s->n_running) /* all memory is free, and it is not enough */
+            s->memory.refuse(s->memory.context, job, now);
+        return false;
+    }
+    j->n_read = n_cached;
+    list_remove(s->preempted, &s->n_preempted, job);
+    list_insert(s->running, &s->n_running, job);
+    change(s, job, REQUEST_PREFILLING, now);
+    int left = j->n_to_read - j->n_read;
+    int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
+    /* Others are planned already: it takes nothing from them. */
+    if (n_tokens && (!s->memory.reserve ||
+                     s->memory.reserve(s->memory.context, job, j->n_read + n_tokens)))
+        add_entry(p, job, n_tokens, n_tokens == left);
+    return true;
+}
+
+/* Those that were preempted first, then the queue, in order of arrival: nobody is passed over. */
+static void admit(struct scheduler *s, struct step_plan *p, double now) {
+    bool batch_runs = !s->options.continuous && s->n_running;
+    while (s->n_preempted && s->n_running < s->options.max_running) {
+        int job = s->preempted[0];
+        if (!start(s, p, job, now) && s->jobs[job].state != REQUEST_DONE)
+            return;
+    }
+    while (!s->n_preempted && !batch_runs && s->n_running < s->options.max_running &&
+           s->next < s->n_jobs && s->jobs[s->next].arrival <= now) {
+        int job = s->next;
+        if (s->jobs[job].state == REQUEST_WAITING && !start(s, p, job, now) &&
+            s->jobs[job].state != REQUEST_DONE)
+            return;
+        s->next++; /* also when it was stopped while it waited */
+    }
+}
+
+int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries) {
+    struct step_plan p = {entries, 0, s->options.token_budget, false};
+    plan_decodes(s, &p, now);
+    plan_prefills(s, &p, now);
+    if (!p.short_of_memory)
+        admit(s, &p, now);
+    return p.n;
 }
 
 void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum finish finish,
@@ -140,7 +254,8 @@ void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now
         return;
     if (now < j->arrival)
         now = j->arrival; /* it ends the moment it arrives */
-    leave(s, job);
+    list_remove(s->running, &s->n_running, job);
+    list_remove(s->preempted, &s->n_preempted, job);
     j->finish = finish;
     change(s, job, REQUEST_DONE, now);
 }

@@ -20,6 +20,25 @@
 
 #include <stdbool.h>
 
+/*
+ * Phase 7: who has the memory. Positions are those of a request's tokens, prompt and answer. A request
+ * that runs out of memory takes it from the one that arrived last; that one is preempted: it gives
+ * back what it holds, waits in front of the queue, and later reads its tokens again, or those of them
+ * that its memory lost (Kwon et al., "PagedAttention", 2023, section 4.5).
+ */
+struct scheduler_memory {
+    /* A job wants to begin, or to go on after it was preempted, with n_tokens tokens. True: there is
+     * room for them and one more; *n_cached of them, fewer than all, need not be read. */
+    bool (*admit)(void *context, int job, int n_tokens, int *n_cached);
+    /* Makes room for the first n_positions of a running job; false: there is none. */
+    bool (*reserve)(void *context, int job, int n_positions);
+    /* Takes back all that a running job holds. */
+    void (*preempt)(void *context, int job);
+    /* Nobody else runs, and the job still lacks room: it can never be served. Calls scheduler_stop. */
+    void (*refuse)(void *context, int job, double now);
+    void *context;
+};
+
 struct scheduler_options {
     int max_running;  /* requests admitted at once, at least 1 */
     int token_budget; /* tokens per step, at least max_running, so that all can decode */
@@ -32,8 +51,11 @@ struct scheduler_options {
 struct job {
     enum request_state state;
     enum finish finish;
-    int n_prompt, n_read; /* prompt tokens, and those that are read */
-    int n_new;            /* tokens drawn */
+    int n_prompt; /* prompt tokens */
+    int n_to_read, n_read; /* tokens to be read before the next is drawn: the prompt, and after a
+                              preemption what was drawn, too; and those that are there */
+    int n_new;             /* tokens drawn */
+    int n_preempted;       /* how often */
     double arrival, admitted, first, done;
     int steps; /* in which it had a part */
 };
@@ -52,6 +74,10 @@ struct scheduler {
     int next;     /* the first that was never admitted */
     int *running; /* [max_running] jobs in order of admission */
     int n_running, n_done;
+    int *preempted; /* [max_running] jobs in order of arrival */
+    int n_preempted;
+    long preemptions;               /* of all jobs */
+    struct scheduler_memory memory; /* zeroed: there is always room */
     /* Called for every change of state; may be NULL. */
     void (*changed)(void *context, int job, enum request_state from, double now);
     void *context;
@@ -68,8 +94,9 @@ void scheduler_end(struct scheduler *s);
  * Returns its number, or -1 with err set. */
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err);
 
-/* Admits who may start at time `now`, and fills entries [max_running] with what the step does.
- * Returns how many; 0: nobody runs, and the next arrival is in the future or there is none. */
+/* Admits who may start at time `now`, preempts who must give way, and fills entries [max_running]
+ * with what the step does. Returns how many; 0: nobody runs, and the next arrival is in the future or
+ * there is none (or the last one that ran was refused: plan again). */
 int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries);
 
 /* The step did what entry says; if it drew a token, finish tells whether that was the last. */

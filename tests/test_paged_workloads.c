@@ -1,0 +1,48 @@
+/* The workload test (workload_runs.h) with the keys and values of all requests in one pool: the same
+ * ids and fingerprints as alone, whatever is preempted, shared, forked or cancelled. */
+#include "tests/device.h"
+#include "tests/workload_runs.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+#ifdef __SANITIZE_ADDRESS__
+enum { N_TINY = 12, N_SHIPPED = 1 };
+#else
+enum { N_TINY = 125, N_SHIPPED = 3 };
+#endif
+
+static void test_random_workloads(void **state) {
+    (void)state;
+    struct random r = {96};
+    struct run_counts counts = {0};
+    for (int which = 0; which < N_TINY_MODELS; which++) {
+        struct tiny_model model;
+        tiny_model_open(&model, which);
+        check_random_workloads(&model, &r, device_is_emulated() ? 1 : N_TINY, ONE_POOL, &counts);
+        tiny_model_close(&model);
+    }
+    print_message("%ld preemptions, tokens: %ld shared, %ld recomputed, %ld swapped; %ld forks\n",
+                  counts.preemptions, counts.shared, counts.recomputed, counts.swapped,
+                  counts.forks);
+    if (!device_is_emulated())
+        assert_true(counts.preemptions && counts.shared && counts.recomputed && counts.swapped &&
+                    counts.forks);
+}
+
+static void test_the_shipped_model(void **state) {
+    (void)state;
+    if (device_is_emulated())
+        skip(); /* hours */
+    check_shipped_workloads(97, N_SHIPPED, ONE_POOL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_workloads),
+        cmocka_unit_test(test_the_shipped_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,233 @@
+#include "tests/workload_runs.h"
+
+#include "scheduler/engine_paged.h"
+#include "scheduler/kv_contiguous.h"
+#include "tests/device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MAX_REQUESTS = 64 };
+
+double simulated_now(void *context) {
+    double *time = context;
+    return *time += 0.0005;
+}
+
+void simulated_wait(void *context, double until) {
+    double *time = context;
+    *time = until > *time ? until : *time;
+}
+
+struct workload_run {
+    struct tiny_model *model;
+    struct random *random;
+    int n;
+    struct sequence asked[MAX_REQUESTS]; /* what is asked, as a sequence that has not begun */
+    struct request requests[MAX_REQUESTS];
+    bool cancelled[MAX_REQUESTS];
+    int cancel_one_in;
+    enum run_caches caches;
+    struct kv_pool pool;
+    struct engine_paged paged;
+    struct run_counts counts;
+};
+
+/* Another request whose prompt begins like that of request `from`: with all of it and nothing else,
+ * when it is a fork. */
+static void begin_like(struct workload_run *w, int i, int from, bool is_fork) {
+    struct error err = {""};
+    struct sequence old = w->asked[i], *s = &w->asked[i];
+    const struct sequence *other = &w->asked[from];
+    int n_like = is_fork ? other->n_prompt : random_int(w->random, 1, other->n_prompt);
+    int n_own = is_fork ? 0 : random_int(w->random, 1, 20);
+    int32_t *prompt = malloc(sizeof *prompt * (size_t)(n_like + n_own));
+    assert_non_null(prompt);
+    memcpy(prompt, other->tokens, sizeof *prompt * (size_t)n_like);
+    for (int j = 0; j < n_own; j++)
+        prompt[n_like + j] = old.tokens[j % old.n_prompt];
+    assert_int_equal(sequence_start(s, old.id, &old.sampling, &err), 0);
+    assert_int_equal(sequence_ask(s, prompt, n_like + n_own, old.max_new, &err), 0);
+    free(prompt);
+    sequence_end(&old);
+}
+
+static void make_requests(struct workload_run *w) {
+    double arrival = 0;
+    int most = device_is_emulated() ? 20 : random_int(w->random, 0, 3) ? 60 : 600;
+    for (int i = 0; i < w->n; i++) {
+        w->asked[i] = tiny_request(w->random, w->model, (uint32_t)i, most, 30);
+        int alike = w->caches == ONE_POOL && i ? random_int(w->random, 0, 3) : 0;
+        bool is_fork = alike == 1;
+        if (!is_fork && !random_int(w->random, 0, 1))
+            arrival += 0.01 * random_int(w->random, 0, 30);
+        if (alike)
+            begin_like(w, i, is_fork ? i - 1 : random_int(w->random, 0, i - 1), is_fork);
+        w->counts.forks += is_fork;
+        w->requests[i] = (struct request){.arrival = arrival,
+                                          .prompt = w->asked[i].tokens,
+                                          .n_prompt = w->asked[i].n_prompt,
+                                          .max_new = w->asked[i].max_new,
+                                          .sampling = w->asked[i].sampling,
+                                          .fork_back = is_fork};
+        w->cancelled[i] = false;
+    }
+}
+
+/* After every step: the books of the pool are right, and waste is less than a block a sequence. */
+static void check_pool(struct workload_run *w, const struct engine *e) {
+    struct error err;
+    if (block_allocator_check(&w->pool.blocks, &err))
+        fail_msg("%s", err.text);
+    assert_true(paged_memory_waste(&w->paged.blocks) <=
+                (int64_t)e->scheduler.n_running * (w->pool.block_size - 1));
+}
+
+static void after_step(void *context, struct engine *e) {
+    struct workload_run *w = context;
+    if (w->caches == ONE_POOL)
+        check_pool(w, e);
+    if (random_int(w->random, 1, w->cancel_one_in) > 1)
+        return;
+    int i = random_int(w->random, 0, w->n - 1);
+    if (e->scheduler.jobs[i].state != REQUEST_DONE)
+        w->cancelled[i] = true;
+    engine_cancel(e, i);
+}
+
+/* A pool of any size that can serve each request alone, whose free blocks are in disorder. */
+static void start_pool(struct workload_run *w) {
+    static const int sizes[] = {1, 2, 16, 64, 256};
+    struct error err = {""};
+    struct random *r = w->random;
+    int size = sizes[random_int(r, 0, 4)], longest = 0, all = 0;
+    for (int i = 0; i < w->n; i++) {
+        int n = w->asked[i].n_prompt + w->asked[i].max_new + 1;
+        n = blocks_for(n < w->model->generator.context ? n : w->model->generator.context, size);
+        longest = n > longest ? n : longest;
+        all += n;
+    }
+    struct kv_pool_options options = {
+        .block_size = size,
+        .n_blocks = random_int(r, 0, 1) ? longest : random_int(r, longest, all),
+        .order = random_int(r, 0, 1) ? BLOCKS_LIFO : BLOCKS_FIFO,
+        .poison = true};
+    if (kv_pool_start(&w->pool, &w->model->model, &options, &err))
+        fail_msg("%s", err.text);
+    int n = options.n_blocks;
+    int32_t *blocks = malloc(sizeof *blocks * (size_t)n);
+    for (int i = 0; i < n; i++)
+        blocks[i] = block_allocate(&w->pool.blocks);
+    for (int i = n; i > 0; i--) {
+        int j = random_int(r, 0, i - 1);
+        assert_int_equal(kv_pool_release(&w->pool, blocks[j], false, &err), 0);
+        blocks[j] = blocks[i - 1];
+    }
+    free(blocks);
+    struct paged_options paged = {random_int(r, 0, 1) ? PREEMPT_RECOMPUTE : PREEMPT_SWAP,
+                                  random_int(r, 0, 1)};
+    engine_paged_start(&w->paged, &w->pool, &paged);
+}
+
+static void end_pool(struct workload_run *w) {
+    struct error err = {""};
+    engine_paged_end(&w->paged);
+    if (block_allocator_check(&w->pool.blocks, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(w->pool.blocks.stats.free, w->pool.blocks.stats.total);
+    kv_pool_end(&w->pool);
+}
+
+/* A cancelled answer is the beginning of the whole one. */
+static void check_answers(struct workload_run *w, const struct engine *e) {
+    for (int i = 0; i < w->n; i++) {
+        const struct sequence *got = &e->answers[i].sequence;
+        struct sequence alone = tiny_alone(w->model, &w->asked[i]);
+        if (w->cancelled[i]) {
+            assert_int_equal(got->finish, FINISH_CANCELLED);
+            assert_true(got->n_tokens <= alone.n_tokens);
+            assert_memory_equal(got->tokens, alone.tokens,
+                                sizeof *got->tokens * (size_t)got->n_tokens);
+        } else {
+            assert_same_answer(&alone, got);
+        }
+        sequence_end(&alone);
+    }
+}
+
+static void run_workload(struct tiny_model *model, struct random *r, enum run_caches caches,
+                         struct run_counts *counts) {
+    struct error err = {""};
+    struct engine e;
+    double time = 0;
+    struct engine_clock clock = {simulated_now, simulated_wait, &time};
+    struct workload_run *w = calloc(1, sizeof *w);
+    w->model = model;
+    w->random = r;
+    w->caches = caches;
+    w->n = random_int(r, 0, 3) ? random_int(r, 1, 12) : random_int(r, 1, MAX_REQUESTS);
+    w->cancel_one_in = random_int(r, 0, 2) ? 1000000 : 20;
+    int max_running = random_int(r, 1, 10);
+    struct engine_options options = {
+        .scheduler = {max_running, max_running + random_int(r, 0, 150), random_int(r, 1, 150),
+                      random_int(r, 0, 3) > 0},
+        .cache_new = random_int(r, 0, 1) ? kv_static_new : kv_dynamic_new,
+        .cache_free = kv_cache_free,
+        .clock = &clock,
+        .stepped = after_step,
+        .context = w,
+    };
+    make_requests(w);
+    if (caches == ONE_POOL) {
+        start_pool(w);
+        options.memory = &w->paged.memory;
+    }
+    if (engine_run(&e, &model->generator, w->requests, w->n, &options, &err))
+        fail_msg("%s", err.text);
+    check_answers(w, &e);
+    struct engine_metrics metrics;
+    assert_int_equal(engine_measure(&e, &metrics, &err), 0);
+    assert_true(metrics.ttft.p50 <= metrics.ttft.p95 && metrics.ttft.p95 <= metrics.ttft.p99);
+    assert_true(metrics.queue.mean <= metrics.ttft.mean);
+    if (counts) {
+        counts->preemptions += e.scheduler.preemptions;
+        counts->shared += w->paged.blocks.stats.shared;
+        counts->recomputed += w->paged.blocks.stats.recomputed;
+        counts->swapped += w->paged.blocks.stats.swapped;
+        counts->forks += w->counts.forks;
+    }
+    if (caches == OWN_CACHES)
+        assert_int_equal(e.cache_bytes, 0);
+    else
+        assert_int_equal(w->pool.blocks.stats.used, 0);
+    engine_end(&e);
+    if (caches == ONE_POOL)
+        end_pool(w);
+    for (int i = 0; i < w->n; i++)
+        sequence_end(&w->asked[i]);
+    free(w);
+}
+
+void check_random_workloads(struct tiny_model *model, struct random *r, int n,
+                            enum run_caches caches, struct run_counts *counts) {
+    for (int i = 0; i < n; i++)
+        run_workload(model, r, caches, counts);
+}
+
+void check_shipped_workloads(uint64_t seed, int n, enum run_caches caches) {
+    struct error err = {""};
+    struct device_options options = {.n_threads = 2};
+    struct tiny_model shipped = {.dev = device_under_test()->open(&options, &err)};
+    struct random r = {seed};
+    if (!shipped.dev || model_load(&shipped.model, shipped.dev, "data/model", NULL, &err) ||
+        generator_start(&shipped.generator, &shipped.model, &err))
+        fail_msg("%s", err.text);
+    check_random_workloads(&shipped, &r, n, caches, NULL);
+    generator_end(&shipped.generator);
+    model_free(&shipped.model);
+    shipped.dev->ops->close(shipped.dev);
+}
