@@ -55,7 +55,9 @@ build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
 fuzz: deps
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
 	@$(MAKE) --no-print-directory $(FUZZERS)
-	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
+	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
+	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts || exit 1; \
+	done
 
 define test_rules
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
@@ -102,5 +104,6 @@ $(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(AL
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c))
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c) \
+                                                    scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
