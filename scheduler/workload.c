@@ -155,7 +155,7 @@ static int read_id(struct reading *reading, const json_t *line, const char *wher
     return 0;
 }
 
-/* The beginning of a prompt on one line. */
+/* The beginning of a prompt on one line, without what a terminal takes for a command. */
 static char *make_title(const char *text) {
     enum { LENGTH = 24 };
     char *title = calloc(1, LENGTH + 4);
@@ -171,6 +171,9 @@ static char *make_title(const char *text) {
     } else {
         memcpy(title, text, n);
     }
+    for (char *c = title; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127)
+            *c = ' ';
     return title;
 }
 

@@ -136,14 +136,16 @@ static void titles_are_the_beginning_of_the_prompt(void **state) {
                   "{\"prompt\": \"this is 25 bytes of text.\"}\n"
                   "{\"prompt\": \"one line\\nand another\"}\n"
                   "{\"prompt\": \"twenty-three letters + \xC3\xA9\"}\n"
+                  "{\"prompt\": \"a\\tb\\u001b[0m\\u007f\"}\n"
                   "{\"messages\": [1]}\n"
                   "{\"id\": \"an id that is much too long\", \"prompt\": \"x\"}\n");
     assert_string_equal(w.titles[0], "exactly 24 bytes of text");
     assert_string_equal(w.titles[1], "this is 25 bytes of text...");
     assert_string_equal(w.titles[2], "one line");
     assert_string_equal(w.titles[3], "twenty-three letters + ...");
-    assert_string_equal(w.titles[4], "(messages)");
-    assert_string_equal(w.titles[5], "an id that is much too l...");
+    assert_string_equal(w.titles[4], "a b [0m ");
+    assert_string_equal(w.titles[5], "(messages)");
+    assert_string_equal(w.titles[6], "an id that is much too l...");
     workload_free(&w);
 }
 

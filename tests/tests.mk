@@ -15,7 +15,8 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # of the kernels under the emulation and, where there is a GPU, on it.
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
 KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
-                test_sampling test_available test_kv_pool
+                test_sampling test_available test_kv_pool test_naive_batch test_workloads \
+                test_paged_workloads
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
@@ -56,7 +57,9 @@ build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
 fuzz: deps
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
 	@$(MAKE) --no-print-directory $(FUZZERS)
-	@for f in $(FUZZERS); do $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 || exit 1; done
+	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
+	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts || exit 1; \
+	done
 
 define test_rules
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
@@ -103,5 +106,6 @@ $(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(AL
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c))
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c ref/*.c) \
+                                                    scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
