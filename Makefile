@@ -64,7 +64,7 @@ help:
 	@echo "make phase3        build ./demo: a queue, states, metrics, traces"
 	@echo "make phase4        build ./demo: requests start the moment a place is free"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
-	@echo "make test-slow     the long sweeps: exp over every float (a minute or two)"
+	@echo "make test-slow     the long sweeps: exp over every float, the long tables (five minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (20 minutes)"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"
