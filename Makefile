@@ -73,7 +73,7 @@ help:
 	@echo "make phase5        build ./demo: one pool of blocks for all sequences"
 	@echo "make phase6        build ./demo: block tables, and a map of the pool"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
-	@echo "make test-slow     the long ones: exp over every float, 50 workloads (minutes)"
+	@echo "make test-slow     the long ones: exp over every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (20 minutes)"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"
