@@ -214,29 +214,39 @@ static void cancel_all(struct engine *e) {
         engine_cancel(e, i);
 }
 
-int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
-               const struct engine_options *options, struct error *err) {
-    *e = (struct engine){.generator = g, .requests = requests, .n = n, .options = options};
+static int run(struct engine *e, struct error *err) {
+    const struct engine_options *options = e->options;
     if (scheduler_start(&e->scheduler, &options->scheduler, err))
         return -1;
-    e->answers = calloc((size_t)n + 1, sizeof *e->answers);
+    e->answers = calloc((size_t)e->n + 1, sizeof *e->answers);
     e->plan = malloc(sizeof *e->plan * (size_t)options->scheduler.max_running);
     if (!e->answers || !e->plan)
-        return error_set(err, "out of memory for %d requests", n);
+        return error_set(err, "out of memory for %d requests", e->n);
     if (options->memory && options->memory->start(options->memory->context, e, err))
         return -1;
     e->scheduler.changed = on_change;
     e->scheduler.context = e;
     e->began = clock_now();
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < e->n; i++)
         if (add_request(e, i, err))
             return -1;
-    while (e->scheduler.n_done < n)
-        if (generator_interrupted(g))
+    while (e->scheduler.n_done < e->n)
+        if (generator_interrupted(e->generator))
             cancel_all(e);
         else if (step(e, err))
             return -1;
     return 0;
+}
+
+int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
+               const struct engine_options *options, struct error *err) {
+    *e = (struct engine){.generator = g, .requests = requests, .n = n, .options = options};
+    int result = run(e, err);
+    for (int i = 0; e->answers && i < n; i++) /* of those that an error interrupted */
+        let_go(e, i);
+    e->options = NULL;
+    e->requests = NULL;
+    return result;
 }
 
 void engine_cancel(struct engine *e, int request) {
@@ -246,7 +256,6 @@ void engine_cancel(struct engine *e, int request) {
 void engine_end(struct engine *e) {
     for (int i = 0; e->answers && i < e->n; i++) {
         struct answer_of *a = &e->answers[i];
-        let_go(e, i);
         sequence_end(&a->sequence);
         decode_stream_free(a->stream);
         free(a->text);

@@ -70,7 +70,7 @@ struct answer_of {
 
 struct engine {
     struct generator *generator;
-    const struct request *requests;
+    const struct request *requests; /* these and the options: during the run */
     int n;
     const struct engine_options *options;
     struct scheduler scheduler;
@@ -84,8 +84,8 @@ struct engine {
 /* Runs all requests (sorted by arrival) to their end. A request that cannot be answered ends with
  * FINISH_ERROR and its reason; the others go on. When g->interrupted asks to end, the step is
  * finished and all that are not done are cancelled. Returns 0, or -1 with err set: bad options,
- * arrivals out of order, no memory, a device that failed. The engine must be ended in either case.
- */
+ * arrivals out of order, no memory, a device that failed. Options and requests are not used any more
+ * afterwards. The engine must be ended in either case. */
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
                const struct engine_options *options, struct error *err);
 

@@ -267,8 +267,6 @@ static void run_cancelled(struct tiny_model *model, struct cancel_run *run, stru
         fail_msg("%s", err.text);
     model->generator.interrupted = NULL;
     assert_int_equal(e->cache_bytes, 0);
-    e->options = NULL;
-    e->requests = NULL;
 }
 
 static void check_cancelled(const struct engine *e, int i, const struct sequence *alone) {

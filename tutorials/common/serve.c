@@ -125,7 +125,6 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
     for (int i = 0; !result && i < w->n; i++)
         fingerprint_add_sequence(&demo->run,
                                  fingerprint_value(&engine->answers[i].sequence.fingerprint));
-    engine->options = NULL; /* its callbacks end here */
     free(log.since);
     free(log.states);
     free(log.current);
