@@ -354,8 +354,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_token),
         cmocka_unit_test(test_many_tokens),
-        cmocka_unit_test(test_head_dims),
         cmocka_unit_test(test_queries_that_see_nothing),
+        cmocka_unit_test(test_head_dims),
         cmocka_unit_test(test_large_groups),
         cmocka_unit_test(test_any_scale),
         cmocka_unit_test(test_extremes),
