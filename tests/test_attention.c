@@ -71,7 +71,7 @@ static struct problem make_problem(struct random *r, int n_heads, int n_kv_heads
                         .kv_len = kv_len,
                         .n_slots = kv_len + SPARE,
                         .shape = {n_heads, n_kv_heads, head_dim, 1 / sqrt((double)head_dim)}};
-    float k[128], v[128];
+    float k[258], v[258];
     p.q = host_array((size_t)n_tokens * (size_t)q_cols(&p), sizeof *p.q);
     p.k = host_rows(p.n_slots * n_kv_heads, head_dim);
     p.v = host_rows(p.n_slots * n_kv_heads, head_dim);
@@ -172,6 +172,16 @@ static void test_many_tokens(void **state) {
                 check_new(t, &r, heads[h], head_dims[d], n_tokens[n], kv_len, ORDINARY);
             }
         }
+}
+
+/* Just below, at and above the widths that a kernel may be compiled for. */
+static void test_head_dims(void **state) {
+    struct test_device *t = *state;
+    struct random r = {41};
+    static const int two_to_one[] = {2, 1};
+    for (int width = 32; width <= 256; width += 32)
+        for (int dim = width - 2; dim <= width + 2; dim += 2)
+            check_new(t, &r, two_to_one, dim, 2, width % 64 ? 40 : 270, ORDINARY);
 }
 
 /* More queries than positions: the first ones see nothing and give zeros. */
@@ -345,6 +355,7 @@ int main(void) {
         cmocka_unit_test(test_one_token),
         cmocka_unit_test(test_many_tokens),
         cmocka_unit_test(test_queries_that_see_nothing),
+        cmocka_unit_test(test_head_dims),
         cmocka_unit_test(test_large_groups),
         cmocka_unit_test(test_any_scale),
         cmocka_unit_test(test_extremes),

@@ -110,7 +110,7 @@ static void test_kv_gather(void **state) {
     struct test_device *t = *state;
     struct random r = {81};
     static const int lens[] = {0, 1, 2, 3, 4, 5, 15, 16, 17, 255, 257};
-    static const int heads[] = {1, 3, 8, 33}, dims[] = {2, 7, 8, 48, 128, 256};
+    static const int heads[] = {1, 3, 8, 33}, dims[] = {2, 4, 7, 8, 48, 128, 256};
     for (size_t l = 0; l < COUNT(lens); l++)
         for (size_t h = 0; h < COUNT(heads); h++)
             for (size_t d = 0; d < COUNT(dims); d++)
