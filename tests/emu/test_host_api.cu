@@ -245,7 +245,7 @@ static void test_device_of_another_kind(void **) {
     int count = -1, value = -1;
     struct cudaFuncAttributes attributes;
     assert_cuda(cudaFuncGetAttributes(&attributes, nothing));
-    assert_int_equal(attributes.ptxVersion, 80);
+    assert_int_equal(attributes.ptxVersion, 90);
     emu_set_capability(75, 80);
     assert_cuda(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMinor, 0));
     assert_int_equal(value, 5);
