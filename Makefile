@@ -36,7 +36,7 @@ LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comm
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6
+PHASES    := 0 1 2 3 4 5 6 7
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
              $(filter-out %/requests.c %/group.c %/serve.c %/pool.c,$(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
@@ -57,6 +57,7 @@ DEMO_3    := tutorials/03-scheduler/demo.c
 DEMO_4    := tutorials/04-continuous-batching/demo.c
 DEMO_5    := tutorials/05-block-allocator/demo.c
 DEMO_6    := tutorials/06-block-table/demo.c
+DEMO_7    := tutorials/07-paged-cache/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -72,6 +73,7 @@ help:
 	@echo "make phase4        build ./demo: requests start the moment a place is free"
 	@echo "make phase5        build ./demo: one pool of blocks for all sequences"
 	@echo "make phase6        build ./demo: block tables, and a map of the pool"
+	@echo "make phase7        build ./demo: paged caches, preemption, shared prefixes"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long ones: exp over every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"

@@ -418,7 +418,7 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
     if (!batch->caches && !ws->passing.k &&
         kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, err))
         return -1;
-    if (upload_positions(ws, batch, err) || (is_paged(batch) && upload_paged_slots(ws, batch, err)))
+    if ((is_paged(batch) && upload_paged_slots(ws, batch, err)) || upload_positions(ws, batch, err))
         return -1;
     dev->ops->upload(dev, ws->token_ids, batch->token_ids, sizeof(int32_t) * (size_t)n);
     dev->ops->upload(dev, ws->logit_rows, batch->logit_rows,

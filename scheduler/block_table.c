@@ -64,6 +64,41 @@ int block_table_release(struct block_table *t, struct block_allocator *a, int n_
     return result;
 }
 
+static int compare_blocks(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* -1 with err set when a block stands twice among n. */
+static int check_distinct(const int32_t *blocks, int n, struct error *err) {
+    int32_t *sorted = malloc(sizeof *sorted * ((size_t)n + 1));
+    int result = 0;
+    if (!sorted)
+        return error_set(err, "out of memory to check a table of %d blocks", n);
+    if (n)
+        memcpy(sorted, blocks, sizeof *sorted * (size_t)n);
+    qsort(sorted, (size_t)n, sizeof *sorted, compare_blocks);
+    for (int i = 1; i < n && !result; i++)
+        if (sorted[i] == sorted[i - 1])
+            result = error_set(err, "block table: block %d stands in it twice", sorted[i]);
+    free(sorted);
+    return result;
+}
+
+int block_table_check(const struct block_table *t, const struct block_allocator *a,
+                      struct error *err) {
+    for (int i = 0; i < t->n_blocks; i++) {
+        int32_t block = t->blocks[i];
+        if (block < 0 || block >= a->stats.total)
+            return error_set(err, "block table: entry %d is block %d of a pool of %d", i, block,
+                             a->stats.total);
+        if (block_references(a, block) < 1)
+            return error_set(err, "block table: entry %d is block %d, which nobody holds", i,
+                             block);
+    }
+    return check_distinct(t->blocks, t->n_blocks, err);
+}
+
 int64_t block_table_slot(const struct block_table *t, int position) {
     if (position < 0 || position / t->block_size >= t->n_blocks)
         return -1;

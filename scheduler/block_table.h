@@ -45,6 +45,12 @@ int block_table_append(struct block_table *t, int32_t block, struct error *err);
 int block_table_release(struct block_table *t, struct block_allocator *a, int n_keep,
                         struct error *err);
 
+/* Does the table hold blocks of the allocator that are in use, none of them twice? Returns 0, or -1
+ * with err set to what is wrong, with its place in the table: a number out of range, a block that is
+ * nobody's, the same block again, no memory. Takes n log n steps. */
+int block_table_check(const struct block_table *t, const struct block_allocator *a,
+                      struct error *err);
+
 /* The slot of a position, or -1 when the table does not cover it. */
 int64_t block_table_slot(const struct block_table *t, int position);
 

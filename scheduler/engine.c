@@ -161,8 +161,10 @@ static void count_memory(struct engine *e) {
         const struct kv_cache *cache = e->answers[e->scheduler.running[i]].cache;
         e->cache_bytes += cache ? (int64_t)cache->bytes : 0;
     }
-    if (e->options->memory)
-        e->cache_bytes = e->options->memory->bytes(e->options->memory->context);
+    const struct engine_memory *memory = e->options->memory;
+    if (memory)
+        e->cache_bytes =
+            memory->blocks_in_use(memory->context) * (int64_t)memory->bytes_per_block;
     if (e->cache_bytes > e->most_cache_bytes)
         e->most_cache_bytes = e->cache_bytes;
 }

@@ -35,8 +35,8 @@ struct engine_memory {
     void (*stored)(void *context, int request, int n_positions);
     /* The request is done. */
     void (*release)(void *context, int request);
-    /* Bytes in use by all. */
-    int64_t (*bytes)(void *context);
+    int (*blocks_in_use)(void *context);
+    size_t bytes_per_block;
     void *context;
 };
 

@@ -58,16 +58,17 @@ static void release(void *context, int request) {
         paged_memory_release(&p->blocks, request);
 }
 
-static int64_t bytes(void *context) {
+static int blocks_in_use(void *context) {
     const struct engine_paged *p = context;
-    return p->pool->blocks.stats.used * (int64_t)p->pool->bytes_per_block;
+    return p->pool->blocks.stats.used;
 }
 
 void engine_paged_start(struct engine_paged *p, struct kv_pool *pool,
                         const struct paged_options *options) {
-    *p = (struct engine_paged){.memory = {start, check, cache, stored, release, bytes, p},
-                               .pool = pool,
-                               .options = *options};
+    *p = (struct engine_paged){
+        .memory = {start, check, cache, stored, release, blocks_in_use, pool->bytes_per_block, p},
+        .pool = pool,
+        .options = *options};
 }
 
 void engine_paged_end(struct engine_paged *p) {

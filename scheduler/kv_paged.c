@@ -17,8 +17,13 @@ static int reserve(struct kv_cache *cache, int n_positions, struct error *err) {
                       : result;
 }
 
+/* For the forward pass. It asks for all positions once per pass: then the table is checked, before
+ * any kernel follows it. */
 static int slots(const struct kv_cache *cache, int first, int n, int64_t *out, struct error *err) {
-    return block_table_slots(&((const struct kv_paged *)cache)->table, first, n, out, err);
+    const struct kv_paged *c = (const struct kv_paged *)cache;
+    if (first == 0 && block_table_check(&c->table, &c->pool->blocks, err))
+        return -1;
+    return block_table_slots(&c->table, first, n, out, err);
 }
 
 int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache *prefixes,

@@ -104,6 +104,7 @@ static void preempt(void *context, int job) {
     struct kv_paged *c = cache_of(m, job);
     struct error err;
     int result = 0;
+    m->stats.preemptions++;
     if (m->options.preempt == PREEMPT_SWAP && c->n_stored) {
         m->stats.swapped += c->n_stored;
         result = kv_paged_swap_out(c, &m->jobs[job].swapped, &err);

@@ -35,8 +35,9 @@ struct paged_job {
     int fork_of; /* the job of which this one is another sample; -1: none */
 };
 
-/* In tokens. */
+/* In tokens, but preemptions. */
 struct paged_stats {
+    long preemptions;
     long looked_up, shared; /* of jobs that began, and those of them that were there already */
     long recomputed;        /* read again after a preemption, less what was still cached */
     long swapped;           /* whose keys and values went to host memory */

@@ -104,7 +104,6 @@ static void preempt(struct scheduler *s, int job, double now) {
     j->n_to_read = j->n_prompt + j->n_new;
     j->n_read = 0;
     j->n_preempted++;
-    s->preemptions++;
     change(s, job, REQUEST_PREEMPTED, now);
 }
 

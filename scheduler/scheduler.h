@@ -76,7 +76,6 @@ struct scheduler {
     int n_running, n_done;
     int *preempted; /* [max_running] jobs in order of arrival */
     int n_preempted;
-    long preemptions;               /* of all jobs */
     struct scheduler_memory memory; /* zeroed: there is always room */
     /* Called for every change of state; may be NULL. */
     void (*changed)(void *context, int job, enum request_state from, double now);

@@ -333,3 +333,38 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
     }
     return 0;
 }
+
+/* Appends a request like r to w. */
+static int add_fork(struct workload *w, const struct request *r, const char *title, int fork_back,
+                    struct error *err) {
+    struct request *copy = add(w, err);
+    if (!copy)
+        return -1;
+    *copy = *r;
+    copy->fork_back = fork_back;
+    copy->n_stops = 0;
+    copy->prompt = malloc(sizeof *copy->prompt * ((size_t)r->n_prompt + 1));
+    copy->stops = calloc((size_t)r->n_stops + 1, sizeof *copy->stops);
+    w->titles[w->n - 1] = strdup(title);
+    if (!copy->prompt || !copy->stops || !w->titles[w->n - 1])
+        return error_set(err, "out of memory for another sample of a request");
+    if (r->n_prompt)
+        memcpy(copy->prompt, r->prompt, sizeof *copy->prompt * (size_t)r->n_prompt);
+    for (; copy->n_stops < r->n_stops; copy->n_stops++) {
+        copy->stops[copy->n_stops] = strdup(r->stops[copy->n_stops]);
+        if (!copy->stops[copy->n_stops])
+            return error_set(err, "out of memory for another sample of a request");
+    }
+    return 0;
+}
+
+int workload_fork(struct workload *w, int n, struct error *err) {
+    struct workload all = {0};
+    int result = 0;
+    for (int i = 0; i < w->n && !result; i++)
+        for (int k = 0; k < n && !result; k++)
+            result = add_fork(&all, &w->requests[i], w->titles[i], k, err);
+    workload_free(w);
+    *w = all;
+    return result;
+}

@@ -57,6 +57,10 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
  * memory); more is empty afterwards. */
 int workload_append(struct workload *w, struct workload *more, struct error *err);
 
+/* Makes n of each request, one behind the other: the second to the last are forks of the first
+ * (request.h). Returns 0, or -1 with err set (no memory). */
+int workload_fork(struct workload *w, int n, struct error *err);
+
 /* A zeroed one is fine. */
 void workload_free(struct workload *w);
 

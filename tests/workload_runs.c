@@ -194,7 +194,7 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
     assert_true(metrics.ttft.p50 <= metrics.ttft.p95 && metrics.ttft.p95 <= metrics.ttft.p99);
     assert_true(metrics.queue.mean <= metrics.ttft.mean);
     if (counts) {
-        counts->preemptions += e.scheduler.preemptions;
+        counts->preemptions += w->paged.blocks.stats.preemptions;
         counts->shared += w->paged.blocks.stats.shared;
         counts->recomputed += w->paged.blocks.stats.recomputed;
         counts->swapped += w->paged.blocks.stats.swapped;

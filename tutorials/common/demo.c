@@ -149,6 +149,8 @@ static int run_model(struct demo *demo, struct error *err) {
     if (open_model(demo, err) || fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
+    if (demo->phase->begin)
+        demo->phase->begin(demo);
     if (run_task(demo, err))
         return -1;
     return finish_report(demo, err);

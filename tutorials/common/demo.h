@@ -21,6 +21,7 @@ struct cache_kind {
 };
 
 struct demo;
+struct engine_memory;
 
 struct phase {
     int number;
@@ -34,6 +35,8 @@ struct phase {
     /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
      * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
+    /* Called when the model is loaded; may be NULL. */
+    void (*begin)(const struct demo *demo);
 };
 
 struct demo {
@@ -43,6 +46,8 @@ struct demo {
     struct model model;
     struct tokenizer *tokenizer;
     struct generator generator;
+    /* Where the requests of serve.h have their caches; NULL: each has one of the options' kind. */
+    const struct engine_memory *memory;
     struct fingerprint run; /* of all sequences so far */
     uint32_t n_sequences;   /* run so far */
     json_t *json;           /* what --json writes */

@@ -48,6 +48,9 @@ enum {
     BLOCK_SIZE,
     KV_BLOCKS,
     KV_MEMORY,
+    PREEMPT,
+    NO_PREFIX_CACHE,
+    SAMPLES,
     HELP
 };
 
@@ -84,6 +87,10 @@ static const struct row rows[] = {
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
     {"kv-blocks", "N", "blocks in the pool; or", KV_BLOCKS},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free)", KV_MEMORY},
+    {NULL, NULL, "Sharing the pool (from phase 7 on)", 0},
+    {"preempt", "HOW", "who gives way reads its tokens again or not: recompute or swap", PREEMPT},
+    {"no-prefix-cache", NULL, "requests that begin alike share no blocks", NO_PREFIX_CACHE},
+    {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", SAMPLES},
     {NULL, NULL, "What to print", 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
     {"ids", NULL, "token ids instead of text: lines prompt: ... and output: ...", IDS},
@@ -165,6 +172,13 @@ static int parse_size(const char *name, const char *text, size_t *out, struct er
                          name, text);
     *out = (size_t)value << shift;
     return 0;
+}
+
+static int parse_preempt(const char *text, bool *swap, struct error *err) {
+    *swap = !strcmp(text, "swap");
+    return *swap || !strcmp(text, "recompute")
+               ? 0
+               : error_set(err, "--preempt %s: must be recompute or swap", text);
 }
 
 static int parse_mix(const char *text, const char **out, struct error *err) {
@@ -264,6 +278,14 @@ static int set_option(struct options *o, int key, const char *text, const struct
         return parse_int("kv-blocks", text, 1, INT_MAX, &o->kv_blocks, err);
     case KV_MEMORY:
         return parse_size("kv-memory", text, &o->kv_memory, err);
+    case PREEMPT:
+        o->preempt_given = true;
+        return parse_preempt(text, &o->swap, err);
+    case NO_PREFIX_CACHE:
+        o->no_prefix_cache = true;
+        return 0;
+    case SAMPLES:
+        return parse_int("samples", text, 1, 1000, &o->samples, err);
     case RATE:
         return parse_float("rate", text, 0, 1e6f, &o->rate, err);
     case MIX:
@@ -282,6 +304,11 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     if (phase->number < 5 && (o->block_size || o->kv_blocks || o->kv_memory))
         return error_set(err, "--block-size, --kv-blocks and --kv-memory: make phase5 builds a "
                               "demo that has a pool of blocks");
+    if (phase->number < 7 && (o->preempt_given || o->no_prefix_cache || o->samples))
+        return error_set(err, "--preempt, --no-prefix-cache and --samples: make phase7 builds a "
+                              "demo whose requests share a pool");
+    if (o->samples && !o->prompts)
+        return error_set(err, "--samples needs --prompts");
     if (o->kv_blocks && o->kv_memory)
         return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
                               "one");

@@ -15,7 +15,7 @@ struct log {
     char *current; /* [n + 1] */
     json_t *steps; /* NULL: not wanted */
     struct trace trace;
-    int running, waiting; /* as last counted in the trace */
+    int running, waiting, blocks; /* as last counted in the trace */
     struct progress_bar bar;
 };
 
@@ -30,6 +30,11 @@ static void count(struct log *log, const struct engine *e, double now) {
         trace_counter(&log->trace, "waiting", waiting, now);
     log->running = running;
     log->waiting = waiting;
+    const struct engine_memory *memory = e->options ? e->options->memory : NULL;
+    int blocks = memory ? memory->blocks_in_use(memory->context) : 0;
+    if (blocks != log->blocks)
+        trace_counter(&log->trace, "blocks in use", blocks, now);
+    log->blocks = blocks;
 }
 
 static void on_change(void *context, const struct engine *e, int request, enum request_state from,
@@ -60,6 +65,7 @@ static void on_step(void *context, struct engine *e) {
                           : job->state == REQUEST_WAITING                     ? 'W'
                           : job->state == REQUEST_PREFILLING                  ? 'P'
                           : job->state == REQUEST_DECODING                    ? 'D'
+                          : job->state == REQUEST_PREEMPTED                   ? 'p'
                                                                               : '.';
     }
     if (!memcmp(log->current, log->states, (size_t)e->n))
@@ -107,6 +113,7 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
         .cache_new = kind->create,
         .cache_free = kind->destroy,
         .cache_positions = demo->generator.context,
+        .memory = demo->memory,
         .tokenizer = demo->tokenizer,
         .stepped = on_step,
         .changed = on_change,
@@ -141,11 +148,12 @@ void serve_show_steps(struct demo *demo, json_t *steps) {
                                             {"running", "running", 0},
                                             {"waiting", "waiting", 0},
                                             {"states", "states", -1}};
-    demo_table(
-        demo, "steps",
-        "Steps in which a state changed; a letter for each request: - not here yet, W waiting, "
-        "P prefilling, D decoding, . done",
-        columns, 5, steps);
+    char title[200];
+    snprintf(title, sizeof title,
+             "Steps in which a state changed; a letter for each request: - not here yet, W waiting, "
+             "P prefilling, D decoding,%s . done",
+             demo->memory ? " p preempted," : "");
+    demo_table(demo, "steps", title, columns, 5, steps);
 }
 
 /* Milliseconds between two moments, or null: the second did not come. */
@@ -219,6 +227,8 @@ int serve_prompts(struct demo *demo, const char *path, bool continuous, struct e
     struct engine engine = {0};
     json_t *steps = NULL;
     int result = path ? demo_read_requests(demo, path, &w, err) : demo_draw_requests(demo, &w, err);
+    if (!result && demo->options.samples)
+        result = workload_fork(&w, demo->options.samples, err);
     demo->generator.ignore_stop = !path;
     if (!result)
         result = serve_run(demo, &w, continuous, &engine, w.n > 100 ? NULL : &steps, err);
