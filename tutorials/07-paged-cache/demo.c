@@ -194,7 +194,7 @@ static int memory_and_speed(struct demo *demo, const struct workload *w, struct 
                                             {"paged_mb", "paged MB", 1},
                                             {"own_tok_s", "dynamic tok/s", 1},
                                             {"paged_tok_s", "paged tok/s", 1},
-                                            {"slower", "slower", 2}};
+                                            {"slower", "paged ms / dynamic ms", 2}};
     json_t *rows = json_array();
     int result = 0;
     for (int i = 0; !result && i < 6 && !demo_interrupted(demo); i++)
