@@ -1,5 +1,5 @@
 /*
- * test_block_demos - what the demos of phases 5 and 6 print, compared with itself: blocks follow
+ * test_block_demos - what the demos of phases 5 to 7 print, compared with itself: blocks follow
  * from positions, what fits follows from the budget, a map has as many letters as blocks are in
  * use. And the options of the pool: bad ones are refused in one line that names them.
  */
@@ -150,11 +150,11 @@ static void test_small_pool(void **state) {
     command_free(&c);
 }
 
-/* Both phases answer prompts with the bits of phase 4. */
+/* The phases answer prompts with the bits of phase 4. */
 static void test_same_bits_as_phase_4(void **state) {
     (void)state;
     char want[17] = "";
-    for (int phase = 4; phase <= 6; phase++) {
+    for (int phase = 4; phase <= 7; phase++) {
         struct command c = command_runf(
             "%s/demo%d --device cpu --threads 1 --max-new 4 --prompts data/prompts/short.jsonl",
             build_folder(NULL), phase);
@@ -293,6 +293,12 @@ static void test_refused(void **state) {
         {4, "--block-size 16", "--block-size", "make phase5"},
         {4, "--kv-blocks 16", "--kv-blocks", "make phase5"},
         {1, "--kv-memory 1G", "--kv-memory", "make phase5"},
+        {6, "--preempt swap", "--preempt", "make phase7"},
+        {6, "--no-prefix-cache", "--no-prefix-cache", "make phase7"},
+        {6, "--samples 2", "--samples", "make phase7"},
+        {7, "--preempt never", "--preempt never", "recompute or swap"},
+        {7, "--samples 0 --prompts x", "--samples", "1"},
+        {7, "--samples 2", "--samples", "--prompts"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct command c = command_runf("%s/demo%d --device cpu --threads 1 %s", build_folder(NULL),
@@ -307,6 +313,75 @@ static void test_refused(void **state) {
     }
 }
 
+/* ---- phase 7 ----------------------------------------------------------------------------------
+ */
+
+/* Pools of any size, blocks of any size, both ways to give way, with and without shared prefixes. */
+static void test_paged_prompts(void **state) {
+    (void)state;
+    static const char *const options[] = {
+        "--kv-blocks 24", "--kv-blocks 24 --preempt swap --no-prefix-cache",
+        "--block-size 256 --kv-blocks 2 --preempt swap"};
+    char want[64] = "";
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        struct command c;
+        char all[200];
+        snprintf(all, sizeof all, "--max-new 24 --prompts data/prompts/mixed.jsonl %s", options[i]);
+        json_t *json = tables_of(7, all, &c);
+        const json_t *pool = json_array_get(table(json, "pool"), 0);
+        const char *got = json_string_value(json_object_get(json, "fingerprint"));
+        assert_non_null(got);
+        if (!i)
+            snprintf(want, sizeof want, "%s", got);
+        assert_string_equal(got, want);
+        assert_true(whole(pool, "most") <= whole(pool, "blocks"));
+        if (i < 2)
+            assert_true(whole(pool, "preemptions") > 0);
+        if (i == 1)
+            assert_true(whole(pool, "swapped") > 0 && !whole(pool, "shared"));
+        json_decref(json);
+        command_free(&c);
+    }
+}
+
+/* One that cannot fit ends with its reason; the other is answered. */
+static void test_one_too_large(void **state) {
+    (void)state;
+    struct command c;
+    json_t *json = tables_of(7, "--kv-blocks 1 --block-size 32 --max-new 4 "
+                                "--prompts data/prompts/mixed.jsonl", &c);
+    const json_t *requests = table(json, "requests");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(requests, 0), "finish")),
+                        "stop");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(requests, 1), "finish")),
+                        "error");
+    assert_non_null(strstr(c.out, "request 1: 282 tokens and one more do not fit into the KV pool"));
+    json_decref(json);
+    command_free(&c);
+}
+
+/* Samples of one prompt: each as if it had been asked alone, in its place. */
+static void test_samples(void **state) {
+    (void)state;
+    struct command c;
+    json_t *json = tables_of(7, "--samples 3 --temperature 1 --seed 5 --max-new 8 "
+                                "--prompts data/prompts/short.jsonl", &c);
+    const json_t *requests = table(json, "requests"), *pool = json_array_get(table(json, "pool"), 0);
+    assert_int_equal(json_array_size(requests) % 3, 0);
+    int different = 0;
+    for (size_t i = 0; i < json_array_size(requests); i += 3) {
+        const char *prints[3];
+        for (size_t j = 0; j < 3; j++)
+            prints[j] = json_string_value(
+                json_object_get(json_array_get(requests, i + j), "fingerprint"));
+        different += strcmp(prints[0], prints[1]) && strcmp(prints[1], prints[2]);
+    }
+    assert_true(different > 0);
+    assert_true(whole(pool, "shared") > whole(pool, "prompt") / 2);
+    json_decref(json);
+    command_free(&c);
+}
+
 int main(int argc, char **argv) {
     (void)argc;
     build_folder(argv[0]);
@@ -314,6 +389,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_what_fits),       cmocka_unit_test(test_positions),
         cmocka_unit_test(test_small_pool),      cmocka_unit_test(test_same_bits_as_phase_4),
         cmocka_unit_test(test_tables_and_maps), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_paged_prompts),   cmocka_unit_test(test_one_too_large),
+        cmocka_unit_test(test_samples),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
