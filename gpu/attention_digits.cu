@@ -1,7 +1,7 @@
 /*
- * attention, before versions 2 and 3: queries, keys and values as 8-bit digits in the order in which
- * the tensor cores want them (attention.h). It costs a few percent of the time and leaves the kernel
- * proper nothing but whole 16-byte copies.
+ * attention, before versions 2 and 3: queries, keys and values as 8-bit digits in the order in
+ * which the tensor cores want them (attention.h). It costs a few percent of the time and leaves the
+ * kernel proper nothing but whole 16-byte copies.
  */
 #include "gpu/attention.h"
 
@@ -85,9 +85,9 @@ __global__ static void split_keys(struct attention_arguments a, struct attention
     UNROLL
     for (int j = 0; j < 4; j++)
         m[j] = exists && 4 * word + j < a.head_dim ? from[4 * word + j] : 0;
-    put_digits(row_of(tile_of(&out, kv_head, (int)(position / TILE)), out.keys, out.dim,
-                      position % TILE),
-               out.keys, word, m);
+    put_digits(
+        row_of(tile_of(&out, kv_head, (int)(position / TILE)), out.keys, out.dim, position % TILE),
+        out.keys, word, m);
     if (word == 0) {
         int8_t *e = out.exponents + 2 * ((size_t)kv_head * (size_t)out.n_tiles * TILE + position);
         e[0] = exists ? a.kv.k_exponents[row] : (int8_t)0;

@@ -20,7 +20,14 @@
 #include "gpu/attention_ring.h"
 #include "gpu/warpgroup.h"
 
-enum { TILE = ATTENTION_TILE, ROWS = QUERY_ROWS, KEYS = 64, VALUE_DIMS = 64, THREADS = 128, STAGES = 3 };
+enum {
+    TILE = ATTENTION_TILE,
+    ROWS = QUERY_ROWS,
+    KEYS = 64,
+    VALUE_DIMS = 64,
+    THREADS = 128,
+    STAGES = 3
+};
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
 template <int DIM> struct warpgroup_sizes {
@@ -29,9 +36,8 @@ template <int DIM> struct warpgroup_sizes {
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE / 2); /* half of the positions */
     static const int VALUE_CHUNKS = DIM / VALUE_DIMS * 2;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
-    static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 20 * TILE +
-        STAGES * (int)sizeof(struct bulk_barrier);
+    static const int SHARED_BYTES = STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM +
+                                    20 * TILE + STAGES * (int)sizeof(struct bulk_barrier);
 };
 
 /* One thread starts the copy of a whole chunk; a stage's barrier says when it is there. */
@@ -54,9 +60,7 @@ struct bulk_copies {
 };
 
 /* Sums of products of digits, 64 by 2 * COUNT of them in a block. */
-template <int COUNT> struct digit_sums {
-    int32_t high[COUNT], middle[COUNT], low[COUNT];
-};
+template <int COUNT> struct digit_sums { int32_t high[COUNT], middle[COUNT], low[COUNT]; };
 
 template <int COUNT> static __device__ __forceinline__ void settle(struct digit_sums<COUNT> *s) {
     wgmma_settle(s->high);
@@ -65,8 +69,8 @@ template <int COUNT> static __device__ __forceinline__ void settle(struct digit_
 }
 
 /*
- * (65536 * high + 256 * middle + low) * unit.factor, exact, for powers of two: the bits of 1.5 * 2^52
- * plus a small integer i are those of 1.5 * 2^52 + i, so no integer is converted; and a fused
+ * (65536 * high + 256 * middle + low) * unit.factor, exact, for powers of two: the bits of 1.5 *
+ * 2^52 plus a small integer i are those of 1.5 * 2^52 + i, so no integer is converted; and a fused
  * multiply-add takes the constant off again while it scales.
  */
 struct __align__(16) unit {
@@ -102,9 +106,9 @@ struct row_pair {
 
 /* The scores of 32 keys of a group: s[0..3] of a tile_scores. */
 template <int DIM>
-static __device__ __forceinline__ void score_32_keys(float s[4][4], const unsigned char *queries,
-                                                     const unsigned char *keys,
-                                                     const struct unit *k_unit, const double q_unit[2]) {
+static __device__ __forceinline__ void
+score_32_keys(float s[4][4], const unsigned char *queries, const unsigned char *keys,
+              const struct unit *k_unit, const double q_unit[2]) {
     const int q_column = column_bytes(ROWS), k_column = column_bytes(KEYS);
     struct digit_sums<16> sums;
     auto q_high = shared_matrix_at(queries, q_column);
@@ -118,8 +122,10 @@ static __device__ __forceinline__ void score_32_keys(float s[4][4], const unsign
     wgmma_u8_u8<false>(sums.low, q_low, k_low);
     UNROLL
     for (int c = 2; c < DIM / 16; c += 2) {
-        auto qh = shared_matrix_skip(q_high, c, q_column), ql = shared_matrix_skip(q_low, c, q_column);
-        auto kh = shared_matrix_skip(k_high, c, k_column), kl = shared_matrix_skip(k_low, c, k_column);
+        auto qh = shared_matrix_skip(q_high, c, q_column),
+             ql = shared_matrix_skip(q_low, c, q_column);
+        auto kh = shared_matrix_skip(k_high, c, k_column),
+             kl = shared_matrix_skip(k_low, c, k_column);
         wgmma_s8_s8<true>(sums.high, qh, kh);
         wgmma_s8_u8<true>(sums.middle, qh, kl);
         wgmma_u8_s8<true>(sums.middle, ql, kh);
@@ -260,10 +266,9 @@ snap_weights(struct weight_digits *out, const struct tile_scores *tile, const fl
 
 /* The four products of digits of 32 positions. */
 template <bool ADD>
-static __device__ __forceinline__ void multiply_digits(struct digit_sums<32> *sums,
-                                                       const uint32_t high[4],
-                                                       const uint32_t low[4], shared_matrix v_high,
-                                                       shared_matrix v_low) {
+static __device__ __forceinline__ void
+multiply_digits(struct digit_sums<32> *sums, const uint32_t high[4], const uint32_t low[4],
+                shared_matrix v_high, shared_matrix v_low) {
     wgmma_s8_s8<ADD>(sums->high, high, v_high);
     wgmma_s8_u8<ADD>(sums->middle, high, v_low);
     wgmma_u8_s8<true>(sums->middle, low, v_high);
@@ -273,10 +278,9 @@ static __device__ __forceinline__ void multiply_digits(struct digit_sums<32> *su
 /* Multiplies the weights of 128 positions with 64 dimensions of their values, adding to the sums of
  * the first half of the tile if ADD. */
 template <bool ADD>
-static __device__ __forceinline__ void multiply_values(struct digit_sums<32> *sums,
-                                                       const uint32_t high[4][4],
-                                                       const uint32_t low[4][4],
-                                                       const unsigned char *values) {
+static __device__ __forceinline__ void
+multiply_values(struct digit_sums<32> *sums, const uint32_t high[4][4], const uint32_t low[4][4],
+                const unsigned char *values) {
     const int column = column_bytes(VALUE_DIMS);
     auto v_high = shared_matrix_at(values, column);
     auto v_low = shared_matrix_at(values + 16 * VALUE_DIMS, column);
@@ -325,7 +329,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_3(struct attention_arguments a, struct attention_digits in) {
     typedef struct warpgroup_sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
-    unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
+    unsigned char *queries = memory + STAGES * size::STAGE_BYTES;           /* [ROWS] rows */
     float4 *o = (float4 *)(queries + group_bytes(ROWS, DIM)) + threadIdx.x; /* [DIM / 8, THREADS] */
     struct unit *k_unit =
         (struct unit *)(queries + group_bytes(ROWS, DIM) + 4 * ROWS * DIM); /* [TILE] */
@@ -376,7 +380,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         chunks.start();
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
-        (const char4 *)(in.exponents + 2 * (size_t)kv_head * (size_t)in.n_tiles * TILE) + threadIdx.x;
+        (const char4 *)(in.exponents + 2 * (size_t)kv_head * (size_t)in.n_tiles * TILE) +
+        threadIdx.x;
     char4 exponents = n_tiles ? tile_exponents[0] : make_char4(0, 0, 0, 0);
 
     for (int tile = 0; tile < n_tiles; tile++) {
@@ -430,8 +435,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     }
 }
 
-template <int DIM>
-static void launch(struct gpu_device *gpu, const struct attention_arguments *a) {
+template <int DIM> static void launch(struct gpu_device *gpu, const struct attention_arguments *a) {
     typedef struct warpgroup_sizes<DIM> size;
     struct attention_digits d = {};
     d.dim = DIM;

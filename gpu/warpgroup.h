@@ -1,18 +1,18 @@
 /*
- * warpgroup.h - integer matrix products of four warps together, from shared memory: wgmma; and copies
- * to shared memory of any size, started by one thread. PTX under nvcc (compute capability 9.0,
- * compiled for sm_90a), plain C in the emulation; the same bits.
+ * warpgroup.h - integer matrix products of four warps together, from shared memory: wgmma; and
+ * copies to shared memory of any size, started by one thread. PTX under nvcc (compute
+ * capability 9.0, compiled for sm_90a), plain C in the emulation; the same bits.
  *
- *     d[64][N] = a b, or += a b with ADD: a[64][32], b[32][N] of 8-bit integers, 32-bit sums that wrap
- *     around; N is 32 (a from shared memory) or 64 (a from registers)
+ *     d[64][N] = a b, or d += a b with ADD: 8-bit integers a[64][32] and b[32][N], 32-bit sums that
+ *     wrap around; N is 32 (a from shared memory) or 64 (a from registers)
  *
  * Who holds what: warp w of the group has rows 16 w .. 16 w + 15 of a and d, lane = 4 g + t of it
  *
  *     d[4 i + j]: row g + j / 2 * 8, column 8 i + 2 t + j % 2
  *     a[0..3]:    as in mma (tensor_core.h), if a is given in registers
  *
- * In shared memory, a matrix lies in columns of 16 bytes along k; a column holds its rows (of b: its
- * columns) one after the other, 16 bytes each. struct shared_matrix says where.
+ * In shared memory, a matrix lies in columns of 16 bytes along k; a column holds its rows (of b:
+ * its columns) one after the other, 16 bytes each. struct shared_matrix says where.
  *
  * Rules for the caller
  * - All 128 threads of four warps whose first is a multiple of 4 call every function together.
@@ -27,8 +27,8 @@
  *     thread 0:    bulk_copy(&b, ...); bulk_copy_last(&b, ...);
  *     all threads: bulk_end_group(); ... bulk_wait<0>(&b, round % 2); then __syncthreads()
  *
- * bulk_wait<N>: N groups, of whatever barriers, were ended after the one that is waited for; only the
- * emulation counts them. Addresses and sizes are multiples of 16 bytes.
+ * bulk_wait<N>: N groups, of whatever barriers, were ended after the one that is waited for; only
+ * the emulation counts them. Addresses and sizes are multiples of 16 bytes.
  *
  * See the PTX manual's chapters on wgmma, cp.async.bulk and mbarrier.
  */
@@ -87,7 +87,7 @@ template <int COUNT> static inline void wgmma_settle(int32_t (&)[COUNT]) {
 
 template <int COUNT>
 void emu_wgmma(int32_t (&d)[COUNT], const uint32_t a[4], bool a_signed, struct shared_matrix b,
-                      bool b_signed, bool add, const char *file, int line) {
+               bool b_signed, bool add, const char *file, int line) {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int i = 0; i < COUNT / 4; i++) {
         const uint32_t columns[2] = {emu_matrix_word(&b, 8 * i + g, t),
@@ -109,9 +109,9 @@ void emu_wgmma(int32_t (&d)[COUNT], const uint32_t a[4], bool a_signed, struct s
                      const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
         int lane = (int)threadIdx.x % 32, t = lane % 4;                                            \
         int row = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;                                       \
-        const uint32_t mine[4] = {                                                                 \
-            emu_matrix_word(&a, row, t), emu_matrix_word(&a, row + 8, t),                          \
-            emu_matrix_word(&a, row, 4 + t), emu_matrix_word(&a, row + 8, 4 + t)};                 \
+        const uint32_t mine[4] = {emu_matrix_word(&a, row, t), emu_matrix_word(&a, row + 8, t),    \
+                                  emu_matrix_word(&a, row, 4 + t),                                 \
+                                  emu_matrix_word(&a, row + 8, 4 + t)};                            \
         emu_wgmma(d, mine, a_signed, b, b_signed, ADD, file, line);                                \
     }
 
@@ -149,16 +149,18 @@ static __device__ __forceinline__ void bulk_barrier_start(struct bulk_barrier *b
 }
 static __device__ __forceinline__ void bulk_copy_bytes(struct bulk_barrier *b, void *to,
                                                        const void *from, int bytes) {
-    SAMEBITS_PTX("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-                 "[%3];" ::"r"(shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
-                 : "memory");
+    SAMEBITS_PTX(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
+        : "memory");
 }
 static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
                                                  int bytes) {
-    SAMEBITS_PTX("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(bytes)
-                 : "memory");
+    SAMEBITS_PTX(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)),
+        "r"(bytes)
+        : "memory");
     bulk_copy_bytes(b, to, from, bytes);
 }
 static __device__ __forceinline__ void bulk_copy_last(struct bulk_barrier *b, void *to,
@@ -183,7 +185,8 @@ static __device__ __forceinline__ void wgmma_begin(void) {
 }
 static __device__ __forceinline__ void wgmma_end(void) {
     SAMEBITS_PTX("wgmma.commit_group.sync.aligned;\n"
-                 "wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                 "wgmma.wait_group.sync.aligned 0;" ::
+                     : "memory");
 }
 /* After wgmma_end: the compiler must not read d before it. */
 template <int COUNT> static __device__ __forceinline__ void wgmma_settle(int32_t (&d)[COUNT]) {
@@ -197,10 +200,10 @@ template <int COUNT> static __device__ __forceinline__ void wgmma_settle(int32_t
 #define SAMEBITS_D8(how, i)                                                                        \
     how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]),          \
         how(d[i + 6]), how(d[i + 7])
-#define SAMEBITS_D_16                                                                              \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SAMEBITS_D_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SAMEBITS_D_32                                                                              \
-    SAMEBITS_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+    SAMEBITS_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "  \
+                  "%31"
 #define SAMEBITS_WGMMA_PTX(n, types, operands, add)                                                \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                                               \
     "wgmma.mma_async.sync.aligned.m64n" n "k32.s32." types " " operands ", p;\n}"

@@ -2,7 +2,8 @@
 
 #include <stdlib.h>
 
-/* ---- what the memory asks of the engine ------------------------------------------------------- */
+/* ---- what the memory asks of the engine -------------------------------------------------------
+ */
 
 static int tokens_of(void *context, int job, const int32_t **tokens) {
     const struct engine_paged *p = context;
@@ -17,7 +18,8 @@ static void refuse(void *context, int job, const struct error *why, double now) 
     engine_refuse(p->engine, job, why);
 }
 
-/* ---- what the engine asks of the memory ------------------------------------------------------- */
+/* ---- what the engine asks of the memory -------------------------------------------------------
+ */
 
 static int start(void *context, struct engine *e, struct error *err) {
     struct engine_paged *p = context;
@@ -30,8 +32,8 @@ static int start(void *context, struct engine *e, struct error *err) {
         fork_of[i] = back > 0 && back <= i ? i - back : -1;
     }
     p->engine = e;
-    int result = paged_memory_start(&p->blocks, p->pool, &e->scheduler, e->n, fork_of,
-                                    &p->options, &owner, err);
+    int result = paged_memory_start(&p->blocks, p->pool, &e->scheduler, e->n, fork_of, &p->options,
+                                    &owner, err);
     free(fork_of);
     return result;
 }

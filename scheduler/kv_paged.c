@@ -74,8 +74,8 @@ static bool is_mine(const struct kv_paged *c, int i) {
            !(c->prefixes && prefix_cache_knows(c->prefixes, block));
 }
 
-/* The block, counted in the table, that the next position goes to if it is there already and must be
- * copied; else -1. Blocks behind it are never shared: they hold nothing yet. */
+/* The block, counted in the table, that the next position goes to if it is there already and must
+ * be copied; else -1. Blocks behind it are never shared: they hold nothing yet. */
 static int block_to_copy(const struct kv_paged *c, int n_positions) {
     int i = c->n_stored / c->pool->block_size;
     return n_positions > c->n_stored && i < c->table.n_blocks && !is_mine(c, i) ? i : -1;
@@ -201,8 +201,8 @@ int kv_paged_swap_in(struct kv_paged *c, struct kv_swapped *in, struct error *er
     if (result)
         return result;
     for (int i = 0; i < in->n_blocks; i++)
-        transfer_block(c->pool, c->table.blocks[i],
-                       in->data + c->pool->bytes_per_block * (size_t)i, false);
+        transfer_block(c->pool, c->table.blocks[i], in->data + c->pool->bytes_per_block * (size_t)i,
+                       false);
     c->n_stored = in->n_stored;
     c->base.capacity = c->table.n_blocks * c->pool->block_size;
     kv_swapped_free(in);

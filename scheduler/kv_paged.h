@@ -1,10 +1,10 @@
 /*
  * kv_paged.h - phase 7: the KV cache of one sequence as blocks of a pool.
  *
- * The sequence sees positions; its block table says where in the pool they lie. Blocks may be shared
- * with other sequences: with those that begin with the same tokens (prefix_cache.h), and with forks
- * of the sequence. Nobody writes into a block that somebody else reads, or that the prefix cache
- * knows: kv_paged_reserve makes a copy of it first (copy on write).
+ * The sequence sees positions; its block table says where in the pool they lie. Blocks may be
+ * shared with other sequences: with those that begin with the same tokens (prefix_cache.h), and
+ * with forks of the sequence. Nobody writes into a block that somebody else reads, or that the
+ * prefix cache knows: kv_paged_reserve makes a copy of it first (copy on write).
  */
 #ifndef SAMEBITS_KV_PAGED_H
 #define SAMEBITS_KV_PAGED_H
@@ -27,8 +27,9 @@ struct kv_paged {
 int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache *prefixes,
                    struct error *err);
 
-/* Gives all blocks back: those that the prefix cache knows stay cached. Returns 0, or -1 with err set
- * to what the allocator says (a double free). The cache is empty then, and can be used again. */
+/* Gives all blocks back: those that the prefix cache knows stay cached. Returns 0, or -1 with err
+ * set to what the allocator says (a double free). The cache is empty then, and can be used again.
+ */
 int kv_paged_clear(struct kv_paged *c, struct error *err);
 
 /* kv_paged_clear, and frees the table. A zeroed one is fine. */
@@ -45,13 +46,13 @@ int kv_paged_reserve(struct kv_paged *c, int n_positions, struct error *err);
  * known to the prefix cache. */
 void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions);
 
-/* Of an empty cache: takes the blocks that hold the beginning of tokens [n_tokens], but never all of
- * it, because the last token must be read to know what follows it. Returns 0 with n_stored set, or
- * -1 with err set (no memory). */
+/* Of an empty cache: takes the blocks that hold the beginning of tokens [n_tokens], but never all
+ * of it, because the last token must be read to know what follows it. Returns 0 with n_stored set,
+ * or -1 with err set (no memory). */
 int kv_paged_match(struct kv_paged *c, const int32_t *tokens, int n_tokens, struct error *err);
 
-/* Of an empty cache: shares the blocks of the first n_positions of `from`, which has them. Returns 0
- * with n_stored set, or -1 with err set (no memory). */
+/* Of an empty cache: shares the blocks of the first n_positions of `from`, which has them. Returns
+ * 0 with n_stored set, or -1 with err set (no memory). */
 int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positions,
                   struct error *err);
 
@@ -64,12 +65,12 @@ struct kv_swapped {
     int n_blocks, n_stored;
 };
 
-/* Copies what c holds to host memory and clears c. Returns 0, or -1 with err set and c as it was (no
- * memory), or the allocator's error. */
+/* Copies what c holds to host memory and clears c. Returns 0, or -1 with err set and c as it was
+ * (no memory), or the allocator's error. */
 int kv_paged_swap_out(struct kv_paged *c, struct kv_swapped *out, struct error *err);
 
-/* The other way round, into an empty cache. Returns 0, and `in` is empty; 1 when the pool has too few
- * blocks, and then nothing has changed; -1 with err set (no memory). */
+/* The other way round, into an empty cache. Returns 0, and `in` is empty; 1 when the pool has too
+ * few blocks, and then nothing has changed; -1 with err set (no memory). */
 int kv_paged_swap_in(struct kv_paged *c, struct kv_swapped *in, struct error *err);
 
 /* A zeroed one is fine. */

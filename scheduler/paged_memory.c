@@ -174,8 +174,8 @@ int paged_memory_start(struct paged_memory *m, struct kv_pool *pool, struct sche
     m->jobs = calloc((size_t)n_jobs + 1, sizeof *m->jobs);
     if (!m->jobs)
         return error_set(err, "out of memory for %d requests", n_jobs);
-    if (options->share_prefixes && prefix_cache_start(&m->prefixes, pool->blocks.stats.total,
-                                                      pool->block_size, err))
+    if (options->share_prefixes &&
+        prefix_cache_start(&m->prefixes, pool->blocks.stats.total, pool->block_size, err))
         return -1;
     m->n_jobs = n_jobs;
     for (int i = 0; i < n_jobs; i++)

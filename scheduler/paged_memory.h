@@ -58,8 +58,8 @@ struct paged_memory {
 
 /*
  * Serves n_jobs jobs of a scheduler from pool, of which nothing is in use: fills s->memory.
- * fork_of [n_jobs] may be NULL. Returns 0, or -1 with err set (no memory). The memory must not move,
- * and must be ended in either case, before the pool.
+ * fork_of [n_jobs] may be NULL. Returns 0, or -1 with err set (no memory). The memory must not
+ * move, and must be ended in either case, before the pool.
  */
 int paged_memory_start(struct paged_memory *m, struct kv_pool *pool, struct scheduler *s,
                        int n_jobs, const int *fork_of, const struct paged_options *options,

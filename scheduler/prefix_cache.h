@@ -3,10 +3,10 @@
  * alike can share them.
  *
  * Keys and values of a position depend on its token and on all before it, and on nothing else; so a
- * full block can be used by every sequence whose tokens up to the end of the block are the same. The
- * cache finds such blocks by a hash of (what is before, the block's tokens) and then compares: the
- * tokens themselves, and the block before by its serial number, which is given once and never again.
- * A hash that happens to be equal makes nobody read another's text.
+ * full block can be used by every sequence whose tokens up to the end of the block are the same.
+ * The cache finds such blocks by a hash of (what is before, the block's tokens) and then compares:
+ * the tokens themselves, and the block before by its serial number, which is given once and never
+ * again. A hash that happens to be equal makes nobody read another's text.
  *
  * The cache only knows; blocks are held by references and by the allocator's list of cached blocks
  * (block_allocator.h). Whoever gives a block out anew calls prefix_cache_forget.
@@ -40,15 +40,14 @@ int prefix_cache_start(struct prefix_cache *p, int n_blocks, int block_size, str
 /* A zeroed one is fine. */
 void prefix_cache_end(struct prefix_cache *p);
 
-/* The block that holds tokens [block_size] behind block `before` (-1: at the beginning of a text), or
- * -1 when there is none. */
+/* The block that holds tokens [block_size] behind block `before` (-1: at the beginning of a text),
+ * or -1 when there is none. */
 int32_t prefix_cache_find(const struct prefix_cache *p, int32_t before, const int32_t *tokens);
 
 /* Notes that a block, which must be full and computed, holds tokens [block_size] behind `before`
- * (-1: at the beginning). Nothing happens when the block is known already, when another one holds the
- * same, or when `before` is not known. */
-void prefix_cache_add(struct prefix_cache *p, int32_t block, int32_t before,
-                      const int32_t *tokens);
+ * (-1: at the beginning). Nothing happens when the block is known already, when another one holds
+ * the same, or when `before` is not known. */
+void prefix_cache_add(struct prefix_cache *p, int32_t block, int32_t before, const int32_t *tokens);
 
 /* Whether the block is known. */
 bool prefix_cache_knows(const struct prefix_cache *p, int32_t block);

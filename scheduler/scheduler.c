@@ -5,8 +5,7 @@
 #include <string.h>
 
 const char *request_state_name(enum request_state state) {
-    static const char *const names[] = {"waiting", "prefilling", "decoding", "preempted",
-                                        "done"};
+    static const char *const names[] = {"waiting", "prefilling", "decoding", "preempted", "done"};
     return names[state];
 }
 
@@ -51,8 +50,12 @@ int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct erro
         s->jobs = jobs;
         s->capacity = capacity;
     }
-    s->jobs[s->n_jobs] = (struct job){
-        .arrival = arrival, .n_prompt = n_prompt, .n_to_read = n_prompt, .admitted = -1, .first = -1, .done = -1};
+    s->jobs[s->n_jobs] = (struct job){.arrival = arrival,
+                                      .n_prompt = n_prompt,
+                                      .n_to_read = n_prompt,
+                                      .admitted = -1,
+                                      .first = -1,
+                                      .done = -1};
     return s->n_jobs++;
 }
 
@@ -196,8 +199,8 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
     int left = j->n_to_read - j->n_read;
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
     /* Others are planned already: it takes nothing from them. */
-    if (n_tokens && (!s->memory.reserve ||
-                     s->memory.reserve(s->memory.context, job, j->n_read + n_tokens)))
+    if (n_tokens &&
+        (!s->memory.reserve || s->memory.reserve(s->memory.context, job, j->n_read + n_tokens)))
         add_entry(p, job, n_tokens, n_tokens == left);
     return true;
 }

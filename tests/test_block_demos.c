@@ -316,12 +316,13 @@ static void test_refused(void **state) {
 /* ---- phase 7 ----------------------------------------------------------------------------------
  */
 
-/* Pools of any size, blocks of any size, both ways to give way, with and without shared prefixes. */
+/* Pools of any size, blocks of any size, both ways to give way, with and without shared prefixes.
+ */
 static void test_paged_prompts(void **state) {
     (void)state;
-    static const char *const options[] = {
-        "--kv-blocks 24", "--kv-blocks 24 --preempt swap --no-prefix-cache",
-        "--block-size 256 --kv-blocks 2 --preempt swap"};
+    static const char *const options[] = {"--kv-blocks 24",
+                                          "--kv-blocks 24 --preempt swap --no-prefix-cache",
+                                          "--block-size 256 --kv-blocks 2 --preempt swap"};
     char want[64] = "";
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         struct command c;
@@ -348,14 +349,17 @@ static void test_paged_prompts(void **state) {
 static void test_one_too_large(void **state) {
     (void)state;
     struct command c;
-    json_t *json = tables_of(7, "--kv-blocks 1 --block-size 32 --max-new 4 "
-                                "--prompts data/prompts/mixed.jsonl", &c);
+    json_t *json = tables_of(7,
+                             "--kv-blocks 1 --block-size 32 --max-new 4 "
+                             "--prompts data/prompts/mixed.jsonl",
+                             &c);
     const json_t *requests = table(json, "requests");
     assert_string_equal(json_string_value(json_object_get(json_array_get(requests, 0), "finish")),
                         "stop");
     assert_string_equal(json_string_value(json_object_get(json_array_get(requests, 1), "finish")),
                         "error");
-    assert_non_null(strstr(c.out, "request 1: 282 tokens and one more do not fit into the KV pool"));
+    assert_non_null(
+        strstr(c.out, "request 1: 282 tokens and one more do not fit into the KV pool"));
     json_decref(json);
     command_free(&c);
 }
@@ -364,16 +368,19 @@ static void test_one_too_large(void **state) {
 static void test_samples(void **state) {
     (void)state;
     struct command c;
-    json_t *json = tables_of(7, "--samples 3 --temperature 1 --seed 5 --max-new 8 "
-                                "--prompts data/prompts/short.jsonl", &c);
-    const json_t *requests = table(json, "requests"), *pool = json_array_get(table(json, "pool"), 0);
+    json_t *json = tables_of(7,
+                             "--samples 3 --temperature 1 --seed 5 --max-new 8 "
+                             "--prompts data/prompts/short.jsonl",
+                             &c);
+    const json_t *requests = table(json, "requests"),
+                 *pool = json_array_get(table(json, "pool"), 0);
     assert_int_equal(json_array_size(requests) % 3, 0);
     int different = 0;
     for (size_t i = 0; i < json_array_size(requests); i += 3) {
         const char *prints[3];
         for (size_t j = 0; j < 3; j++)
-            prints[j] = json_string_value(
-                json_object_get(json_array_get(requests, i + j), "fingerprint"));
+            prints[j] =
+                json_string_value(json_object_get(json_array_get(requests, i + j), "fingerprint"));
         different += strcmp(prints[0], prints[1]) && strcmp(prints[1], prints[2]);
     }
     assert_true(different > 0);

@@ -60,8 +60,7 @@ static void fill(const struct fixture *f, int32_t block, int16_t value) {
     for (size_t i = 0; i < n; i++)
         keys[i] = value;
     for (int layer = 0; layer < p->n_layers; layer++)
-        p->dev->ops->upload(p->dev, p->layers[layer].k + (size_t)block * n, keys,
-                            sizeof *keys * n);
+        p->dev->ops->upload(p->dev, p->layers[layer].k + (size_t)block * n, keys, sizeof *keys * n);
     free(keys);
 }
 
@@ -74,8 +73,8 @@ static void assert_holds(const struct fixture *f, int32_t block, int16_t value) 
 
 static const int32_t tokens[64] = {5, 1, 2, 3, 4, 9, 8, 7, 6, 11, 12, 13, 14, 15, 16, 17, 18};
 
-/* A fork writes into a copy, as long as the other is there, and also when only the prefix cache still
- * knows the block. */
+/* A fork writes into a copy, as long as the other is there, and also when only the prefix cache
+ * still knows the block. */
 static void test_copy_on_write(void **state) {
     (void)state;
     for (int other_is_gone = 0; other_is_gone < 2; other_is_gone++) {
@@ -236,8 +235,8 @@ static void test_a_pass_of_several(void **state) {
         int n = 0;
         for (int i = 0; i < N; i++)
             if (s[i].finish == FINISH_NOT_YET)
-                parts[n++] = (struct pass_part){&s[i],         &caches[i].base, s[i].n_cached,
-                                                s[i].n_tokens, 0,               true};
+                parts[n++] = (struct pass_part){
+                    &s[i], &caches[i].base, s[i].n_cached, s[i].n_tokens, 0, true};
         assert_int_equal(pass_run(&f.t.generator, parts, n, &f.err), 0);
     }
     for (int i = 0; i < N; i++) {

@@ -1,8 +1,8 @@
 /*
  * The memory of many requests in one pool, without a model: scheduler, paged memory and pool run
- * random requests, and instead of a forward pass the test writes into each position what its text up
- * to there gives, and looks before each step whether all of it still is where the block table says.
- * So a block that two write, or that is given away too soon, shows at once.
+ * random requests, and instead of a forward pass the test writes into each position what its text
+ * up to there gives, and looks before each step whether all of it still is where the block table
+ * says. So a block that two write, or that is given away too soon, shows at once.
  */
 #include "scheduler/paged_memory.h"
 #include "tests/device.h"
@@ -125,8 +125,9 @@ static void run_entry(struct simulation *sim, const struct plan_entry *e, double
     assert_int_equal(c->base.slots(&c->base, first, e->n_tokens, slots, &err), 0);
     for (int p = first; p < end; p++) {
         int64_t slot = slots[p - first];
-        assert_int_equal(block_references(&sim->pool.blocks, (int32_t)(slot / sim->pool.block_size)),
-                         1); /* nobody else reads where this one writes */
+        assert_int_equal(
+            block_references(&sim->pool.blocks, (int32_t)(slot / sim->pool.block_size)),
+            1); /* nobody else reads where this one writes */
         layer->k[2 * slot] = mark(t, p);
         layer->v_exponents[slot] = (int8_t)(p % 100);
     }
@@ -206,7 +207,8 @@ static void add(struct simulation *sim, int job, double arrival) {
     assert_int_equal(scheduler_add(&sim->scheduler, arrival, sim->texts[job].n_prompt, &err), job);
 }
 
-/* Prompts over a small alphabet, that often begin alike; forks have the prompt of the one before. */
+/* Prompts over a small alphabet, that often begin alike; forks have the prompt of the one before.
+ */
 static void make_text(struct simulation *sim, int job) {
     struct random *r = sim->random;
     struct text *t = &sim->texts[job];
@@ -242,8 +244,8 @@ static void simulate(struct random *r, long counts[3], struct paged_stats *stats
     }
     all = all < 2000 ? all : 2000;
     struct kv_pool_options pool = {.block_size = size,
-                                   .n_blocks = random_int(r, 0, 1) ? longest
-                                                                   : random_int(r, longest, all),
+                                   .n_blocks =
+                                       random_int(r, 0, 1) ? longest : random_int(r, longest, all),
                                    .order = random_int(r, 0, 1) ? BLOCKS_LIFO : BLOCKS_FIFO,
                                    .poison = true};
     struct paged_options paged = {random_int(r, 0, 1) ? PREEMPT_SWAP : PREEMPT_RECOMPUTE,
@@ -343,8 +345,8 @@ static void test_multiples_of_the_block_size(void **state) {
     }
 }
 
-/* The whole prompt is known, in full blocks: all but the last of them are shared, for the last token
- * must be read. */
+/* The whole prompt is known, in full blocks: all but the last of them are shared, for the last
+ * token must be read. */
 static void test_hit_on_a_full_last_block(void **state) {
     (void)state;
     struct random r = {103};
@@ -367,8 +369,7 @@ static void test_preempt_one_with_shared_blocks(void **state) {
     (void)state;
     struct random r = {104};
     for (int how = 0; how < 2; how++) {
-        struct simulation *sim =
-            corner(&r, 2, 8, 4, how ? PREEMPT_SWAP : PREEMPT_RECOMPUTE, true);
+        struct simulation *sim = corner(&r, 2, 8, 4, how ? PREEMPT_SWAP : PREEMPT_RECOMPUTE, true);
         ask(sim, 0, 9, 1, 22);
         one_step(sim, 0);
         ask(sim, 1, 9, 1, 22);

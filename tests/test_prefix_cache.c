@@ -15,7 +15,7 @@ enum { BLOCKS = 40, SIZE = 2 };
 /* What a block holds: the whole text up to its end, as long as it is known. */
 struct known {
     int32_t text[BLOCKS * SIZE];
-    int n; /* tokens; 0: not known */
+    int n;       /* tokens; 0: not known */
     bool orphan; /* the block before it was forgotten: nobody finds it any more */
 };
 

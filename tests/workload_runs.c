@@ -111,11 +111,11 @@ static void start_pool(struct workload_run *w) {
         longest = n > longest ? n : longest;
         all += n;
     }
-    struct kv_pool_options options = {
-        .block_size = size,
-        .n_blocks = random_int(r, 0, 1) ? longest : random_int(r, longest, all),
-        .order = random_int(r, 0, 1) ? BLOCKS_LIFO : BLOCKS_FIFO,
-        .poison = true};
+    struct kv_pool_options options = {.block_size = size,
+                                      .n_blocks = random_int(r, 0, 1) ? longest
+                                                                      : random_int(r, longest, all),
+                                      .order = random_int(r, 0, 1) ? BLOCKS_LIFO : BLOCKS_FIFO,
+                                      .poison = true};
     if (kv_pool_start(&w->pool, &w->model->model, &options, &err))
         fail_msg("%s", err.text);
     int n = options.n_blocks;

@@ -1,8 +1,8 @@
 /*
  * Phase 7: the paged cache. All requests have their keys and values in blocks of one pool. When it
- * runs dry, the latest gives its blocks to the others and comes back later; requests that begin alike
- * share blocks. The first table shows the memory, the second what it costs in time to gather a
- * sequence from its blocks, the third a pool that is too small, the last prefixes.
+ * runs dry, the latest gives its blocks to the others and comes back later; requests that begin
+ * alike share blocks. The first table shows the memory, the second what it costs in time to gather
+ * a sequence from its blocks, the third a pool that is too small, the last prefixes.
  */
 #include "scheduler/engine_paged.h"
 #include "scheduler/kv_contiguous.h"
@@ -84,8 +84,7 @@ static int run_paged(struct demo *demo, const struct workload *w, int n_blocks,
     struct kv_pool pool;
     struct engine_paged paged;
     struct engine e = {0};
-    struct kv_pool_options options = {.block_size = demo->options.block_size,
-                                      .n_blocks = n_blocks};
+    struct kv_pool_options options = {.block_size = demo->options.block_size, .n_blocks = n_blocks};
     if (n_blocks ? kv_pool_start(&pool, &demo->model, &options, err)
                  : demo_pool_start(demo, &pool, 0, err))
         return -1;
@@ -127,8 +126,9 @@ static struct paged_options paged_options_of(const struct demo *demo) {
 static int same_bits(const struct run *a, const struct run *b, struct error *err) {
     if (a->fingerprint == b->fingerprint)
         return 0;
-    return error_set(err, "two runs of the same requests have fingerprints %016llx and %016llx. "
-                          "This is a bug",
+    return error_set(err,
+                     "two runs of the same requests have fingerprints %016llx and %016llx. "
+                     "This is a bug",
                      (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
 }
 
@@ -177,12 +177,12 @@ static int compare(struct demo *demo, const struct workload *w, int running, jso
                    (double)kv_layer_bytes(demo->options.block_size, c->n_kv_heads, c->head_dim);
     double reserved = (double)running * c->n_layers *
                       (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim);
-    json_array_append_new(
-        rows, json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb", reserved / 1e6,
-                        "dynamic_mb", (double)own_bytes / 1e6, "paged_mb",
-                        paged.most_used * block / 1e6, "own_tok_s", own.tokens_per_second,
-                        "paged_tok_s", paged.tokens_per_second, "slower",
-                        own.tokens_per_second / paged.tokens_per_second));
+    json_array_append_new(rows,
+                          json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
+                                    reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,
+                                    "paged_mb", paged.most_used * block / 1e6, "own_tok_s",
+                                    own.tokens_per_second, "paged_tok_s", paged.tokens_per_second,
+                                    "slower", own.tokens_per_second / paged.tokens_per_second));
     return same_bits(&own, &paged, err);
 }
 
@@ -212,14 +212,11 @@ static int memory_and_speed(struct demo *demo, const struct workload *w, struct 
 /* A pool of ever fewer blocks, and both ways to give way. */
 static int shrinking_pool(struct demo *demo, const struct workload *w, struct error *err) {
     static const int percents[] = {100, 75, 50, 0};
-    static const struct column columns[] = {{"blocks", "blocks", 0},
-                                            {"percent", "of what is needed %", 0},
-                                            {"how", "preempted", -1},
-                                            {"preemptions", "times", 0},
-                                            {"again", "tokens read again", 0},
-                                            {"swapped", "tokens swapped", 0},
-                                            {"seconds", "seconds", 2},
-                                            {"tok_s", "tok/s", 1}};
+    static const struct column columns[] = {
+        {"blocks", "blocks", 0},           {"percent", "of what is needed %", 0},
+        {"how", "preempted", -1},          {"preemptions", "times", 0},
+        {"again", "tokens read again", 0}, {"swapped", "tokens swapped", 0},
+        {"seconds", "seconds", 2},         {"tok_s", "tok/s", 1}};
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct run first, run;
     json_t *rows = json_array();
@@ -250,13 +247,10 @@ static int shrinking_pool(struct demo *demo, const struct workload *w, struct er
 
 /* Requests with the same system message, with and without the prefix cache. */
 static int prefixes(struct demo *demo, struct error *err) {
-    static const struct column columns[] = {{"cache", "prefix cache", -1},
-                                            {"prompt", "prompt tokens", 0},
-                                            {"shared", "shared", 0},
-                                            {"read", "read", 0},
-                                            {"ttft_ms", "TTFT ms", 1},
-                                            {"blocks", "most blocks", 0},
-                                            {"seconds", "seconds", 2}};
+    static const struct column columns[] = {
+        {"cache", "prefix cache", -1}, {"prompt", "prompt tokens", 0}, {"shared", "shared", 0},
+        {"read", "read", 0},           {"ttft_ms", "TTFT ms", 1},      {"blocks", "most blocks", 0},
+        {"seconds", "seconds", 2}};
     struct workload w;
     struct run runs[2];
     json_t *rows = json_array();
@@ -268,9 +262,8 @@ static int prefixes(struct demo *demo, struct error *err) {
             break;
         const struct paged_stats *s = &runs[i].stats;
         json_array_append_new(rows, json_pack("{ss si si si sf si sf}", "cache", i ? "on" : "off",
-                                              "prompt", (int)s->looked_up, "shared",
-                                              (int)s->shared, "read",
-                                              (int)(s->looked_up - s->shared), "ttft_ms",
+                                              "prompt", (int)s->looked_up, "shared", (int)s->shared,
+                                              "read", (int)(s->looked_up - s->shared), "ttft_ms",
                                               runs[i].ttft * 1e3, "blocks", runs[i].most_used,
                                               "seconds", runs[i].seconds));
         result = i ? same_bits(&runs[0], &runs[1], err) : 0;
@@ -308,20 +301,18 @@ static int tables(struct demo *demo, struct error *err) {
 /* ---- --prompts and --random -------------------------------------------------------------------
  */
 
-static void show_pool(struct demo *demo, const struct kv_pool *pool,
-                      const struct paged_stats *s) {
+static void show_pool(struct demo *demo, const struct kv_pool *pool, const struct paged_stats *s) {
     static const struct column columns[] = {
-        {"blocks", "blocks", 0},          {"most", "most used", 0},
+        {"blocks", "blocks", 0},           {"most", "most used", 0},
         {"preemptions", "preemptions", 0}, {"again", "tokens read again", 0},
-        {"swapped", "tokens swapped", 0}, {"prompt", "prompt tokens", 0},
+        {"swapped", "tokens swapped", 0},  {"prompt", "prompt tokens", 0},
         {"shared", "of them shared", 0}};
     json_t *rows = json_array();
-    json_array_append_new(rows, json_pack("{si si si si si si si}", "blocks",
-                                          pool->blocks.stats.total, "most",
-                                          pool->blocks.stats.most_used, "preemptions",
-                                          (int)s->preemptions, "again", (int)s->recomputed, "swapped",
-                                          (int)s->swapped, "prompt", (int)s->looked_up, "shared",
-                                          (int)s->shared));
+    json_array_append_new(
+        rows, json_pack("{si si si si si si si}", "blocks", pool->blocks.stats.total, "most",
+                        pool->blocks.stats.most_used, "preemptions", (int)s->preemptions, "again",
+                        (int)s->recomputed, "swapped", (int)s->swapped, "prompt", (int)s->looked_up,
+                        "shared", (int)s->shared));
     demo_table(demo, "pool", "The pool", columns, 7, rows);
 }
 
