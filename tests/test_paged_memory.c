@@ -474,6 +474,27 @@ static void test_forks(void **state) {
     finish(sim);
 }
 
+/* Somebody who runs lacks room: nobody new may take what is left, or it would starve. */
+static void test_nobody_new_while_one_lacks_room(void **state) {
+    (void)state;
+    struct random r = {112};
+    struct simulation *sim = corner(&r, 3, 14, 1, PREEMPT_RECOMPUTE, false);
+    sim->scheduler.options.chunk = 4;
+    ask(sim, 0, 12, 1, 2);
+    ask(sim, 1, 1, 2, 6);
+    one_step(sim, 0);
+    one_step(sim, 0);
+    ask(sim, 2, 1, 3, 1);
+    one_step(sim, 0); /* the first needs four blocks, three are left: the third would fit */
+    assert_int_equal(sim->memory.jobs[0].cache.n_stored, 8);
+    assert_int_equal(block_available(&sim->pool.blocks), 3);
+    assert_int_equal(sim->scheduler.jobs[2].state, REQUEST_WAITING);
+    run_all(sim, 1000000);
+    assert_int_equal(sim->texts[0].n, 14);
+    assert_int_equal(sim->texts[2].n, 2);
+    finish(sim);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_requests),
@@ -483,6 +504,7 @@ int main(void) {
         cmocka_unit_test(test_a_pool_of_one_block),
         cmocka_unit_test(test_all_but_the_oldest_give_way),
         cmocka_unit_test(test_one_outgrows_the_pool),
+        cmocka_unit_test(test_nobody_new_while_one_lacks_room),
         cmocka_unit_test(test_cancel_while_prefilling),
         cmocka_unit_test(test_forks),
     };
