@@ -14,6 +14,7 @@
  * tests/bench/README.md).
  */
 #include "gpu/attention.h"
+#include "gpu/attention_plan.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
 
@@ -26,7 +27,7 @@ static __device__ int load_query(const struct attention_arguments *a, int16_t *m
     int e = num_row_exponent(row_max<WARPS>(largest, part));
     bool bad = e > BFP_MAX_EXPONENT;
     if (bad && threadIdx.x == 0)
-        gpu_fault(a->fault, a->site, token);
+        gpu_fault(a->fault, a->site, a->first_token + token);
     e = bad ? BFP_MIN_EXPONENT : e;
     for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
         mantissas[d] = bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
@@ -44,12 +45,14 @@ static __device__ __forceinline__ double dot_with_key(const struct attention_arg
     return (double)dot;
 }
 
-__global__ static void __launch_bounds__(TILE) attention_1(struct attention_arguments a) {
-    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
+/* One token and head of a sequence. query: shared memory [head_dim]. */
+static __device__ void attend(const struct attention_arguments *args, int16_t *query, int token,
+                              int head) {
+    struct attention_arguments a = *args;
     SHARED(int16_t, weights, [TILE]);
     SHARED(float, part_float, [WARPS]);
     SHARED(uint32_t, part, [WARPS]);
-    int token = (int)blockIdx.x, head = (int)blockIdx.y, j = (int)threadIdx.x;
+    int j = (int)threadIdx.x;
     int kv_head = head / (a.n_heads / a.n_kv_heads);
     size_t at = ((size_t)token * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
     double q_unit = num_pow2(load_query(&a, query, a.q + at, token, part) - 30) * a.scale;
@@ -59,7 +62,7 @@ __global__ static void __launch_bounds__(TILE) attention_1(struct attention_argu
         a.y[at + (size_t)d] = 0;
     for (int tile = 0; tile < visible; tile += TILE) {
         bool sees = tile + j < visible;
-        size_t row = (size_t)(tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head;
+        size_t row = sees ? slot_of(&a, tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
         float s = -INFINITY;
         if (sees)
             s = num_score(dot_with_key(&a, query, row), num_pow2(a.kv.k_exponents[row]), q_unit);
@@ -70,7 +73,7 @@ __global__ static void __launch_bounds__(TILE) attention_1(struct attention_argu
         int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
         bool bad = e > BFP_MAX_EXPONENT;
         if (bad && j == 0)
-            gpu_fault(a.fault, a.site, token);
+            gpu_fault(a.fault, a.site, a.first_token + token);
         e = bad ? BFP_MIN_EXPONENT : e;
         weights[j] = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
         __syncthreads();
@@ -81,7 +84,7 @@ __global__ static void __launch_bounds__(TILE) attention_1(struct attention_argu
         for (int d = j; d < a.head_dim; d += TILE) {
             long long sum = 0;
             for (int i = 0; i < n; i++) {
-                size_t v_row = (size_t)(tile + i) * (size_t)a.n_kv_heads + (size_t)kv_head;
+                size_t v_row = slot_of(&a, tile + i) * (size_t)a.n_kv_heads + (size_t)kv_head;
                 sum += weights[i] * a.kv.v[v_row * (size_t)a.head_dim + (size_t)d];
             }
             float *o = &a.y[at + (size_t)d];
@@ -93,6 +96,46 @@ __global__ static void __launch_bounds__(TILE) attention_1(struct attention_argu
     for (int d = j; d < a.head_dim; d += TILE)
         if (l > 0)
             a.y[at + (size_t)d] /= l;
+}
+
+__global__ static void __launch_bounds__(TILE) attention_1(struct attention_arguments a) {
+    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
+    attend(&a, query, (int)blockIdx.x, (int)blockIdx.y);
+}
+
+/* a: the whole batch; the plan tells which sequence the token belongs to. */
+__global__ static void __launch_bounds__(TILE)
+    attention_paged_1(struct attention_arguments a, struct plan_arrays plan) {
+    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
+    int sequence = plan.token_sequence[blockIdx.x];
+    a.first_token = plan.qo_indptr[sequence];
+    a.n_tokens = plan.qo_indptr[sequence + 1] - a.first_token;
+    a.kv_len = plan.kv_lens[sequence];
+    a.pages = plan.pages + plan.kv_indptr[sequence];
+    a.page_size = plan.page_size;
+    size_t before = (size_t)a.first_token * (size_t)a.n_heads * (size_t)a.head_dim;
+    a.q += before;
+    a.y += before;
+    attend(&a, query, (int)blockIdx.x - a.first_token, (int)blockIdx.y);
+}
+
+void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct plan_arrays *plan) {
+    GPU_LAUNCH(gpu, attention_paged_1, dim3((unsigned)plan->n_tokens, (unsigned)a->n_heads), TILE,
+               sizeof(int16_t) * (size_t)a->head_dim, *a, *plan);
+}
+
+/* Version 2 or 3 for a sequence of many tokens, on a GPU that has them. */
+bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
+    return gpu->has_mma && head_dim <= 256;
+}
+
+void gpu_attention_many_tokens(struct gpu_device *gpu, const struct attention_arguments *a,
+                               int version) {
+    if (version == 3 && gpu->has_wgmma)
+        gpu_attention_warpgroup(gpu, a);
+    else
+        gpu_attention_prefill(gpu, a);
 }
 
 void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -110,15 +153,15 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
                                     shape->head_dim,
                                     shape->scale,
                                     site,
-                                    gpu->fault};
+                                    gpu->fault,
+                                    NULL,
+                                    0,
+                                    0};
     int version = gpu->version[GPU_ATTENTION];
     if (!version) /* the rule: tests/bench/README.md */
         version = n_tokens >= 16 || kv_len >= 1024 ? 3 : 1;
-    bool fits = gpu->has_mma && shape->head_dim <= 256;
-    if (version == 3 && fits && gpu->has_wgmma)
-        gpu_attention_warpgroup(gpu, &a);
-    else if (version >= 2 && fits)
-        gpu_attention_prefill(gpu, &a);
+    if (version >= 2 && gpu_attention_fits_tensor_cores(gpu, shape->head_dim))
+        gpu_attention_many_tokens(gpu, &a, version);
     else if (n_tokens)
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,
                    sizeof(int16_t) * (size_t)shape->head_dim, a);

@@ -1,7 +1,8 @@
 /*
  * attention.h - what the files of the attention kernels share.
  *
- *     attention.cu            version 1, and the choice between the versions
+ *     attention.cu            version 1, and the choice between the versions; version 1 of
+ *                             attention_paged
  *     attention_digits.cu     operands as 8-bit digits, for the tensor cores
  *     attention_prefill.cu    version 2: a warp's products (compute capability 8.0 and later)
  *     attention_warpgroup.cu  version 3: products of four warps together (9.0)
@@ -20,11 +21,33 @@ struct attention_arguments {
     double scale;
     int site;
     unsigned long long *fault;
+    /* Of a paged cache: the sequence's pages, and which of the op's tokens is its first (for
+     * faults). NULL: contiguous, slot = position. */
+    const int32_t *pages;
+    int page_size, first_token;
 };
+
+static __device__ __forceinline__ size_t slot_of(const struct attention_arguments *a,
+                                                 int position) {
+    if (!a->pages)
+        return (size_t)position;
+    return (size_t)a->pages[position / a->page_size] * (size_t)a->page_size +
+           (size_t)(position % a->page_size);
+}
 
 /* Versions 2 and 3: for many tokens, on tensor cores; head_dim up to 256. */
 void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a);
 void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a);
+
+/* Whether these two run here; and the one that is asked for, or the nearest. */
+bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
+void gpu_attention_many_tokens(struct gpu_device *gpu, const struct attention_arguments *a,
+                               int version);
+
+/* Version 1 of attention_paged: a is of the whole batch. */
+struct plan_arrays;
+void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct plan_arrays *plan);
 
 /* ---- operands as digits: attention_digits.cu ---------------------------------------------------
  *

@@ -61,7 +61,7 @@ __global__ static void split_queries(struct attention_arguments a, struct attent
     if (lane == 0 && exists) {
         out.query_exponents[(size_t)kv_head * (size_t)out.n_rows + row] = (int8_t)e;
         if (bad)
-            gpu_fault(a.fault, a.site, token);
+            gpu_fault(a.fault, a.site, a.first_token + token);
     }
 }
 
@@ -79,9 +79,9 @@ __global__ static void split_keys(struct attention_arguments a, struct attention
     size_t position = i / (size_t)words;
     if (position >= (size_t)out.n_tiles * TILE)
         return;
-    size_t row = position * (size_t)a.n_kv_heads + (size_t)kv_head;
-    const int16_t *from = a.kv.k + row * (size_t)a.head_dim;
     bool exists = position < (size_t)a.kv_len;
+    size_t row = exists ? slot_of(&a, (int)position) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
+    const int16_t *from = a.kv.k + row * (size_t)a.head_dim;
     UNROLL
     for (int j = 0; j < 4; j++)
         m[j] = exists && 4 * word + j < a.head_dim ? from[4 * word + j] : 0;
@@ -105,7 +105,8 @@ __global__ static void __launch_bounds__(256)
         size_t position = (size_t)t * TILE + (size_t)j;
         int d = first + lane;
         bool exists = position < (size_t)a.kv_len && d < a.head_dim;
-        size_t at = (position * (size_t)a.n_kv_heads + (size_t)kv_head) * (size_t)a.head_dim;
+        size_t slot = exists ? slot_of(&a, (int)position) : 0;
+        size_t at = (slot * (size_t)a.n_kv_heads + (size_t)kv_head) * (size_t)a.head_dim;
         tile[j][lane] = exists ? a.kv.v[at + (size_t)d] : (int16_t)0;
     }
     __syncthreads();

@@ -236,7 +236,7 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         int e = num_row_exponent(num_bits(rows_max(largest[r])));
         bool bad = top.bad[r] || e > BFP_MAX_EXPONENT;
         if (bad && lane < 4)
-            gpu_fault(a->fault, a->site, token[r]);
+            gpu_fault(a->fault, a->site, a->first_token + token[r]);
         e = bad ? BFP_MIN_EXPONENT : e;
         scale[r] = bad ? 0 : num_pow2f(15 - e);
         rows->unit[r] = num_pow2(e - 30);

@@ -230,7 +230,7 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         int e = num_row_exponent(num_bits(quad_max(largest[r])));
         bad[r] = bad[r] || e > BFP_MAX_EXPONENT;
         if (bad[r] && threadIdx.x % 4 == 0)
-            gpu_fault(a->fault, a->site, token[r]);
+            gpu_fault(a->fault, a->site, a->first_token + token[r]);
         e = bad[r] ? BFP_MIN_EXPONENT : e;
         scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
         rows->unit[r] = unit_of(num_pow2(e - 30));

@@ -1,7 +1,7 @@
 /*
  * The CUDA device: memory, errors, the table. Compiled for the emulation it is the device "emu".
  */
-#include "gpu/gpu.h"
+#include "gpu/attention_plan.h"
 
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
-    {"kv_gather", 2}, {"attention", 3}, {"silu_mul", 2}, {"add", 2},
+    {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"silu_mul", 2}, {"add", 2},
 };
 
 static int find_kernel(const char *name) {
@@ -273,7 +273,10 @@ static bool find_gpu(struct gpu_device *gpu) {
     if (!gpu_ok(gpu, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
                 "asking the GPU for its kind") ||
         !gpu_ok(gpu, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
-                "asking the GPU for its kind"))
+                "asking the GPU for its kind") ||
+        !gpu_ok(gpu,
+                cudaDeviceGetAttribute(&gpu->n_processors, cudaDevAttrMultiProcessorCount, 0),
+                "asking the GPU for its size"))
         return false;
     if (major * 10 + minor < 75)
         return !error_set(&gpu->failure,
@@ -332,5 +335,7 @@ const struct ops TABLE = {
     release,       available,     upload,        download,       copy,            sync_device,
     matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
     gpu_linear,    gpu_add_bias,  gpu_rmsnorm,   gpu_add_rmsnorm, gpu_rope,       gpu_kv_append,
-    gpu_kv_gather, gpu_attention, gpu_silu_mul,  gpu_add,        gpu_sample,
+    gpu_kv_gather, gpu_attention,
+    gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_paged,
+    gpu_silu_mul,  gpu_add,       gpu_sample,
 };

@@ -24,6 +24,7 @@ enum gpu_kernel {
     GPU_ROPE,
     GPU_KV_GATHER,
     GPU_ATTENTION,
+    GPU_ATTENTION_PAGED,
     GPU_SILU_MUL,
     GPU_ADD,
     N_GPU_KERNELS
@@ -36,6 +37,7 @@ enum gpu_scratch {
     GPU_SCRATCH_SUMS,
     GPU_SCRATCH_SAMPLING,
     GPU_SCRATCH_ATTENTION,
+    GPU_SCRATCH_PARTIAL,
     N_GPU_SCRATCH
 };
 
@@ -50,6 +52,7 @@ struct gpu_device {
     bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
                      kernels are compiled for that */
     bool has_wgmma;      /* products of four warps: compute capability 9.0, compiled for sm_90a */
+    int n_processors;    /* streaming multiprocessors */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
     long launches; /* kernels and cuBLAS calls so far */
     struct {
@@ -183,6 +186,8 @@ void gpu_kv_gather(struct device *, const struct kv_layer *, const struct kv_lay
                    const int64_t *, int, int, int);
 void gpu_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
                    const struct attention_shape *, int);
+void gpu_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
+                         const struct attention_plan *, int);
 void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);
 void gpu_add(struct device *, float *, const float *, const float *, size_t);
 void gpu_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);

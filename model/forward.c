@@ -49,6 +49,7 @@ struct workspace {
     int64_t *paged_slots;
     struct kv_layer gathered;
     int max_paged_slots, max_gathered;
+    struct attention_plan *plan; /* of a batch with a page table */
 };
 
 struct workspace *workspace_new(const struct model *model, struct error *err) {
@@ -149,6 +150,7 @@ void workspace_free(struct workspace *ws) {
         return;
     release_all(ws);
     release_gathered(ws);
+    ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
     free(ws);
 }
 
@@ -241,19 +243,40 @@ static bool is_paged(const struct batch *batch) {
     return batch->caches && batch->n_sequences && batch->caches[0]->slots;
 }
 
+/* Must each sequence be gathered into one piece before attention? */
+static bool is_gathered(const struct batch *batch) {
+    return is_paged(batch) && !batch->pages;
+}
+
 /* Positions that sequence i has after the pass. */
 static int kv_len_of(const struct batch *batch, int i) {
     return batch->positions[batch->qo_indptr[i + 1] - 1] + 1;
 }
 
-static void attend(const struct pass *p) {
+static struct attention_shape attention_shape_of(const struct model_config *c) {
+    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim,
+                                    1.0 / sqrt(c->head_dim)};
+}
+
+/* All sequences at once, through the page table. */
+static void attend_together(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
-    struct attention_shape shape = {c->n_heads, c->n_kv_heads, c->head_dim,
-                                    1.0 / sqrt(c->head_dim)};
+    const struct kv_layer *layer = &p->batch->caches[0]->layers[p->layer]; /* of the pool */
+    p->ops->kv_append(p->dev, layer, ws->k, ws->v, ws->slots, p->batch->n_tokens, c->n_kv_heads,
+                      c->head_dim, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
+    p->ops->attention_paged(p->dev, ws->attention, ws->q, layer, ws->plan,
+                            site(p, TENSOR_ATTENTION));
+}
+
+/* One sequence after the other. */
+static void attend_each(const struct pass *p) {
+    const struct model_config *c = &p->model->config;
+    struct workspace *ws = p->ws;
+    struct attention_shape shape = attention_shape_of(c);
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
     size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
-    const int64_t *paged_slots = is_paged(p->batch) ? ws->paged_slots : NULL;
+    const int64_t *paged_slots = is_gathered(p->batch) ? ws->paged_slots : NULL;
     for (int i = 0; i < p->batch->n_sequences; i++) {
         int first = p->batch->qo_indptr[i], end = p->batch->qo_indptr[i + 1];
         int kv_len = kv_len_of(p->batch, i);
@@ -270,7 +293,15 @@ static void attend(const struct pass *p) {
         p->ops->attention(p->dev, ws->attention + (size_t)first * q, ws->q + (size_t)first * q,
                           &layer, end - first, kv_len, &shape, site(p, TENSOR_ATTENTION));
     }
-    see(p, TENSOR_ATTENTION, ws->attention, p->batch->n_tokens, (int)q);
+}
+
+static void attend(const struct pass *p) {
+    const struct model_config *c = &p->model->config;
+    if (p->batch->pages)
+        attend_together(p);
+    else
+        attend_each(p);
+    see(p, TENSOR_ATTENTION, p->ws->attention, p->batch->n_tokens, c->n_heads * c->head_dim);
 }
 
 /* x += branch, the sum that ends one block, and the norm that begins the next: in the same layer or
@@ -404,6 +435,14 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
     return result;
 }
 
+static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
+    struct device *dev = ws->model->dev;
+    struct attention_shape shape = attention_shape_of(&ws->model->config);
+    if (!ws->plan)
+        ws->plan = dev->ops->attention_plan_new(dev, err);
+    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, err) : -1;
+}
+
 /* Gets memory and uploads what the ops read of the batch. */
 static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
                    struct error *err) {
@@ -418,7 +457,8 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
     if (!batch->caches && !ws->passing.k &&
         kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, err))
         return -1;
-    if ((is_paged(batch) && upload_paged_slots(ws, batch, err)) || upload_positions(ws, batch, err))
+    if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
+        (batch->pages && plan_attention(ws, batch, err)) || upload_positions(ws, batch, err))
         return -1;
     dev->ops->upload(dev, ws->token_ids, batch->token_ids, sizeof(int32_t) * (size_t)n);
     dev->ops->upload(dev, ws->logit_rows, batch->logit_rows,

@@ -26,6 +26,9 @@ struct batch {
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is
                                   kept, and each sequence must begin at position 0. All paged, or
                                   none */
+    const struct paged_batch *pages; /* the page table of the caches: one attention for all sequences,
+                                        which reads keys and values where they lie (phase 8). NULL:
+                                        one sequence after the other */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */

@@ -11,6 +11,14 @@
 #include "model/error.h"
 #include "model/ops.h"
 
+/* The pages of a sequence, in the order of its positions: owned by the cache, until it grows. */
+struct kv_pages {
+    const int32_t *indices; /* host [n] */
+    int n;
+    int page_size;      /* positions per page */
+    int n_pages_of_all; /* in the pool */
+};
+
 struct kv_cache {
     struct kv_layer *layers; /* host array [n_layers] of device pointers */
     int n_layers, n_kv_heads, head_dim;
@@ -22,6 +30,9 @@ struct kv_cache {
     /* The slots of positions first ... first + n - 1: out, host [n]. Returns 0, or -1 with err set:
      * positions without room. NULL: a contiguous cache. */
     int (*slots)(const struct kv_cache *cache, int first, int n, int64_t *out, struct error *err);
+    /* Of a paged cache: its pages, as many as hold n positions. Returns 0, or -1
+     * with err set: positions without room, a table that is not right. */
+    int (*pages)(const struct kv_cache *cache, int n, struct kv_pages *out, struct error *err);
 };
 
 /* Allocates k, v and their exponents of one layer for n_slots tokens. Returns 0, or -1 with err set

@@ -21,6 +21,7 @@
 #define SAMEBITS_OPS_H
 
 #include "model/error.h"
+#include "model/paged_batch.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,6 +31,7 @@ extern "C" {
 #endif
 
 struct ops;
+struct attention_plan; /* a device's own */
 
 /* What every device begins with. Its maker embeds it in a larger struct. */
 struct device {
@@ -196,6 +198,29 @@ struct ops {
                       const float *q,               /* [n_tokens, n_heads, head_dim] */
                       const struct kv_layer *kv, int n_tokens, int kv_len,
                       const struct attention_shape *shape, int site);
+
+    /*
+     * Attention of many sequences over one paged cache, in one call. The plan turns the lengths and
+     * page tables of a batch into work for the device, once per pass; attention_paged uses it in
+     * every layer and touches device memory only.
+     *
+     * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
+     * attention_plan copies the batch. Returns 0, or -1 with err set: what paged_batch_check
+     * refuses, no memory; the plan is then of no sequences. A plan must not change while
+     * attention_paged may still use it: not before the next sync.
+     */
+    struct attention_plan *(*attention_plan_new)(struct device *dev, struct error *err);
+    void (*attention_plan_free)(struct device *dev, struct attention_plan *plan);
+    int (*attention_plan)(struct device *dev, struct attention_plan *plan,
+                          const struct paged_batch *batch, const struct attention_shape *shape,
+                          struct error *err);
+
+    /* Causal attention of the planned batch; kv is the pool, n_tokens = qo_indptr[n_sequences].
+     * Rows that see no position get zeros. Paged attention: Kwon et al., "Efficient Memory
+     * Management for Large Language Model Serving with PagedAttention", 2023. */
+    void (*attention_paged)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                            const float *q,               /* [n_tokens, n_heads, head_dim] */
+                            const struct kv_layer *kv, const struct attention_plan *plan, int site);
 
     /* y = silu(gate) * up; y may be gate or up. */
     void (*silu_mul)(struct device *dev, float *y, /* [count] */

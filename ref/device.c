@@ -1,10 +1,19 @@
-/* The reference device: ordinary memory, OpenBLAS threads, and the op table itself. */
+/* The reference device: ordinary memory, its threads, and the op table itself. */
 #include "ref/ref.h"
 
 #include <cblas.h>
 #include <stdlib.h>
 
 enum { ALIGNMENT = 64 };
+
+/* As many as OpenBLAS would take by itself (it knows the cores and the usual variables); from then
+ * on it gets one, inside each of ours. */
+static int default_threads(void) {
+    static int n;
+    if (!n)
+        n = openblas_get_num_threads();
+    return n;
+}
 
 static struct device *open_device(const struct device_options *options, struct error *err) {
     struct ref_device *ref = calloc(1, sizeof *ref);
@@ -14,8 +23,16 @@ static struct device *open_device(const struct device_options *options, struct e
     }
     ref->base.ops = &ref_ops;
     ref->fault.site = -1;
-    if (options->n_threads > 0)
-        openblas_set_num_threads(options->n_threads);
+    pthread_mutex_init(&ref->fault_lock, NULL);
+    int library = default_threads();
+    int n_threads = options->n_threads > 0 ? options->n_threads : library;
+    openblas_set_num_threads(1);
+    ref->threads = ref_threads_new(n_threads);
+    if (!ref->threads) {
+        error_set(err, "cpu: cannot start %d threads; try fewer (--threads)", n_threads);
+        free(ref);
+        return NULL;
+    }
     return &ref->base;
 }
 
@@ -25,6 +42,8 @@ static void close_device(struct device *dev) {
         return;
     for (int i = 0; i < N_SCRATCH; i++)
         dev->ops->free(dev, ref->scratch[i].data, ref->scratch[i].bytes);
+    ref_threads_free(ref->threads);
+    pthread_mutex_destroy(&ref->fault_lock);
     free(ref);
 }
 
@@ -78,9 +97,20 @@ static int sync_device(struct device *dev, struct fault *fault, struct error *er
 }
 
 void ref_fault(struct device *dev, int site, int token) {
-    struct fault *known = &((struct ref_device *)dev)->fault;
+    struct ref_device *ref = (struct ref_device *)dev;
+    struct fault *known = &ref->fault;
+    pthread_mutex_lock(&ref->fault_lock);
     if (known->site < 0 || site < known->site || (site == known->site && token < known->token))
         *known = (struct fault){site, token};
+    pthread_mutex_unlock(&ref->fault_lock);
+}
+
+void ref_parallel(struct device *dev, int n_items, void (*run)(void *, int, int), void *context) {
+    ref_threads_run(((struct ref_device *)dev)->threads, n_items, run, context);
+}
+
+int ref_n_threads(struct device *dev) {
+    return ref_threads_count(((struct ref_device *)dev)->threads);
 }
 
 void *ref_scratch(struct device *dev, enum ref_scratch which, size_t bytes, const char *op) {
@@ -148,6 +178,10 @@ const struct ops ref_ops = {
     .kv_append = ref_kv_append,
     .kv_gather = ref_kv_gather,
     .attention = ref_attention,
+    .attention_plan_new = ref_attention_plan_new,
+    .attention_plan_free = ref_attention_plan_free,
+    .attention_plan = ref_attention_plan,
+    .attention_paged = ref_attention_paged,
     .silu_mul = ref_silu_mul,
     .add = ref_add,
     .sample = ref_sample,

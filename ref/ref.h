@@ -2,19 +2,25 @@
  * ref.h - what the reference's files share: the device and its scratch memory.
  *
  * The reference is plain C; every matrix product is a cblas_dgemm or cblas_dgemv on doubles that
- * hold integers, so any OpenBLAS kernel and any number of threads gives the same bits.
+ * hold integers, so any OpenBLAS kernel and any number of threads gives the same bits. The threads
+ * are the device's own (threads.h): an op shares out its rows, heads or outputs.
  */
 #ifndef SAMEBITS_REF_H
 #define SAMEBITS_REF_H
 
 #include "model/numerics.h"
 #include "model/ops.h"
+#include "ref/threads.h"
+
+#include <pthread.h>
 
 /* Scratch areas that ops use at the same time; each grows to the largest size ever asked for. */
 enum ref_scratch { SCRATCH_X, SCRATCH_Y, SCRATCH_Q, SCRATCH_SOFTMAX, SCRATCH_STATE, N_SCRATCH };
 
 struct ref_device {
     struct device base;
+    struct ref_threads *threads;
+    pthread_mutex_t fault_lock;
     struct fault fault;
     const char *out_of_memory; /* the op that could not get scratch memory, or NULL */
     struct {
@@ -26,6 +32,12 @@ struct ref_device {
 /* Scratch memory of at least this size, contents undefined; NULL when there is none: the op then
  * returns at once and the next sync reports it under the name `op`. */
 void *ref_scratch(struct device *dev, enum ref_scratch which, size_t bytes, const char *op);
+
+/* ref_threads_run and ref_threads_count of the device's threads. Within a loop no item may ask for
+ * scratch memory, but any may report a fault. */
+void ref_parallel(struct device *dev, int n_items, void (*run)(void *context, int item, int worker),
+                  void *context);
+int ref_n_threads(struct device *dev);
 
 /* Remembers the fault if it comes before the one already known. */
 void ref_fault(struct device *dev, int site, int token);
@@ -56,6 +68,12 @@ void ref_kv_gather(struct device *, const struct kv_layer *, const struct kv_lay
                    const int64_t *, int, int, int);
 void ref_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
                    const struct attention_shape *, int);
+struct attention_plan *ref_attention_plan_new(struct device *, struct error *);
+void ref_attention_plan_free(struct device *, struct attention_plan *);
+int ref_attention_plan(struct device *, struct attention_plan *, const struct paged_batch *,
+                       const struct attention_shape *, struct error *);
+void ref_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
+                         const struct attention_plan *, int);
 void ref_silu_mul(struct device *, float *, const float *, const float *, size_t);
 void ref_add(struct device *, float *, const float *, const float *, size_t);
 void ref_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);

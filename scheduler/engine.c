@@ -169,26 +169,68 @@ static void count_memory(struct engine *e) {
         e->most_cache_bytes = e->cache_bytes;
 }
 
-static int run_entry(struct engine *e, const struct plan_entry *entry, struct error *err) {
+/* The share of an entry in a pass; 0, or 1 when its request is over. */
+static int part_of(struct engine *e, const struct plan_entry *entry, struct pass_part *out) {
     struct answer_of *a = &e->answers[entry->job];
     struct sequence *s = &a->sequence;
     const struct engine_memory *memory = e->options->memory;
     if (e->scheduler.jobs[entry->job].state == REQUEST_DONE || give_cache(e, entry->job))
-        return 0;
+        return 1;
     /* A shared memory may have taken some away, or found some, since the last step. */
     struct kv_cache *cache =
         memory ? memory->cache(memory->context, entry->job, &s->n_cached) : a->cache;
-    struct pass_part part = {s, cache, s->n_cached, s->n_cached + entry->n_tokens,
-                             0, entry->draws};
-    if (pass_run(e->generator, &part, 1, err))
-        return -1;
-    e->passes++;
+    *out = (struct pass_part){s, cache, s->n_cached, s->n_cached + entry->n_tokens,
+                              0, entry->draws};
+    return 0;
+}
+
+/* The pass of an entry is done. */
+static int entry_ran(struct engine *e, const struct plan_entry *entry, struct error *err) {
+    struct sequence *s = &e->answers[entry->job].sequence;
+    const struct engine_memory *memory = e->options->memory;
     if (memory)
         memory->stored(memory->context, entry->job, s->n_cached);
     if (entry->draws && decode(e, entry->job, err))
         return -1;
     count_memory(e);
     scheduler_ran(&e->scheduler, entry, s->finish, now(e));
+    return 0;
+}
+
+/* A pass for each entry. */
+static int run_each(struct engine *e, int n, struct error *err) {
+    for (int i = 0; i < n; i++) {
+        struct pass_part part;
+        if (part_of(e, &e->plan[i], &part))
+            continue;
+        if (pass_run(e->generator, &part, 1, err) || entry_ran(e, &e->plan[i], err))
+            return -1;
+        e->passes++;
+    }
+    return 0;
+}
+
+/* Decodes first, then pieces of prompts. */
+static int by_length(const void *x, const void *y) {
+    const struct plan_entry *a = x, *b = y;
+    if ((a->n_tokens > 1) != (b->n_tokens > 1))
+        return a->n_tokens > 1 ? 1 : -1;
+    return a->job < b->job ? -1 : a->job > b->job;
+}
+
+/* One pass for all entries. */
+static int run_together(struct engine *e, int n, struct error *err) {
+    int n_parts = 0;
+    qsort(e->plan, (size_t)n, sizeof *e->plan, by_length);
+    for (int i = 0; i < n; i++)
+        if (!part_of(e, &e->plan[i], &e->parts[n_parts]))
+            e->plan[n_parts++] = e->plan[i];
+    if (n_parts && pass_run(e->generator, e->parts, n_parts, err))
+        return -1;
+    e->passes += n_parts > 0;
+    for (int i = 0; i < n_parts; i++)
+        if (entry_ran(e, &e->plan[i], err))
+            return -1;
     return 0;
 }
 
@@ -202,9 +244,8 @@ static int step(struct engine *e, struct error *err) {
             wait_until(e, next);
         return 0;
     }
-    for (int i = 0; i < n; i++)
-        if (run_entry(e, &e->plan[i], err))
-            return -1;
+    if (e->options->one_pass ? run_together(e, n, err) : run_each(e, n, err))
+        return -1;
     e->steps++;
     if (e->options->stepped)
         e->options->stepped(e->options->context, e);
@@ -222,7 +263,8 @@ static int run(struct engine *e, struct error *err) {
         return -1;
     e->answers = calloc((size_t)e->n + 1, sizeof *e->answers);
     e->plan = malloc(sizeof *e->plan * (size_t)options->scheduler.max_running);
-    if (!e->answers || !e->plan)
+    e->parts = malloc(sizeof *e->parts * (size_t)options->scheduler.max_running);
+    if (!e->answers || !e->plan || !e->parts)
         return error_set(err, "out of memory for %d requests", e->n);
     if (options->memory && options->memory->start(options->memory->context, e, err))
         return -1;
@@ -264,6 +306,7 @@ void engine_end(struct engine *e) {
     }
     free(e->answers);
     free(e->plan);
+    free(e->parts);
     scheduler_end(&e->scheduler);
     *e = (struct engine){0};
 }

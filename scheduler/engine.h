@@ -5,13 +5,14 @@
  * The caches are pieces of memory of their own (phase 4) or blocks of one pool (phase 7).
  *
  * As every request has its own cache, a step is one forward pass per running request: each reads
- * all weights. Phase 8 makes one pass of them.
+ * all weights. Phase 8 makes one pass of them (`one_pass`).
  */
 #ifndef SAMEBITS_ENGINE_H
 #define SAMEBITS_ENGINE_H
 
 #include "model/tokenizer.h"
 #include "scheduler/generate.h"
+#include "scheduler/pass.h"
 #include "scheduler/scheduler.h"
 
 /* Where the engine's time comes from: the wall clock by default, anything in tests. */
@@ -48,6 +49,7 @@ struct engine_options {
     int cache_positions;               /* given to cache_new; 0: what the request needs at most */
     const struct engine_memory *memory; /* NULL: a cache of its own for each request; else the three
                                            above are not used */
+    bool one_pass; /* a step is one forward pass for all; with g->fused one attention, too */
     const struct tokenizer *tokenizer; /* for stop strings and texts; NULL: neither */
     const struct engine_clock *clock;  /* NULL: the wall clock */
     /* Called after each step; may call engine_cancel. May be NULL. */
@@ -76,6 +78,7 @@ struct engine {
     struct scheduler scheduler;
     struct answer_of *answers; /* [n] */
     struct plan_entry *plan;   /* [max_running] */
+    struct pass_part *parts;   /* [max_running] */
     long steps, passes;
     int64_t cache_bytes, most_cache_bytes; /* of all running requests */
     double began;                          /* clock_now at the start */

@@ -17,6 +17,7 @@ struct generator {
     struct workspace *ws;
     int context;               /* most tokens a sequence may have, at most the model's context */
     int chunk;                 /* most prompt tokens read in one pass; needs a cache */
+    bool fused;                /* paged caches: one attention for all sequences of a pass (phase 8) */
     bool ignore_stop;          /* stop tokens do not end the answer: for measurements */
     const struct probe *probe; /* sees every tensor; may be NULL */
     /* Not 0: everything that runs ends after its step, as FINISH_CANCELLED. A signal handler may

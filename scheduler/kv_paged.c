@@ -26,6 +26,18 @@ static int slots(const struct kv_cache *cache, int first, int n, int64_t *out, s
     return block_table_slots(&c->table, first, n, out, err);
 }
 
+static int pages(const struct kv_cache *cache, int n, struct kv_pages *out, struct error *err) {
+    const struct kv_paged *c = (const struct kv_paged *)cache;
+    if (block_table_check(&c->table, &c->pool->blocks, err))
+        return -1;
+    if (block_table_missing(&c->table, n))
+        return error_set(err, "%d positions in a block table of %d blocks of %d positions", n,
+                         c->table.n_blocks, c->table.block_size);
+    *out = (struct kv_pages){c->table.blocks, blocks_for(n, c->table.block_size),
+                             c->table.block_size, c->pool->blocks.stats.total};
+    return 0;
+}
+
 int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache *prefixes,
                    struct error *err) {
     *c = (struct kv_paged){.base = {.layers = pool->layers,
@@ -34,7 +46,8 @@ int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache
                                     .head_dim = pool->head_dim,
                                     .dev = pool->dev,
                                     .reserve = reserve,
-                                    .slots = slots},
+                                    .slots = slots,
+                                    .pages = pages},
                            .pool = pool,
                            .prefixes = prefixes};
     return block_table_start(&c->table, pool->block_size, err);

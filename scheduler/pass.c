@@ -3,6 +3,7 @@
 #include "scheduler/generate.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* The host arrays of a batch and of what is drawn. */
 struct pass_arrays {
@@ -12,6 +13,10 @@ struct pass_arrays {
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n] */
     float *logits;                  /* [n_draws, vocab_size] */
+    /* The page table, with g->fused only. */
+    int32_t *kv_indptr, *kv_last_page_len; /* [n + 1], [n] */
+    int32_t *kv_page_indices;              /* [kv_indptr[n]] */
+    struct paged_batch paged;
 };
 
 static int rows_of(const struct pass_part *part) {
@@ -27,6 +32,9 @@ static void free_arrays(struct pass_arrays *a) {
     free(a->caches);
     free(a->how);
     free(a->logits);
+    free(a->kv_indptr);
+    free(a->kv_last_page_len);
+    free(a->kv_page_indices);
 }
 
 static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_logits,
@@ -79,6 +87,34 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
     return 0;
 }
 
+/* The block tables of all sequences, one after the other. */
+static int fill_page_table(struct pass_arrays *a, const struct pass_part *parts, int n,
+                           struct error *err) {
+    struct kv_pages pages = {0};
+    a->kv_indptr = malloc(sizeof *a->kv_indptr * ((size_t)n + 1));
+    a->kv_last_page_len = malloc(sizeof *a->kv_last_page_len * (size_t)n);
+    if (!a->kv_indptr || !a->kv_last_page_len)
+        return error_set(err, "out of memory for the page table of %d sequences", n);
+    a->kv_indptr[0] = 0;
+    for (int i = 0; i < n; i++) {
+        const struct kv_cache *cache = parts[i].cache;
+        if (cache->pages(cache, parts[i].end, &pages, err))
+            return -1;
+        size_t old = (size_t)a->kv_indptr[i], more = (size_t)pages.n;
+        int32_t *larger = realloc(a->kv_page_indices, sizeof *larger * (old + more + 1));
+        if (!larger || old + more > INT32_MAX)
+            return error_set(err, "out of memory for a page table of %zu pages", old + more);
+        a->kv_page_indices = larger;
+        memcpy(larger + old, pages.indices, sizeof *larger * more);
+        a->kv_indptr[i + 1] = (int32_t)(old + more);
+        a->kv_last_page_len[i] = parts[i].end - (pages.n - 1) * pages.page_size;
+    }
+    a->paged = (struct paged_batch){
+        n,           pages.page_size,    pages.n_pages_of_all, a->qo_indptr,
+        a->kv_indptr, a->kv_page_indices, a->kv_last_page_len};
+    return 0;
+}
+
 static bool is_stop(const struct model_config *config, int32_t id) {
     for (int i = 0; i < config->n_stop_ids; i++)
         if (config->stop_ids[i] == id)
@@ -107,6 +143,11 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     size_t vocab = (size_t)g->model->config.vocab_size;
     if (fill(batch, a, parts, n, err))
         return -1;
+    if (g->fused && parts[0].cache && parts[0].cache->pages) {
+        if (fill_page_table(a, parts, n, err))
+            return -1;
+        batch->pages = &a->paged;
+    }
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
         return -1;

@@ -1,0 +1,717 @@
+/*
+ * attention_paged, version 4: few tokens per sequence over a long cache, at the speed of memory.
+ *
+ * What limits it is reading each key and value once. So
+ *
+ *   a block of 4 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
+ *     share one read of the keys and values;
+ *   the blocks' shares of all tiles are equal (attention_plan.cu), whatever the lengths. A share is
+ *     walked through without a break, over the ends of heads and sequences;
+ *   keys and values come in chunks of 64 positions through a ring in shared memory, four on their
+ *     way while one is used, so that the loads never wait for the softmax between them;
+ *   products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of 8
+ *     rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
+ *     already, high signed and low unsigned. For the other operand, which lies in registers, both
+ *     are signed.
+ *
+ * Per tile of 256 positions:
+ *
+ *     4 x   keys of 64 positions: each warp takes 16, its scores go to shared memory
+ *     softmax: each warp takes two of the rows; the snapped weights go back as digits
+ *     4 x   values of 64 positions: each warp takes a quarter of the dimensions
+ *     merge into the running result, which stays in registers
+ *
+ * A (row group, kv head) that several blocks share is merged by the one that comes last, in order.
+ *
+ * Keys that are shared by query heads: "multi-query attention", Shazeer, 2019; the split over the
+ * context: Dao et al., "Flash-Decoding", 2023; equal shares of all work: "Stream-K", Osama et al.,
+ * 2023.
+ */
+#include "gpu/attention.h"
+#include "gpu/attention_plan.h"
+#include "gpu/tensor_core.h"
+
+enum {
+    TILE = ATTENTION_TILE,
+    ROWS = GROUP_ROWS,
+    WARPS = 4,
+    THREADS = 32 * WARPS,
+    VECTOR = 8,       /* mantissas in 16 bytes */
+    TILES_AHEAD = 4,  /* of which the exponents are kept: chunks ahead, two a tile at least */
+    MERGED_TILES = 64 /* whose shares are worked out together */
+};
+
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared memory
+ * are 16 bytes longer than they must be: then 8 rows of a column lie in different banks. */
+template <int DIM> struct decode_sizes {
+    static const int CHUNK = DIM > 128 ? 32 : 64; /* positions */
+    static const int STAGES = 5;
+    static const int ROW_BYTES = 2 * DIM + 16; /* of a position in a chunk */
+    static const int STAGE_BYTES = CHUNK * ROW_BYTES;
+    static const int QUERY_BYTES = DIM + 16;   /* of a row's digits */
+    static const int WEIGHT_BYTES = TILE + 16;
+    static const int SCORE_FLOATS = TILE + 4;
+    static const int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * ROWS * (QUERY_BYTES + WEIGHT_BYTES) +
+                                    4 * ROWS * SCORE_FLOATS + 2 * TILES_AHEAD * TILE +
+                                    2 * 8 * TILE;
+};
+
+/* The memory of a block. */
+struct decode_memory {
+    unsigned char *ring;    /* [STAGES] chunks */
+    int64_t *slots;         /* [2][TILE] where the positions of a tile are */
+    float *scores;          /* [ROWS][SCORE_FLOATS]; in the merge, shares */
+    int8_t *query;          /* [2 ROWS][QUERY_BYTES] high digits of all rows, then low ones */
+    int8_t *weights;        /* [2 ROWS][WEIGHT_BYTES] */
+    int8_t *k_exponents;    /* [TILES_AHEAD][TILE] */
+    int8_t *v_exponents;    /* [TILES_AHEAD][TILE] */
+};
+
+/* What the warps tell each other of a row. */
+struct row_states {
+    double q_unit[ROWS];                      /* 2^(e-30) * scale of the query */
+    double unit[ROWS];                        /* 2^(e-30) of the tile's weights */
+    float old_share[ROWS], new_share[ROWS];   /* of the merge with this tile */
+    float m[ROWS], l[ROWS];                   /* merged so far */
+    float tile_m[ROWS], tile_l[ROWS];
+};
+
+template <int DIM> static __device__ struct decode_memory cut_memory(unsigned char *memory) {
+    typedef struct decode_sizes<DIM> size;
+    struct decode_memory m;
+    m.ring = memory;
+    m.slots = (int64_t *)(memory + size::STAGES * size::STAGE_BYTES);
+    m.scores = (float *)(m.slots + 2 * TILE);
+    m.query = (int8_t *)(m.scores + ROWS * size::SCORE_FLOATS);
+    m.weights = m.query + 2 * ROWS * size::QUERY_BYTES;
+    m.k_exponents = m.weights + 2 * ROWS * size::WEIGHT_BYTES;
+    m.v_exponents = m.k_exponents + TILES_AHEAD * TILE;
+    return m;
+}
+
+/* ---- the order of the work --------------------------------------------------------------------
+ */
+
+/* A tile of a share, and how many are left of it, this one counted. */
+struct tile_cursor {
+    struct row_group group;
+    int number, head, tile, left; /* number: of the row group */
+};
+
+static __device__ struct tile_cursor first_tile(const struct plan_arrays *plan,
+                                                const struct decode_share *share) {
+    struct tile_cursor c;
+    c.number = share->group;
+    c.head = share->head;
+    c.tile = share->tile;
+    c.left = share->n_tiles;
+    c.group = plan->groups[c.left ? c.number : 0];
+    return c;
+}
+
+static __device__ void next_tile(struct tile_cursor *c, const struct plan_arrays *plan,
+                                 int n_heads) {
+    c->left--;
+    if (++c->tile < c->group.n_tiles)
+        return;
+    c->tile = 0;
+    if (++c->head < n_heads)
+        return;
+    c->head = 0;
+    c->number++;
+    if (c->left)
+        c->group = plan->groups[c->number];
+}
+
+/* Positions of the tile that its last row sees. */
+static __device__ __forceinline__ int positions_of(const struct tile_cursor *c) {
+    return max(0, min(TILE, c->group.kv_len - c->tile * TILE));
+}
+
+/* At least one, so that a tile without positions is no exception. */
+template <int DIM> static __device__ __forceinline__ int chunks_of(int n) {
+    return max(1, (n + decode_sizes<DIM>::CHUNK - 1) / decode_sizes<DIM>::CHUNK);
+}
+
+/* ---- loading ----------------------------------------------------------------------------------
+ */
+
+/* Loads the chunks of a share: per tile the keys, then the values. */
+template <int DIM> struct loader {
+    const struct attention_arguments *a;
+    const struct plan_arrays *plan;
+    struct decode_memory memory;
+    struct tile_cursor at;
+    int chunk, n, n_tile; /* next chunk of the tile; its positions; tiles opened */
+    bool must_open, has_exponents;
+    int8_t k_exponents[TILE / THREADS], v_exponents[TILE / THREADS]; /* on their way */
+    int stage, used;
+
+    __device__ void begin(const struct decode_share *share) {
+        at = first_tile(plan, share);
+        chunk = n = n_tile = stage = used = 0;
+        must_open = at.left > 0;
+        has_exponents = false;
+        for (int i = 0; i < decode_sizes<DIM>::STAGES - 1; i++) {
+            prepare();
+            __syncthreads();
+            start();
+        }
+    }
+
+    /* Where the positions of the next tile are, and the first half of fetching their exponents. */
+    __device__ void open() {
+        int64_t *slots = memory.slots + n_tile % 2 * TILE;
+        n = positions_of(&at);
+        UNROLL
+        for (int i = 0; i < TILE / THREADS; i++) {
+            int j = (int)threadIdx.x + i * THREADS, position = at.tile * TILE + j;
+            bool exists = j < n;
+            int page = exists ? position / plan->page_size : 0;
+            int64_t slot = 0;
+            k_exponents[i] = v_exponents[i] = 0;
+            if (exists) {
+                slot = (int64_t)plan->pages[at.group.pages + page] * plan->page_size +
+                       (position - page * plan->page_size);
+                size_t row = (size_t)slot * (size_t)a->n_kv_heads + (size_t)at.head;
+                k_exponents[i] = a->kv.k_exponents[row];
+                v_exponents[i] = a->kv.v_exponents[row];
+            }
+            slots[j] = slot;
+        }
+        must_open = false;
+        has_exponents = true;
+        n_tile++;
+    }
+
+    /* What must be done before a barrier. */
+    __device__ __forceinline__ void prepare() {
+        if (has_exponents) {
+            UNROLL
+            for (int i = 0; i < TILE / THREADS; i++) {
+                int j = (n_tile - 1) % TILES_AHEAD * TILE + (int)threadIdx.x + i * THREADS;
+                memory.k_exponents[j] = k_exponents[i];
+                memory.v_exponents[j] = v_exponents[i];
+            }
+            has_exponents = false;
+        }
+        if (must_open)
+            open();
+    }
+
+    /* Starts copying the next chunk, if there is one. */
+    __device__ __forceinline__ void start() {
+        typedef struct decode_sizes<DIM> size;
+        const int VECTORS = DIM / VECTOR;
+        if (at.left > 0) {
+            int chunks = chunks_of<DIM>(n), first = (chunk < chunks ? chunk : chunk - chunks);
+            const int16_t *from = chunk < chunks ? a->kv.k : a->kv.v;
+            const int64_t *slots = memory.slots + (n_tile - 1) % 2 * TILE + first * size::CHUNK;
+            unsigned char *to = memory.ring + stage * size::STAGE_BYTES;
+            UNROLL
+            for (int i = 0; i < size::CHUNK * VECTORS / THREADS; i++) {
+                int vector = ((int)threadIdx.x + i * THREADS) % VECTORS;
+                int row = ((int)threadIdx.x + i * THREADS) / VECTORS;
+                bool exists = first * size::CHUNK + row < n && vector * VECTOR < a->head_dim;
+                size_t element = ((size_t)slots[row] * (size_t)a->n_kv_heads + (size_t)at.head) *
+                                     (size_t)a->head_dim +
+                                 (size_t)(vector * VECTOR);
+                cp_async_16_or_zero(to + row * size::ROW_BYTES + vector * 16,
+                                    exists ? from + element : from, exists);
+            }
+            if (++chunk == 2 * chunks) {
+                chunk = 0;
+                next_tile(&at, plan, a->n_kv_heads);
+                must_open = at.left > 0;
+            }
+        }
+        cp_async_commit(); /* at the end an empty group, so that waiting can count */
+        stage = stage + 1 < size::STAGES ? stage + 1 : 0;
+    }
+
+    /* Waits for the next chunk, and starts another in the place of the one before. */
+    __device__ __forceinline__ const unsigned char *next() {
+        typedef struct decode_sizes<DIM> size;
+        cp_async_wait<size::STAGES - 2>();
+        prepare();
+        __syncthreads();
+        start();
+        const unsigned char *next = memory.ring + used * size::STAGE_BYTES;
+        used = used + 1 < size::STAGES ? used + 1 : 0;
+        return next;
+    }
+};
+
+/* ---- queries ----------------------------------------------------------------------------------
+ */
+
+/* The order of 32 summands: the tensor core counts as numbers 4 t ... 4 t + 3 and 16 + 4 t ... what
+ * ldmatrix gives to lane t of a quad: the elements 2 t and 2 t + 1 of each 8. summand_of: the number
+ * of an element. */
+static __device__ __forceinline__ int summand_of(int element) {
+    return element / 32 * 32 + element % 32 / 16 * 16 + element % 8 / 2 * 4 + element % 16 / 8 * 2 +
+           element % 2;
+}
+
+static __device__ __forceinline__ void put_digits(int8_t *high, int8_t *low, int mantissa) {
+    int digit = (int8_t)(mantissa & 255);
+    *low = (int8_t)digit;
+    *high = (int8_t)((mantissa - digit) >> 8);
+}
+
+/* Row of the group: its token, counted in the sequence, and its place in q and y. */
+static __device__ __forceinline__ int token_of(const struct attention_arguments *a,
+                                               const struct row_group *g, int row) {
+    return (g->first_row + row) / (a->n_heads / a->n_kv_heads);
+}
+
+static __device__ __forceinline__ size_t place_of(const struct attention_arguments *a,
+                                                  const struct tile_cursor *c, int row) {
+    int group = a->n_heads / a->n_kv_heads;
+    size_t token = (size_t)(c->group.first_token + token_of(a, &c->group, row));
+    size_t head = (size_t)(c->head * group + (c->group.first_row + row) % group);
+    return (token * (size_t)a->n_heads + head) * (size_t)a->head_dim;
+}
+
+/* Positions that a row sees. */
+static __device__ __forceinline__ int visible_to(const struct attention_arguments *a,
+                                                 const struct row_group *g, int row) {
+    return row < g->n_rows ? g->before + token_of(a, g, row) + 1 : 0;
+}
+
+/* Snaps the rows of the group; a warp has every fourth. Rows that do not exist are zeros. */
+template <int DIM>
+static __device__ void snap_queries(const struct attention_arguments *a,
+                                    const struct tile_cursor *c, const struct decode_memory *mem,
+                                    struct row_states *rows) {
+    typedef struct decode_sizes<DIM> size;
+    int lane = (int)threadIdx.x % 32;
+    for (int row = (int)threadIdx.x / 32; row < ROWS; row += WARPS) {
+        bool exists = row < c->group.n_rows;
+        const float *q = a->q + (exists ? place_of(a, c, row) : 0);
+        float x[DIM / 32];
+        uint32_t largest = 0;
+        UNROLL
+        for (int i = 0; i < DIM / 32; i++) {
+            int d = lane + 32 * i;
+            x[i] = exists && d < a->head_dim ? q[d] : 0;
+            largest = max(largest, num_magnitude(x[i]));
+        }
+        int e = num_row_exponent(warp_max(largest));
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && lane == 0)
+            gpu_fault(a->fault, a->site,
+                      c->group.first_token + token_of(a, &c->group, row));
+        e = bad ? BFP_MIN_EXPONENT : e;
+        UNROLL
+        for (int i = 0; i < DIM / 32; i++) {
+            int at = row * size::QUERY_BYTES + summand_of(lane + 32 * i);
+            put_digits(mem->query + at, mem->query + at + ROWS * size::QUERY_BYTES,
+                       bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
+        }
+        if (lane == 0) {
+            rows->q_unit[row] = num_pow2(e - 30) * a->scale;
+            rows->m[row] = rows->tile_m[row] = -INFINITY;
+            rows->l[row] = rows->tile_l[row] = 0;
+        }
+    }
+}
+
+/* Digits as the first operand of an mma: 32 summands of 8 rows, high digits as the rows 0 to 7 and
+ * low ones as 8 to 15. from: row g of the high digits at summand 4 t. */
+static __device__ __forceinline__ void load_digits(uint32_t out[4], const int8_t *from,
+                                                   int bytes_to_low) {
+    out[0] = *(const uint32_t *)from;
+    out[1] = *(const uint32_t *)(from + bytes_to_low);
+    out[2] = *(const uint32_t *)(from + 16);
+    out[3] = *(const uint32_t *)(from + bytes_to_low + 16);
+}
+
+/* Adds the products of digits `a` with 32 summands by 8 columns of mantissas, as ldmatrix gives
+ * them: high[] with their high digits, low[] with their low ones. */
+static __device__ __forceinline__ void multiply(int32_t high[4], int32_t low[4],
+                                                const uint32_t a[4], const uint32_t m[4]) {
+    uint32_t b_high[2] = {__byte_perm(m[0], m[1], 0x7531), __byte_perm(m[2], m[3], 0x7531)};
+    uint32_t b_low[2] = {__byte_perm(m[0], m[1], 0x6420), __byte_perm(m[2], m[3], 0x6420)};
+    mma_s8_s8(high, a, b_high);
+    mma_s8_u8(low, a, b_low);
+}
+
+/* The exact sum of the products of row g with column 2 t + j. */
+static __device__ __forceinline__ double dot_of(const int32_t high[4], const int32_t low[4], int j) {
+    return (double)((long long)high[j] * 65536 + (long long)(high[2 + j] + low[j]) * 256 +
+                    low[2 + j]);
+}
+
+/* ---- a tile -----------------------------------------------------------------------------------
+ */
+
+/* The scores of a chunk's positions `first` ... of the tile; 8 positions at a time. */
+template <int DIM>
+static __device__ __forceinline__ void
+score_chunk(const unsigned char *keys, const uint32_t query[DIM / 32][4],
+            const struct decode_memory *mem, const int8_t *exponents, double q_unit, int visible,
+            int first) {
+    typedef struct decode_sizes<DIM> size;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    UNROLL
+    for (int i = 0; i < size::CHUNK / 8 / WARPS; i++) {
+        int begin = (warp + i * WARPS) * 8;
+        const unsigned char *row =
+            keys + (begin + lane % 8) * size::ROW_BYTES + lane / 8 * 16;
+        int32_t high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
+        UNROLL
+        for (int k = 0; k < DIM / 32; k++) {
+            uint32_t m[4];
+            ldmatrix_x4(m, row + k * 64);
+            multiply(high, low, query[k], m);
+        }
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            int position = first + begin + lane % 4 * 2 + j;
+            float s = num_score(dot_of(high, low, j), num_pow2(exponents[position]), q_unit);
+            mem->scores[lane / 4 * size::SCORE_FLOATS + position] =
+                position < visible ? s : -INFINITY;
+        }
+    }
+}
+
+/* One row's softmax over the tile, by a warp: weights as digits, and what the merge needs. visible:
+ * positions of the tile that the row sees; n: that were loaded. */
+template <int DIM>
+static __device__ __forceinline__ void
+softmax_row(int row, int visible, int n, const struct decode_memory *mem,
+            const int8_t *exponents, struct row_states *rows, const struct attention_arguments *a,
+            int token) {
+    typedef struct decode_sizes<DIM> size;
+    const int EACH = TILE / 32;
+    int lane = (int)threadIdx.x % 32;
+    float s[EACH], m = -INFINITY, largest = 0;
+    uint32_t units = 0;
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int j = lane + 32 * i;
+        s[i] = j < n ? mem->scores[row * size::SCORE_FLOATS + j] : -INFINITY;
+        m = fmaxf(m, s[i]);
+    }
+    m = warp_max(m);
+    bool sees = visible > 0;
+    bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
+    float base = sees && !bad ? m : 0;
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        float p = num_exp_below_0(s[i] - base);
+        units += num_probability_units(p);
+        /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+        s[i] = p * num_pow2f(exponents[lane + 32 * i]);
+        largest = fmaxf(largest, s[i]);
+    }
+    float l = (float)warp_sum(units) * 0x1p-23f;
+    int e = num_row_exponent(num_bits(warp_max(largest)));
+    bad = bad || e > BFP_MAX_EXPONENT;
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = bad ? 0 : num_pow2f(15 - e);
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int at = row * size::WEIGHT_BYTES + summand_of(lane + 32 * i);
+        put_digits(mem->weights + at, mem->weights + at + ROWS * size::WEIGHT_BYTES,
+                   num_mantissa(s[i], scale));
+    }
+    if (lane)
+        return;
+    if (bad)
+        gpu_fault(a->fault, a->site, token);
+    rows->unit[row] = num_pow2(e - 30);
+    rows->tile_m[row] = m;
+    rows->tile_l[row] = l;
+    if (!sees)
+        return;
+    float old = rows->m[row], max = old > m ? old : m;
+    rows->old_share[row] = num_exp(old - max);
+    rows->new_share[row] = num_exp(m - max);
+    rows->l[row] = rows->l[row] * rows->old_share[row] + l * rows->new_share[row];
+    rows->m[row] = max;
+}
+
+/* Adds the products of a chunk's weights and values; the warp has the dimensions dim ... */
+template <int DIM>
+static __device__ __forceinline__ void
+add_chunk(int32_t high[DIM / 32][4], int32_t low[DIM / 32][4], const unsigned char *values,
+          const struct decode_memory *mem, int first, int dim) {
+    typedef struct decode_sizes<DIM> size;
+    int lane = (int)threadIdx.x % 32;
+    UNROLL
+    for (int k = 0; k < size::CHUNK; k += 32) {
+        uint32_t weights[4];
+        load_digits(weights,
+                    mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
+                    ROWS * size::WEIGHT_BYTES);
+        UNROLL
+        for (int i = 0; i < DIM / 32; i++) {
+            uint32_t m[4];
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES + (dim + 8 * i) * 2);
+            multiply(high[i], low[i], weights, m);
+        }
+    }
+}
+
+/* ---- results that several blocks make ---------------------------------------------------------
+ */
+
+/* Device memory: a place holds o [ROWS, DIM], and m and l of each row. */
+struct partial_results {
+    float *o;   /* [places, ROWS, DIM] */
+    float2 *ml; /* [places, ROWS] */
+};
+
+/* What a block holds of the running result: o[i][j] is dimension dim + 8 i + 2 t + j of row g. */
+template <int DIM>
+static __device__ void keep(const struct partial_results *p, int place, const float o[DIM / 32][2],
+                            const float *m, const float *l, int dim) {
+    int lane = (int)threadIdx.x % 32;
+    float2 *to = (float2 *)(p->o + ((size_t)place * ROWS + (size_t)(lane / 4)) * DIM);
+    UNROLL
+    for (int i = 0; i < DIM / 32; i++)
+        to[(dim + 8 * i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
+    if (threadIdx.x < ROWS)
+        p->ml[(size_t)place * ROWS + threadIdx.x] = make_float2(m[threadIdx.x], l[threadIdx.x]);
+}
+
+/* The shares of the tiles first ... first + n - 1 of a split, for the rows of this warp: in
+ * shares[row][0] the old ones, in [1] the new ones, in [2] the tiles' l. m: of what is before. */
+static __device__ void work_out_shares(float shares[ROWS][3][MERGED_TILES], float m[2],
+                                       const struct partial_results *p, int place, int n) {
+    int lane = (int)threadIdx.x % 32;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        int row = (int)threadIdx.x / 32 + r * WARPS;
+        for (int i = 0; i < n; i += 32) {
+            bool exists = i + lane < n;
+            float2 ml = exists ? p->ml[(size_t)(place + i + lane) * ROWS + (size_t)row]
+                               : make_float2(-INFINITY, 0);
+            float max = fmaxf(m[r], ml.x);
+            UNROLL
+            for (int step = 1; step < 32; step *= 2) { /* of all up to this one */
+                float other = __shfl_up_sync(0xffffffffu, max, (unsigned)step);
+                max = lane >= step ? fmaxf(max, other) : max;
+            }
+            float before = __shfl_up_sync(0xffffffffu, max, 1);
+            before = lane ? before : m[r];
+            m[r] = __shfl_sync(0xffffffffu, max, 31);
+            if (exists) {
+                shares[row][0][i + lane] = num_exp(before - max);
+                shares[row][1][i + lane] = num_exp(ml.x - max);
+                shares[row][2][i + lane] = ml.y;
+            }
+        }
+    }
+}
+
+/* Merges all results of a split in order, and writes them. */
+template <int DIM>
+static __device__ void merge_split(const struct attention_arguments *a,
+                                   const struct tile_cursor *c, const struct decode_split *split,
+                                   const struct partial_results *p, float *shared) {
+    typedef float share_table[3][MERGED_TILES];
+    share_table *shares = (share_table *)shared;
+    const int EACH = ROWS * DIM / THREADS; /* a thread: one dimension of several rows */
+    float o[EACH], l[EACH], m[2];
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int row = ((int)threadIdx.x + i * THREADS) / DIM, d = ((int)threadIdx.x + i * THREADS) % DIM;
+        size_t at = (size_t)split->partial * ROWS + (size_t)row;
+        o[i] = p->o[at * DIM + (size_t)d];
+        l[i] = p->ml[at].y;
+    }
+    UNROLL
+    for (int r = 0; r < 2; r++)
+        m[r] = p->ml[(size_t)split->partial * ROWS + threadIdx.x / 32 + (size_t)(r * WARPS)].x;
+    for (int tile = split->first_end; tile < split->n_tiles; tile += MERGED_TILES) {
+        int n = min((int)MERGED_TILES, split->n_tiles - tile);
+        int place = split->partial + 1 + tile - split->first_end;
+        __syncthreads();
+        work_out_shares(shares, m, p, place, n);
+        __syncthreads();
+        UNROLL
+        for (int i = 0; i < EACH; i++) {
+            int row = ((int)threadIdx.x + i * THREADS) / DIM;
+            int d = ((int)threadIdx.x + i * THREADS) % DIM;
+            int sees = visible_to(a, &c->group, row) - tile * TILE;
+            int n_seen = min(n, (sees + TILE - 1) / TILE);
+            const float *from = p->o + ((size_t)place * ROWS + (size_t)row) * DIM + d;
+            UNROLL_8
+            for (int j = 0; j < n_seen; j++) {
+                l[i] = l[i] * shares[row][0][j] + shares[row][2][j] * shares[row][1][j];
+                o[i] = o[i] * shares[row][0][j] +
+                       from[(size_t)j * ROWS * DIM] * shares[row][1][j];
+            }
+        }
+    }
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int row = ((int)threadIdx.x + i * THREADS) / DIM, d = ((int)threadIdx.x + i * THREADS) % DIM;
+        if (row < c->group.n_rows && d < a->head_dim)
+            a->y[place_of(a, c, row) + (size_t)d] = l[i] > 0 ? o[i] / l[i] : o[i];
+    }
+}
+
+/* n more tiles of the split are done. Who is last merges. */
+template <int DIM>
+static __device__ void arrive(const struct attention_arguments *a, const struct plan_arrays *plan,
+                              const struct tile_cursor *c, int number, int n,
+                              const struct partial_results *p, float *shared) {
+    SHARED(int, is_last);
+    struct decode_split split = plan->splits[number];
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        is_last = atomicAdd(&plan->tiles_done[number], n) + n == split.n_tiles;
+    __syncthreads();
+    if (!is_last)
+        return;
+    __threadfence();
+    merge_split<DIM>(a, c, &split, p, shared);
+    if (threadIdx.x == 0)
+        plan->tiles_done[number] = 0; /* for the next launch */
+    __syncthreads(); /* `shared` is used again */
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------
+ */
+
+template <int DIM>
+__global__ static void __launch_bounds__(THREADS, 2)
+    attention_paged_4(struct attention_arguments a, struct plan_arrays plan,
+                      struct partial_results partial) {
+    typedef struct decode_sizes<DIM> size;
+    SHARED_DYNAMIC(unsigned char, memory);
+    SHARED(struct row_states, rows);
+    struct decode_memory mem = cut_memory<DIM>(memory);
+    struct decode_share share = plan.shares[blockIdx.x];
+    if (!share.n_tiles)
+        return;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, dim = warp * DIM / WARPS;
+    struct loader<DIM> chunks;
+    chunks.a = &a;
+    chunks.plan = &plan;
+    chunks.memory = mem;
+    chunks.begin(&share);
+    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
+        mem.weights[i] = 0; /* of rows that do not exist */
+
+    struct tile_cursor at = first_tile(&plan, &share);
+    int n_tile = 0;
+    while (at.left) {
+        /* A stretch of tiles of one row group and kv head. */
+        struct tile_cursor here = at;
+        int first = at.tile, n_tiles = min(at.left, at.group.n_tiles - first);
+        bool whole = first == 0 && n_tiles == at.group.n_tiles;
+        uint32_t query[DIM / 32][4];
+        float o[DIM / 32][2];
+        __syncthreads(); /* all are done with the rows before */
+        snap_queries<DIM>(&a, &at, &mem, &rows);
+        __syncthreads();
+        UNROLL
+        for (int k = 0; k < DIM / 32; k++) {
+            load_digits(query[k],
+                        mem.query + lane / 4 * size::QUERY_BYTES + 32 * k + lane % 4 * 4,
+                        ROWS * size::QUERY_BYTES);
+            o[k][0] = o[k][1] = 0;
+        }
+        double q_unit = rows.q_unit[lane / 4];
+        for (int i = 0; i < n_tiles; i++, n_tile++) {
+            int tile = first + i, n = positions_of(&at), n_chunks = chunks_of<DIM>(n);
+            int visible = visible_to(&a, &at.group, lane / 4) - tile * TILE;
+            const int8_t *k_exponents = mem.k_exponents + n_tile % TILES_AHEAD * TILE;
+            const int8_t *v_exponents = mem.v_exponents + n_tile % TILES_AHEAD * TILE;
+            for (int c = 0; c < n_chunks; c++)
+                score_chunk<DIM>(chunks.next(), query, &mem, k_exponents, q_unit, visible,
+                                 c * size::CHUNK);
+            const unsigned char *values = chunks.next(); /* and all scores are there */
+            for (int row = warp; row < at.group.n_rows; row += WARPS)
+                softmax_row<DIM>(row, visible_to(&a, &at.group, row) - tile * TILE, n, &mem,
+                                 v_exponents, &rows, &a,
+                                 at.group.first_token + token_of(&a, &at.group, row));
+            int32_t high[DIM / 32][4], low[DIM / 32][4];
+            UNROLL
+            for (int k = 0; k < DIM / 32; k++)
+                UNROLL
+                for (int j = 0; j < 4; j++)
+                    high[k][j] = low[k][j] = 0;
+            __syncthreads(); /* the weights are there */
+            add_chunk<DIM>(high, low, values, &mem, 0, dim);
+            for (int c = 1; c < n_chunks; c++)
+                add_chunk<DIM>(high, low, chunks.next(), &mem, c * size::CHUNK, dim);
+            int row = lane / 4;
+            double unit = row < at.group.n_rows ? rows.unit[row] : 0;
+            float tile_o[DIM / 32][2];
+            UNROLL
+            for (int k = 0; k < DIM / 32; k++)
+                UNROLL
+                for (int j = 0; j < 2; j++) {
+                    float x = (float)(dot_of(high[k], low[k], j) * unit);
+                    tile_o[k][j] = x;
+                    if (visible > 0)
+                        o[k][j] = o[k][j] * rows.old_share[row] + x * rows.new_share[row];
+                }
+            if (first) {
+                const struct decode_split *s = &plan.splits[share.split_first];
+                keep<DIM>(&partial, s->partial + 1 + tile - s->first_end, tile_o, rows.tile_m,
+                          rows.tile_l, dim);
+            }
+            next_tile(&at, &plan, a.n_kv_heads);
+        }
+        if (whole) {
+            int row = lane / 4;
+            for (int k = 0; k < DIM / 32 && row < here.group.n_rows; k++)
+                for (int j = 0; j < 2; j++) {
+                    int d = dim + 8 * k + lane % 4 * 2 + j;
+                    float l = rows.l[row];
+                    if (d < a.head_dim)
+                        a.y[place_of(&a, &here, row) + (size_t)d] = l > 0 ? o[k][j] / l : o[k][j];
+                }
+            continue;
+        }
+        int split = first ? share.split_first : share.split_last;
+        if (!first)
+            keep<DIM>(&partial, plan.splits[split].partial, o, rows.m, rows.l, dim);
+        arrive<DIM>(&a, &plan, &here, split, n_tiles, &partial, mem.scores);
+    }
+}
+
+template <int DIM>
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct attention_plan *plan) {
+    typedef struct decode_sizes<DIM> size;
+    struct partial_results partial;
+    size_t places = (size_t)plan->n_partial * ROWS;
+    partial.o = (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL,
+                                     sizeof(float) * places * (DIM + 2) + 16, "attention_paged");
+    if (!partial.o ||
+        !gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)attention_paged_4<DIM>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     size::SHARED_BYTES),
+                "attention's shared memory"))
+        return;
+    partial.ml = (float2 *)(partial.o + places * DIM);
+    GPU_LAUNCH(gpu, attention_paged_4<DIM>, (unsigned)plan->n_shares, THREADS, size::SHARED_BYTES,
+               *a, plan->arrays, partial);
+}
+
+void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct attention_plan *plan) {
+    int dim = a->head_dim;
+    if (dim <= 32)
+        launch<32>(gpu, a, plan);
+    else if (dim <= 64)
+        launch<64>(gpu, a, plan);
+    else if (dim <= 96)
+        launch<96>(gpu, a, plan);
+    else if (dim <= 128)
+        launch<128>(gpu, a, plan);
+    else if (dim <= 192)
+        launch<192>(gpu, a, plan);
+    else
+        launch<256>(gpu, a, plan);
+}

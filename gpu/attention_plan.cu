@@ -1,0 +1,269 @@
+/* The plan of attention over a paged cache: attention_plan.h says what is in it. */
+#include "gpu/attention_plan.h"
+
+#include <stdlib.h>
+
+enum {
+    TILE = ATTENTION_TILE,
+    SHORT_TOKENS = 4, /* sequences with more go to the kernels for many tokens */
+    TILE_COST = 32    /* what a tile costs beside its positions, in positions */
+};
+
+static int blocks_of(int count, int size) {
+    return (count + size - 1) / size;
+}
+
+/* ---- the arrays, in one piece -----------------------------------------------------------------
+ */
+
+/* Makes room for `bytes` behind *at and moves it on. */
+static size_t place(size_t *at, size_t bytes) {
+    size_t here = *at;
+    *at += (bytes + 15) / 16 * 16;
+    return here;
+}
+
+/* Where the arrays begin in the piece. */
+struct layout {
+    size_t qo_indptr, kv_indptr, kv_lens, token_sequence, pages, groups, shares, splits, tiles_done;
+    size_t bytes;
+};
+
+static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares) {
+    struct layout l = {};
+    size_t n = (size_t)b->n_sequences, word = sizeof(int32_t);
+    l.qo_indptr = place(&l.bytes, word * (n + 1));
+    l.kv_indptr = place(&l.bytes, word * (n + 1));
+    l.kv_lens = place(&l.bytes, word * n);
+    l.token_sequence = place(&l.bytes, word * (size_t)b->qo_indptr[n]);
+    l.pages = place(&l.bytes, word * (size_t)b->kv_indptr[n]);
+    l.groups = place(&l.bytes, sizeof(struct row_group) * (size_t)n_groups);
+    l.shares = place(&l.bytes, sizeof(struct decode_share) * (size_t)n_shares);
+    l.splits = place(&l.bytes, sizeof(struct decode_split) * (size_t)n_shares);
+    l.tiles_done = place(&l.bytes, word * (size_t)n_shares);
+    return l;
+}
+
+/* Memory grows by half: lengths grow by a token a pass. */
+static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, struct error *err) {
+    if (bytes > p->host_bytes) {
+        unsigned char *larger = (unsigned char *)realloc(p->host, bytes + bytes / 2);
+        if (!larger)
+            return error_set(err, "out of memory for the plan of attention");
+        p->host = larger;
+        p->host_bytes = bytes + bytes / 2;
+    }
+    if (p->host_bytes > p->device_bytes) {
+        dev->ops->free(dev, p->device, p->device_bytes);
+        p->device_bytes = 0;
+        p->device = (unsigned char *)dev->ops->alloc(dev, p->host_bytes, "the plan of attention",
+                                                     err);
+        if (!p->device)
+            return -1;
+        p->device_bytes = p->host_bytes;
+    }
+    return 0;
+}
+
+/* ---- row groups and shares --------------------------------------------------------------------
+ */
+
+static bool is_long(const struct paged_batch *b, int i) {
+    return b->qo_indptr[i + 1] - b->qo_indptr[i] > SHORT_TOKENS;
+}
+
+static int count_groups(const struct paged_batch *b, int heads_per_group) {
+    int n = 0;
+    for (int i = 0; i < b->n_sequences; i++)
+        if (!is_long(b, i))
+            n += blocks_of((b->qo_indptr[i + 1] - b->qo_indptr[i]) * heads_per_group, GROUP_ROWS);
+    return n;
+}
+
+static void fill_groups(struct row_group *out, const struct paged_batch *b, int heads_per_group) {
+    for (int i = 0; i < b->n_sequences; i++) {
+        int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
+        for (int first = 0; !is_long(b, i) && first < rows; first += GROUP_ROWS, out++) {
+            int end = first + GROUP_ROWS < rows ? first + GROUP_ROWS : rows;
+            out->sequence = i;
+            out->pages = b->kv_indptr[i];
+            out->first_token = b->qo_indptr[i];
+            out->first_row = first;
+            out->n_rows = end - first;
+            out->before = paged_batch_kv_len(b, i) - n_tokens;
+            int sees = out->before + (end - 1) / heads_per_group + 1;
+            out->kv_len = sees > 0 ? sees : 0;
+            out->n_tiles = sees > 0 ? blocks_of(sees, TILE) : 1; /* an empty one: zeros are written */
+        }
+    }
+}
+
+static int64_t cost_of(const struct row_group *g) {
+    return g->kv_len + (int64_t)TILE_COST * g->n_tiles;
+}
+
+/* Where the work of all is cut: a row group, a kv head and a tile. */
+struct cut {
+    int group, head, tile;
+};
+
+/* Moves *at on, from group to group, to the tile at which the cost of all before it is `target`.
+ * before: the cost of the groups before at->group. */
+static void find_cut(struct cut *at, int64_t *before, const struct row_group *groups, int n_groups,
+                     int n_heads, int64_t target) {
+    while (at->group < n_groups && *before + cost_of(&groups[at->group]) * n_heads <= target)
+        *before += cost_of(&groups[at->group++]) * n_heads;
+    at->head = at->tile = 0;
+    if (at->group == n_groups || target <= *before) /* rounding may be ahead */
+        return;
+    int64_t each = cost_of(&groups[at->group]), rest = target - *before;
+    at->head = (int)(rest / each);
+    at->tile = (int)((rest % each + (TILE + TILE_COST) / 2) / (TILE + TILE_COST));
+    if (at->tile < groups[at->group].n_tiles)
+        return;
+    at->tile = 0;
+    if (++at->head == n_heads) { /* the loop above goes on from here, the cost counted */
+        *before += each * n_heads;
+        at->head = 0;
+        at->group++;
+    }
+}
+
+/* Tiles of all groups before `at`, of which `groups_before` are in the groups before at->group. */
+static int64_t tiles_before(const struct cut *at, int64_t groups_before,
+                            const struct row_group *groups, int n_groups, int n_heads) {
+    return groups_before * n_heads +
+           (at->group < n_groups ? (int64_t)at->head * groups[at->group].n_tiles + at->tile : 0);
+}
+
+/* Cuts the work into equal shares. Returns 0, or -1 with err set: too much work. */
+static int fill_shares(struct attention_plan *p, struct decode_share *shares,
+                       struct decode_split *splits, const struct row_group *groups,
+                       struct error *err) {
+    int n_heads = p->shape.n_kv_heads;
+    int64_t all = 0, before = 0, group_tiles = 0, tiles = 0;
+    for (int i = 0; i < p->n_groups; i++)
+        all += cost_of(&groups[i]) * n_heads;
+    p->n_splits = p->n_partial = 0;
+    struct cut at = {0, 0, 0};
+    int counted = 0, split = -1; /* split: that the share begins in */
+    for (int i = 0; i < p->n_shares; i++) {
+        struct decode_share *s = &shares[i];
+        s->group = at.group;
+        s->head = at.head;
+        s->tile = at.tile;
+        s->split_first = at.tile ? split : -1;
+        struct cut begin = at;
+        find_cut(&at, &before, groups, p->n_groups, n_heads, all * (i + 1) / p->n_shares);
+        for (; counted < at.group; counted++)
+            group_tiles += groups[counted].n_tiles;
+        int64_t end = tiles_before(&at, group_tiles, groups, p->n_groups, n_heads);
+        if (end > INT32_MAX)
+            return error_set(err, "attention over %lld tiles in one pass: too many",
+                             (long long)end);
+        s->n_tiles = (int32_t)(end - tiles);
+        tiles = end;
+        s->split_last = -1;
+        if (!at.tile || !s->n_tiles)
+            continue;
+        bool same = begin.group == at.group && begin.head == at.head;
+        if (!same || !begin.tile) { /* this share has its beginning */
+            struct decode_split *d = &splits[p->n_splits];
+            d->partial = p->n_partial;
+            d->n_tiles = groups[at.group].n_tiles;
+            d->first_end = at.tile;
+            d->group_head = at.group * n_heads + at.head;
+            p->n_partial += 1 + d->n_tiles - d->first_end;
+            split = p->n_splits++;
+        }
+        s->split_last = split;
+    }
+    return 0;
+}
+
+/* ---- the plan ---------------------------------------------------------------------------------
+ */
+
+static void fill_sequences(const struct layout *l, unsigned char *at, const struct paged_batch *b,
+                           struct attention_plan *p) {
+    size_t n = (size_t)b->n_sequences;
+    int32_t *kv_lens = (int32_t *)(at + l->kv_lens);
+    int32_t *token_sequence = (int32_t *)(at + l->token_sequence);
+    memcpy(at + l->qo_indptr, b->qo_indptr, sizeof(int32_t) * (n + 1));
+    memcpy(at + l->kv_indptr, b->kv_indptr, sizeof(int32_t) * (n + 1));
+    memcpy(at + l->pages, b->kv_page_indices, sizeof(int32_t) * (size_t)b->kv_indptr[n]);
+    p->longest = p->n_long = 0;
+    for (int i = 0; i < b->n_sequences; i++) {
+        kv_lens[i] = paged_batch_kv_len(b, i);
+        p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
+        for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
+            token_sequence[t] = i;
+        if (is_long(b, i)) {
+            struct long_sequence s = {b->qo_indptr[i], b->qo_indptr[i + 1] - b->qo_indptr[i],
+                                      kv_lens[i], b->kv_indptr[i]};
+            p->long_sequences[p->n_long++] = s;
+        }
+    }
+}
+
+static void set_arrays(struct plan_arrays *a, const struct layout *l, const unsigned char *at) {
+    a->qo_indptr = (const int32_t *)(at + l->qo_indptr);
+    a->kv_indptr = (const int32_t *)(at + l->kv_indptr);
+    a->kv_lens = (const int32_t *)(at + l->kv_lens);
+    a->token_sequence = (const int32_t *)(at + l->token_sequence);
+    a->pages = (const int32_t *)(at + l->pages);
+    a->groups = (const struct row_group *)(at + l->groups);
+    a->shares = (const struct decode_share *)(at + l->shares);
+    a->splits = (const struct decode_split *)(at + l->splits);
+    a->tiles_done = (int32_t *)(at + l->tiles_done);
+}
+
+struct attention_plan *gpu_attention_plan_new(struct device *dev, struct error *err) {
+    (void)dev;
+    struct attention_plan *p = (struct attention_plan *)calloc(1, sizeof *p);
+    if (!p)
+        error_set(err, "out of memory");
+    return p;
+}
+
+void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
+    if (!p)
+        return;
+    dev->ops->free(dev, p->device, p->device_bytes);
+    free(p->host);
+    free(p->long_sequences);
+    free(p);
+}
+
+int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                       const struct attention_shape *shape, struct error *err) {
+    p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_partial = 0;
+    if (paged_batch_check(b, err))
+        return -1;
+    int heads_per_group = shape->n_heads / shape->n_kv_heads;
+    int n_groups = count_groups(b, heads_per_group);
+    p->n_shares = gpu_of(dev)->n_processors * 2;
+    struct layout l = lay_out(b, n_groups, p->n_shares);
+    struct long_sequence *more = (struct long_sequence *)realloc(
+        p->long_sequences, sizeof *more * ((size_t)b->n_sequences + 1));
+    if (!more)
+        return error_set(err, "out of memory for the plan of attention");
+    p->long_sequences = more;
+    if (reserve(dev, p, l.bytes, err))
+        return -1;
+    memset(p->host, 0, l.bytes);
+    p->shape = *shape;
+    p->n_groups = n_groups;
+    struct row_group *groups = (struct row_group *)(p->host + l.groups);
+    fill_sequences(&l, p->host, b, p);
+    fill_groups(groups, b, heads_per_group);
+    if (fill_shares(p, (struct decode_share *)(p->host + l.shares),
+                    (struct decode_split *)(p->host + l.splits), groups, err))
+        return -1;
+    set_arrays(&p->arrays, &l, p->device);
+    p->arrays.page_size = b->page_size;
+    p->arrays.n_sequences = b->n_sequences;
+    p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];
+    dev->ops->upload(dev, p->device, p->host, l.bytes);
+    return 0;
+}

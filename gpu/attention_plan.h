@@ -1,0 +1,88 @@
+/*
+ * attention_plan.h - the plan of attention over a paged cache: what the host works out once per
+ * pass, so that the kernels of every layer find their work in a few arrays.
+ *
+ *     attention_plan.cu    makes it
+ *     attention_paged.cu   the op, and versions 1 to 3
+ *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
+ *
+ * A row is one token and one query head; the rows of one kv head of a sequence are numbered
+ * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
+ */
+#ifndef SAMEBITS_ATTENTION_PLAN_H
+#define SAMEBITS_ATTENTION_PLAN_H
+
+#include "gpu/gpu.h"
+
+enum { GROUP_ROWS = 8 };
+
+struct row_group {
+    int32_t sequence, pages;       /* its first page, counted in the page indices */
+    int32_t first_token, first_row; /* of the sequence in q and y; of the group in the sequence */
+    int32_t n_rows, before;        /* positions in front of the sequence's first token */
+    int32_t kv_len, n_tiles;       /* what its last row sees */
+};
+
+/*
+ * One thread block's share of the tiles of all (row group, kv head), which are counted in this
+ * order: row group, kv head, tile. A share begins and ends anywhere, so a (row group, kv head) may
+ * be split between blocks that follow each other; split_first is the number of the split that the
+ * share begins in the middle of, split_last of the one that it leaves for others to go on with; -1:
+ * none.
+ */
+struct decode_share {
+    int32_t group, head, tile, n_tiles;
+    int32_t split_first, split_last;
+};
+
+/* A (row group, kv head) in several shares. The first share merges its tiles; each later tile's
+ * result is kept, and who comes last merges them in order. */
+struct decode_split {
+    int32_t partial;   /* where its results are: the first share's merged ones, then a place a tile */
+    int32_t n_tiles;   /* in all */
+    int32_t first_end; /* the tiles 0 ... first_end - 1 are the first share's */
+    int32_t group_head; /* row group * n_kv_heads + kv head */
+};
+
+/* What the kernels see of the plan; device memory. */
+struct plan_arrays {
+    const int32_t *qo_indptr;      /* [n_sequences + 1] */
+    const int32_t *kv_indptr;      /* [n_sequences + 1] */
+    const int32_t *kv_lens;        /* [n_sequences] */
+    const int32_t *token_sequence; /* [n_tokens] */
+    const int32_t *pages;          /* [kv_indptr[n_sequences]] */
+    const struct row_group *groups;
+    const struct decode_share *shares; /* [n_shares] */
+    const struct decode_split *splits;
+    int32_t *tiles_done; /* [splits], 0 between launches */
+    int page_size, n_sequences, n_tokens;
+};
+
+/* A sequence with too many rows for row groups: it gets launches of its own. */
+struct long_sequence {
+    int32_t first_token, n_tokens, kv_len, pages;
+};
+
+struct attention_plan {
+    struct attention_shape shape;
+    struct plan_arrays arrays;
+    int n_tokens, longest; /* most positions of a sequence */
+    int n_shares;          /* thread blocks of version 4 */
+    int n_groups, n_splits, n_partial;
+    struct long_sequence *long_sequences; /* host */
+    int n_long;
+    unsigned char *host, *device; /* all arrays, one after the other */
+    size_t host_bytes, device_bytes;
+};
+
+/* Version 4 for the row groups of the plan. */
+struct attention_arguments;
+void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct attention_plan *plan);
+
+struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);
+void gpu_attention_plan_free(struct device *, struct attention_plan *);
+int gpu_attention_plan(struct device *, struct attention_plan *, const struct paged_batch *,
+                       const struct attention_shape *, struct error *);
+
+#endif

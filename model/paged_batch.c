@@ -1,0 +1,46 @@
+#include "model/paged_batch.h"
+
+int paged_batch_kv_len(const struct paged_batch *b, int i) {
+    int pages = b->kv_indptr[i + 1] - b->kv_indptr[i];
+    return pages ? (pages - 1) * b->page_size + b->kv_last_page_len[i] : 0;
+}
+
+static int check_indptr(const int32_t *indptr, int n, const char *name, struct error *err) {
+    if (indptr[0] != 0)
+        return error_set(err, "%s begins at %d, not at 0", name, indptr[0]);
+    for (int i = 0; i < n; i++)
+        if (indptr[i + 1] < indptr[i])
+            return error_set(err, "sequence %d: %s falls from %d to %d", i, name, indptr[i],
+                             indptr[i + 1]);
+    return 0;
+}
+
+static int check_sequence(const struct paged_batch *b, int i, struct error *err) {
+    int first = b->kv_indptr[i], end = b->kv_indptr[i + 1], last = b->kv_last_page_len[i];
+    if (first == end)
+        return 0;
+    if (last < 1 || last > b->page_size)
+        return error_set(err, "sequence %d: its last page has %d positions, not 1 to %d", i, last,
+                         b->page_size);
+    if ((int64_t)(end - first - 1) * b->page_size + last > INT32_MAX)
+        return error_set(err, "sequence %d: %d pages of %d are more than 2^31 - 1 positions", i,
+                         end - first, b->page_size);
+    for (int j = first; j < end; j++)
+        if (b->kv_page_indices[j] < 0 || b->kv_page_indices[j] >= b->n_pages)
+            return error_set(err, "sequence %d: its page number %d is %d, outside the pool of %d", i,
+                             j - first, b->kv_page_indices[j], b->n_pages);
+    return 0;
+}
+
+int paged_batch_check(const struct paged_batch *b, struct error *err) {
+    if (b->n_sequences < 0 || b->n_pages < 0 || b->page_size < 1)
+        return error_set(err, "a batch of %d sequences over %d pages of %d positions",
+                         b->n_sequences, b->n_pages, b->page_size);
+    if (check_indptr(b->qo_indptr, b->n_sequences, "qo_indptr", err) ||
+        check_indptr(b->kv_indptr, b->n_sequences, "kv_indptr", err))
+        return -1;
+    for (int i = 0; i < b->n_sequences; i++)
+        if (check_sequence(b, i, err))
+            return -1;
+    return 0;
+}

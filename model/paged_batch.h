@@ -1,0 +1,46 @@
+/*
+ * paged_batch.h - how the sequences of a batch lie in a paged KV cache: what attention is told.
+ *
+ * The page table is in CSR form (compressed sparse rows), with the names that FlashInfer gives its
+ * parts: sequence i has the pages kv_page_indices[kv_indptr[i]] ... kv_page_indices[kv_indptr[i+1]
+ * - 1], in the order of its positions, and page p of the pool has the slots p * page_size ...
+ * (p + 1) * page_size - 1. Its queries, rows qo_indptr[i] ... qo_indptr[i+1] - 1, are the newest of
+ * its positions; rows that are more than the positions come first and see nothing.
+ */
+#ifndef SAMEBITS_PAGED_BATCH_H
+#define SAMEBITS_PAGED_BATCH_H
+
+#include "model/error.h"
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* All arrays on the host. */
+struct paged_batch {
+    int n_sequences;
+    int page_size; /* positions per page, at least 1 */
+    int n_pages;   /* of the pool: page numbers are below */
+    const int32_t *qo_indptr;        /* [n_sequences + 1], from 0, never falls */
+    const int32_t *kv_indptr;        /* [n_sequences + 1], from 0, never falls */
+    const int32_t *kv_page_indices;  /* [kv_indptr[n_sequences]] */
+    const int32_t *kv_last_page_len; /* [n_sequences]: positions in the last page, 1 ... page_size;
+                                        of a sequence without pages it means nothing */
+};
+
+/* Positions of sequence i: 0 without pages. */
+int paged_batch_kv_len(const struct paged_batch *b, int i);
+
+/* Can the batch be followed without leaving its arrays or the pool? Returns 0, or -1 with err set to
+ * what is wrong, with the sequence's number: a page size or a count out of range, an indptr that
+ * does not begin at 0 or that falls, a page outside the pool, a last page that is empty or too
+ * full, more than 2^31 - 1 positions. */
+int paged_batch_check(const struct paged_batch *b, struct error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

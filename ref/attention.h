@@ -1,0 +1,30 @@
+/* attention.h - what the reference's attention over contiguous and over paged caches share. */
+#ifndef SAMEBITS_REF_ATTENTION_H
+#define SAMEBITS_REF_ATTENTION_H
+
+#include "ref/ref.h"
+
+/* The queries and the cache of one sequence. Its queries are the last of its kv_len positions. */
+struct attention_sequence {
+    int first_token, n_tokens; /* rows of q and y */
+    int kv_len;
+    const int32_t *pages; /* [ceil(kv_len / page_size)] where its positions lie; NULL: slot =
+                             position */
+};
+
+struct attention_call {
+    struct device *dev;
+    const char *op;
+    float *y;       /* [n_tokens, n_heads, head_dim] */
+    const float *q; /* [n_tokens, n_heads, head_dim] */
+    const struct kv_layer *kv;
+    struct attention_shape shape;
+    int page_size, site;
+    int n_sequences;
+    const struct attention_sequence *sequences; /* [n_sequences] */
+};
+
+/* Causal attention of all sequences, shared out among the device's threads. */
+void ref_attend(const struct attention_call *call);
+
+#endif

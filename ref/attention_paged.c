@@ -1,0 +1,70 @@
+/* attention_paged: many sequences over one paged cache, each through its page table. */
+#include "ref/attention.h"
+
+#include <stdlib.h>
+
+struct attention_plan {
+    struct attention_shape shape;
+    int page_size, n_sequences;
+    struct attention_sequence *sequences; /* [n_sequences]; their pages are in `pages` */
+    int32_t *pages;
+};
+
+struct attention_plan *ref_attention_plan_new(struct device *dev, struct error *err) {
+    (void)dev;
+    struct attention_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        error_set(err, "cpu: out of memory");
+    return p;
+}
+
+void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
+    (void)dev;
+    if (!p)
+        return;
+    free(p->sequences);
+    free(p->pages);
+    free(p);
+}
+
+int ref_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                       const struct attention_shape *shape, struct error *err) {
+    (void)dev;
+    p->n_sequences = 0;
+    if (paged_batch_check(b, err))
+        return -1;
+    size_t n = (size_t)b->n_sequences, n_pages = (size_t)b->kv_indptr[n];
+    struct attention_sequence *sequences = realloc(p->sequences, sizeof *sequences * (n + 1));
+    p->sequences = sequences ? sequences : p->sequences;
+    int32_t *pages = realloc(p->pages, sizeof *pages * (n_pages + 1));
+    p->pages = pages ? pages : p->pages;
+    if (!sequences || !pages)
+        return error_set(err, "cpu: out of memory for the plan of %zu sequences", n);
+    memcpy(pages, b->kv_page_indices, sizeof *pages * n_pages);
+    for (int i = 0; i < b->n_sequences; i++)
+        sequences[i] = (struct attention_sequence){
+            .first_token = b->qo_indptr[i],
+            .n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i],
+            .kv_len = paged_batch_kv_len(b, i),
+            .pages = pages + b->kv_indptr[i],
+        };
+    p->shape = *shape;
+    p->page_size = b->page_size;
+    p->n_sequences = b->n_sequences;
+    return 0;
+}
+
+void ref_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                         const float *q,               /* [n_tokens, n_heads, head_dim] */
+                         const struct kv_layer *kv, const struct attention_plan *p, int site) {
+    ref_attend(&(struct attention_call){.dev = dev,
+                                        .op = "attention",
+                                        .y = y,
+                                        .q = q,
+                                        .kv = kv,
+                                        .shape = p->shape,
+                                        .page_size = p->page_size,
+                                        .site = site,
+                                        .n_sequences = p->n_sequences,
+                                        .sequences = p->sequences});
+}

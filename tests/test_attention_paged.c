@@ -1,0 +1,469 @@
+/*
+ * attention_paged against the reference's attention of each sequence alone over a contiguous cache,
+ * bit for bit: pages of any size in random order, batches that mix decodes, prompts and sequences
+ * without a token or a position. Slots that belong to nobody hold poison.
+ */
+#include "ref/ref.h"
+#include "tests/compare.h"
+#include "tests/device.h"
+#include "tests/oracle.h"
+#include "tests/random.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+enum { MAX_SEQUENCES = 256, SITE = 7 };
+
+static struct test_device reference; /* of this program */
+
+/* A batch on the host. */
+struct problem {
+    struct attention_shape shape;
+    int n, page_size, n_pages, n_tokens;
+    int qo_len[MAX_SEQUENCES], kv_len[MAX_SEQUENCES];
+    int32_t qo_indptr[MAX_SEQUENCES + 1], kv_indptr[MAX_SEQUENCES + 1];
+    int32_t last_page_len[MAX_SEQUENCES];
+    int32_t *pages;
+    float *q;             /* [n_tokens, n_heads, head_dim] */
+    struct bfp_rows k, v; /* [n_pages * page_size * n_kv_heads, head_dim] */
+};
+
+static size_t q_size(const struct problem *p) {
+    return (size_t)p->shape.n_heads * (size_t)p->shape.head_dim;
+}
+
+/* The page tables: every page of the pool has at most one owner; some have none. */
+static void lay_out_pages(struct random *r, struct problem *p) {
+    int n = 0;
+    p->qo_indptr[0] = p->kv_indptr[0] = 0;
+    for (int i = 0; i < p->n; i++) {
+        n += (p->kv_len[i] + p->page_size - 1) / p->page_size;
+        p->kv_indptr[i + 1] = n;
+        p->qo_indptr[i + 1] = p->qo_indptr[i] + p->qo_len[i];
+        p->last_page_len[i] = p->kv_len[i] ? (p->kv_len[i] - 1) % p->page_size + 1 : -3;
+    }
+    p->n_tokens = p->qo_indptr[p->n];
+    p->n_pages = n + random_int(r, 0, 5);
+    p->pages = host_array((size_t)p->n_pages + 1, sizeof *p->pages);
+    for (int i = 0; i < p->n_pages; i++)
+        p->pages[i] = i;
+    for (int i = p->n_pages; i > 1; i--) {
+        int j = random_int(r, 0, i - 1);
+        int32_t page = p->pages[j];
+        p->pages[j] = p->pages[i - 1];
+        p->pages[i - 1] = page;
+    }
+}
+
+static size_t row_of(const struct problem *p, int sequence, int position, int head) {
+    size_t page = (size_t)p->pages[p->kv_indptr[sequence] + position / p->page_size];
+    size_t slot = page * (size_t)p->page_size + (size_t)(position % p->page_size);
+    return slot * (size_t)p->shape.n_kv_heads + (size_t)head;
+}
+
+/* How hard it is: ordinary texts; queries so large that one key gets everything; values whose
+ * exponents differ, so that weights are flushed. */
+enum kind { ORDINARY, ONE_WINNER, WILD_VALUES, N_KINDS };
+
+static void fill(struct random *r, struct problem *p, enum kind kind) {
+    int dim = p->shape.head_dim;
+    size_t rows = (size_t)p->n_pages * (size_t)p->page_size * (size_t)p->shape.n_kv_heads;
+    float *x = host_array((size_t)dim, sizeof *x);
+    p->k = host_rows((int)rows + 1, dim);
+    p->v = host_rows((int)rows + 1, dim);
+    poison(p->k.mantissas, sizeof(int16_t) * rows * (size_t)dim);
+    poison(p->v.mantissas, sizeof(int16_t) * rows * (size_t)dim);
+    poison(p->k.exponents, rows);
+    poison(p->v.exponents, rows);
+    for (int i = 0; i < p->n; i++)
+        for (int j = 0; j < p->kv_len[i] * p->shape.n_kv_heads; j++) {
+            size_t at = row_of(p, i, j / p->shape.n_kv_heads, j % p->shape.n_kv_heads);
+            random_fill(r, x, (size_t)dim, NORMAL);
+            p->k.exponents[at] = (int8_t)oracle_snap(p->k.mantissas + at * (size_t)dim, x, dim);
+            int e = kind == WILD_VALUES ? random_int(r, -90, 90) : 0;
+            for (int d = 0; d < dim; d++)
+                x[d] = ldexpf(random_normal(r), e);
+            p->v.exponents[at] = (int8_t)oracle_snap(p->v.mantissas + at * (size_t)dim, x, dim);
+        }
+    p->q = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *p->q);
+    for (size_t i = 0; i < (size_t)p->n_tokens * q_size(p); i++)
+        p->q[i] = ldexpf(random_normal(r), kind == ONE_WINNER ? 30 : 0);
+    free(x);
+}
+
+static void free_problem(struct problem *p) {
+    free(p->pages);
+    free(p->q);
+    free_host_rows(p->k);
+    free_host_rows(p->v);
+}
+
+static struct paged_batch batch_of(const struct problem *p) {
+    return (struct paged_batch){p->n,         p->page_size, p->n_pages,      p->qo_indptr,
+                                p->kv_indptr, p->pages,     p->last_page_len};
+}
+
+/* The cache of sequence i in one piece, on the reference. */
+static struct kv_layer gather(const struct problem *p, int i) {
+    int heads = p->shape.n_kv_heads, dim = p->shape.head_dim, n = p->kv_len[i] * heads;
+    struct bfp_rows k = host_rows(n + 1, dim), v = host_rows(n + 1, dim);
+    for (int j = 0; j < n; j++) {
+        size_t at = row_of(p, i, j / heads, j % heads);
+        memcpy(k.mantissas + j * dim, p->k.mantissas + at * (size_t)dim, 2 * (size_t)dim);
+        memcpy(v.mantissas + j * dim, p->v.mantissas + at * (size_t)dim, 2 * (size_t)dim);
+        k.exponents[j] = p->k.exponents[at];
+        v.exponents[j] = p->v.exponents[at];
+    }
+    struct bfp_rows on_k = device_put_rows(&reference, k, n, dim);
+    struct bfp_rows on_v = device_put_rows(&reference, v, n, dim);
+    free_host_rows(k);
+    free_host_rows(v);
+    return (struct kv_layer){on_k.mantissas, on_v.mantissas, on_k.exponents, on_v.exponents};
+}
+
+/* What each sequence gives alone. */
+static float *expected(const struct problem *p) {
+    float *want = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *want);
+    for (int i = 0; i < p->n; i++) {
+        if (!p->qo_len[i])
+            continue;
+        size_t first = (size_t)p->qo_indptr[i] * q_size(p);
+        size_t bytes = sizeof(float) * (size_t)p->qo_len[i] * q_size(p);
+        struct kv_layer kv = gather(p, i);
+        float *y = device_poisoned(&reference, bytes);
+        reference.ops->attention(reference.dev, y, device_put(&reference, p->q + first, bytes), &kv,
+                                 p->qo_len[i], p->kv_len[i], &p->shape, SITE);
+        float *host = device_get(&reference, y, bytes);
+        memcpy(want + first, host, bytes);
+        free(host);
+        device_expect_fault(&reference, -1, 0);
+        device_clear(&reference);
+    }
+    return want;
+}
+
+static void check(struct test_device *t, const struct problem *p, struct attention_plan *plan) {
+    struct error err = {""};
+    int rows = p->n_pages * p->page_size * p->shape.n_kv_heads;
+    float *want = expected(p);
+    struct bfp_rows k = device_put_rows(t, p->k, rows, p->shape.head_dim);
+    struct bfp_rows v = device_put_rows(t, p->v, rows, p->shape.head_dim);
+    struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+    size_t bytes = sizeof(float) * (size_t)p->n_tokens * q_size(p);
+    float *q = device_put(t, p->q, bytes);
+    struct paged_batch batch = batch_of(p);
+    if (t->ops->attention_plan(t->dev, plan, &batch, &p->shape, &err))
+        fail_msg("%s", err.text);
+    for (int again = 0; again < 2; again++) { /* a plan serves every layer */
+        float *y = device_poisoned(t, bytes);
+        t->ops->attention_paged(t->dev, y, q, &kv, plan, SITE);
+        char name[160];
+        snprintf(name, sizeof name, "attention of %d sequences, pages of %d, %d/%d heads of %d",
+                 p->n, p->page_size, p->shape.n_heads, p->shape.n_kv_heads, p->shape.head_dim);
+        device_expect_floats(t, name, want, y, p->n_tokens, (int)q_size(p));
+        device_expect_fault(t, -1, 0);
+    }
+    device_clear(t);
+    free(want);
+}
+
+/* ---- random batches ---------------------------------------------------------------------------
+ */
+
+static int one_of(struct random *r, const int *values, size_t n) {
+    return values[random_int(r, 0, (int)n - 1)];
+}
+#define ONE_OF(r, array) one_of(r, array, COUNT(array))
+
+static const int boundaries[] = {0,  1,   2,   15,  16,  17,  63,  64,
+                                 65, 255, 256, 257, 511, 512, 513, 700};
+
+/* A length up to `most`, every other one at a boundary of something. */
+static int random_length(struct random *r, int most) {
+    int n = random_int(r, 0, 1) ? ONE_OF(r, boundaries) : random_int(r, 0, most);
+    return n < most ? n : most;
+}
+
+static struct attention_shape random_shape(struct random *r) {
+    static const int dims[] = {2, 7, 8, 32, 40, 64, 80, 96, 128, 192, 256};
+    int dim = ONE_OF(r, dims), heads = random_int(r, 1, 4), group = random_int(r, 1, 9);
+    return (struct attention_shape){heads * group, heads, dim, 1 / sqrt((double)dim)};
+}
+
+static void check_random(struct test_device *t, struct random *r, struct attention_plan *plan) {
+    static const int page_sizes[] = {1, 2, 3, 5, 8, 16, 24, 32, 64, 256};
+    struct problem p = {.shape = random_shape(r)};
+    int most = device_is_emulated() ? 300 : random_int(r, 0, 3) ? 600 : 3000;
+    int small = device_is_emulated() || p.shape.head_dim > 96;
+    p.n = random_int(r, 0, 3) ? random_int(r, 0, small ? 3 : 8) : random_int(r, 0, small ? 6 : 40);
+    p.page_size = ONE_OF(r, page_sizes);
+    int budget = device_is_emulated() ? 600 : 6000; /* positions of all sequences */
+    for (int i = 0; i < p.n; i++) {
+        p.kv_len[i] = random_length(r, most < budget ? most : budget);
+        budget -= p.kv_len[i];
+        int kind = random_int(r, 0, 9);
+        p.qo_len[i] = kind < 6   ? 1
+                      : kind < 8 ? random_int(r, 0, 8)
+                      : kind < 9 ? random_int(r, 0, device_is_emulated() ? 20 : 150)
+                                 : p.kv_len[i] + random_int(r, 0, 2); /* more than it can see */
+        if (device_is_emulated() && p.qo_len[i] > 20)
+            p.qo_len[i] = 20;
+    }
+    lay_out_pages(r, &p);
+    fill(r, &p, random_int(r, 0, 4) ? ORDINARY : (enum kind)random_int(r, 0, N_KINDS - 1));
+    check(t, &p, plan);
+    free_problem(&p);
+}
+
+static void test_random_batches(void **state) {
+    struct test_device *t = *state;
+    struct random r = {301};
+    struct error err = {""};
+    int n = device_is_emulated() ? 40 : 2000;
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+#ifdef __SANITIZE_ADDRESS__
+    n = device_is_emulated() ? 10 : 60;
+#endif
+    if (!strcmp(t->ops->name, "cpu"))
+        n /= 5;
+    for (int i = 0; i < n; i++)
+        check_random(t, &r, plan);
+    t->ops->attention_plan_free(t->dev, plan);
+    print_message("%d random batches\n", n);
+}
+
+/* ---- every pair of values of the grid ---------------------------------------------------------
+ */
+
+enum { BATCH, KV_LEN, QO_LEN, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, N_AXES, MOST_VALUES = 9 };
+
+static const int grid[N_AXES][MOST_VALUES] = {
+    {1, 7, 12, 17, 128},
+    {1, 54, 97, 512, 2048, 16384},
+    {1, 17, 37, 127, 577},
+    {1, 3, 5, 8, 16, 24, 32, 64, 256},
+    {1, 2, 4, 8},
+    {1, 2, 3, 4, 5, 7, 8},
+    {32, 64, 80, 96, 128, 256},
+};
+static const int grid_sizes[N_AXES] = {5, 6, 5, 9, 4, 7, 6};
+
+typedef bool pair_table[N_AXES][MOST_VALUES][N_AXES][MOST_VALUES];
+
+/* Pairs of the candidate that no case had yet; marks them when asked to. */
+static int new_pairs(pair_table had, const int choice[N_AXES], bool mark) {
+    int n = 0;
+    for (int a = 0; a < N_AXES; a++)
+        for (int b = a + 1; b < N_AXES; b++) {
+            n += !had[a][choice[a]][b][choice[b]];
+            had[a][choice[a]][b][choice[b]] |= mark;
+        }
+    return n;
+}
+
+/* The best of some random candidates; the first is made of a pair that is missing. */
+static bool choose(struct random *r, pair_table had, int best[N_AXES]) {
+    int found = 0;
+    for (int a = 0; a < N_AXES && !found; a++)
+        for (int b = a + 1; b < N_AXES && !found; b++)
+            for (int i = 0; i < grid_sizes[a] && !found; i++)
+                for (int j = 0; j < grid_sizes[b] && !found; j++)
+                    if (!had[a][i][b][j]) {
+                        for (int k = 0; k < 50; k++) {
+                            int choice[N_AXES];
+                            for (int c = 0; c < N_AXES; c++)
+                                choice[c] = random_int(r, 0, grid_sizes[c] - 1);
+                            choice[a] = i;
+                            choice[b] = j;
+                            int n = new_pairs(had, choice, false);
+                            if (n > found)
+                                memcpy(best, choice, sizeof choice);
+                            found = n > found ? n : found;
+                        }
+                    }
+    return found > 0;
+}
+
+/* One sequence has the lengths of the grid; the others, lest the reference take hours, are shorter,
+ * and some of them decode. */
+static void check_grid_case(struct test_device *t, struct random *r, const int choice[N_AXES],
+                            struct attention_plan *plan) {
+    int v[N_AXES];
+    for (int i = 0; i < N_AXES; i++)
+        v[i] = grid[i][choice[i]];
+    struct problem p = {
+        .shape = {v[KV_HEADS] * v[GROUP], v[KV_HEADS], v[HEAD_DIM], 1 / sqrt((double)v[HEAD_DIM])},
+        .n = v[BATCH],
+        .page_size = v[PAGE_SIZE]};
+    for (int i = 0; i < p.n; i++) {
+        p.kv_len[i] = i ? random_int(r, 0, v[KV_LEN] < 300 ? v[KV_LEN] : 300) : v[KV_LEN];
+        p.qo_len[i] = i && random_int(r, 0, 7) ? 1 : i && v[QO_LEN] > 40 ? 40 : v[QO_LEN];
+    }
+    lay_out_pages(r, &p);
+    fill(r, &p, ORDINARY);
+    check(t, &p, plan);
+    free_problem(&p);
+}
+
+static void test_every_pair_of_the_grid(void **state) {
+    struct test_device *t = *state;
+    struct random r = {302};
+    struct error err = {""};
+    static pair_table had;
+    int choice[N_AXES], n = 0, n_run = 0;
+    memset(had, 0, sizeof had);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    while (choose(&r, had, choice)) {
+        new_pairs(had, choice, true);
+        n++;
+        long work = (long)grid[KV_LEN][choice[KV_LEN]] * grid[QO_LEN][choice[QO_LEN]] *
+                    grid[KV_HEADS][choice[KV_HEADS]] * grid[GROUP][choice[GROUP]] *
+                    grid[HEAD_DIM][choice[HEAD_DIM]];
+        work += 20000L * grid[BATCH][choice[BATCH]] * grid[KV_HEADS][choice[KV_HEADS]] *
+                grid[GROUP][choice[GROUP]];
+        long most = device_is_emulated() ? 10000000 : 100000000000;
+#ifdef __SANITIZE_ADDRESS__
+        most = device_is_emulated() ? 1000000 : 300000000;
+#endif
+        if (work <= most) {
+            check_grid_case(t, &r, choice, plan);
+            n_run++;
+        }
+    }
+    t->ops->attention_plan_free(t->dev, plan);
+    print_message("%d of the %d batches that hold every pair of values\n", n_run, n);
+    assert_true(n_run > 0);
+}
+
+/* ---- special cases ----------------------------------------------------------------------------
+ */
+
+/* The same batch under other page sizes and orders gives the same bits: check() compares both with
+ * the contiguous caches. Here: shared pages, as forks have them. */
+static void test_shared_pages(void **state) {
+    struct test_device *t = *state;
+    struct random r = {303};
+    struct error err = {""};
+    struct problem p = {.shape = {4, 2, 64, 0.125}, .n = 3, .page_size = 16};
+    for (int i = 0; i < p.n; i++) {
+        p.kv_len[i] = 200 + i;
+        p.qo_len[i] = 1;
+    }
+    lay_out_pages(&r, &p);
+    for (int i = 1; i < p.n; i++) /* twelve full pages are everybody's */
+        memcpy(p.pages + p.kv_indptr[i], p.pages, sizeof *p.pages * 12);
+    fill(&r, &p, ORDINARY);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    check(t, &p, plan);
+    t->ops->attention_plan_free(t->dev, plan);
+    free_problem(&p);
+}
+
+/* A query that is not a number is a fault of its token, whatever kernel takes it. */
+static void test_faults(void **state) {
+    struct test_device *t = *state;
+    struct random r = {304};
+    struct error err = {""};
+    static const int qo_lens[] = {1, 3, 40};
+    for (size_t l = 0; l < COUNT(qo_lens); l++) {
+        struct problem p = {.shape = {4, 2, 64, 0.125}, .n = 3, .page_size = 16};
+        for (int i = 0; i < p.n; i++) {
+            p.kv_len[i] = 100;
+            p.qo_len[i] = qo_lens[l];
+        }
+        lay_out_pages(&r, &p);
+        fill(&r, &p, ORDINARY);
+        int token = p.qo_indptr[1] + qo_lens[l] - 1;
+        p.q[(size_t)token * q_size(&p) + 70] = NAN;
+        int rows = p.n_pages * p.page_size * p.shape.n_kv_heads;
+        struct bfp_rows k = device_put_rows(t, p.k, rows, 64),
+                        v = device_put_rows(t, p.v, rows, 64);
+        struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+        size_t bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
+        struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+        struct paged_batch batch = batch_of(&p);
+        assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &p.shape, &err), 0);
+        t->ops->attention_paged(t->dev, device_poisoned(t, bytes), device_put(t, p.q, bytes), &kv,
+                                plan, SITE);
+        device_expect_fault(t, SITE, token);
+        t->ops->attention_plan_free(t->dev, plan);
+        device_clear(t);
+        free_problem(&p);
+    }
+}
+
+static void refuse(struct test_device *t, const struct paged_batch *b, const char *why) {
+    struct attention_shape shape = {4, 2, 64, 0.125};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, &err), -1);
+    assert_non_null(strstr(err.text, why));
+    /* The plan is of nothing: running it does nothing. */
+    t->ops->attention_paged(t->dev, NULL, NULL, &(struct kv_layer){0}, plan, SITE);
+    device_expect_fault(t, -1, 0);
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
+static void test_bad_batches(void **state) {
+    struct test_device *t = *state;
+    int32_t qo[] = {0, 1, 2}, kv[] = {0, 2, 3}, pages[] = {4, 0, 3}, last[] = {16, 1};
+    const struct paged_batch good = {2, 16, 5, qo, kv, pages, last};
+    struct paged_batch b = good;
+    b.page_size = 0;
+    refuse(t, &b, "pages of 0 positions");
+    b = good;
+    b.n_sequences = -1;
+    refuse(t, &b, "-1 sequences");
+    b.n_sequences = 2;
+    b.n_pages = 4;
+    refuse(t, &b, "sequence 0: its page number 0 is 4, outside the pool of 4");
+    b = good;
+    pages[2] = -1;
+    refuse(t, &b, "sequence 1: its page number 0 is -1");
+    pages[2] = 3;
+    last[1] = 0;
+    refuse(t, &b, "sequence 1: its last page has 0 positions, not 1 to 16");
+    last[1] = 17;
+    refuse(t, &b, "sequence 1: its last page has 17");
+    last[1] = 1;
+    kv[1] = 4;
+    refuse(t, &b, "sequence 1: kv_indptr falls from 4 to 3");
+    kv[1] = 2;
+    qo[0] = 1;
+    refuse(t, &b, "qo_indptr begins at 1");
+    qo[0] = 0;
+    qo[2] = 0;
+    refuse(t, &b, "sequence 1: qo_indptr falls from 1 to 0");
+    qo[2] = 2;
+    struct error err;
+    assert_int_equal(paged_batch_check(&good, &err), 0);
+    b.page_size = INT32_MAX;
+    last[0] = 2;
+    refuse(t, &b, "sequence 0: 2 pages of 2147483647 are more than 2^31 - 1 positions");
+}
+
+static int open_both(void **state) {
+    device_open(&reference, &ref_ops, 2);
+    return device_group_open(state);
+}
+
+static int close_both(void **state) {
+    device_close(&reference);
+    return device_group_close(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_batches), cmocka_unit_test(test_every_pair_of_the_grid),
+        cmocka_unit_test(test_shared_pages),   cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_bad_batches),
+    };
+    return cmocka_run_group_tests(tests, open_both, close_both);
+}
