@@ -3,7 +3,7 @@
  *
  * What limits it is reading each key and value once. So
  *
- *   a block of 4 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
+ *   a block of 8 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
  *     share one read of the keys and values;
  *   the blocks' shares of all tiles are equal (attention_plan.cu), whatever the lengths. A share is
  *     walked through without a break, over the ends of heads and sequences;
@@ -16,9 +16,9 @@
  *
  * Per tile of 256 positions:
  *
- *     4 x   keys of 64 positions: each warp takes 16, its scores go to shared memory
- *     softmax: each warp takes two of the rows; the snapped weights go back as digits
- *     4 x   values of 64 positions: each warp takes a quarter of the dimensions
+ *     4 x   keys of 64 positions: each warp takes 8, its scores go to shared memory
+ *     softmax: each warp takes a row; the snapped weights go back as digits
+ *     4 x   values of 64 positions: each warp takes an eighth of the dimensions
  *     merge into the running result, which stays in registers
  *
  * A (row group, kv head) that several blocks share is merged by the one that comes last, in order.
@@ -34,37 +34,39 @@
 enum {
     TILE = ATTENTION_TILE,
     ROWS = GROUP_ROWS,
-    WARPS = 4,
+    WARPS = 8,
     THREADS = 32 * WARPS,
     VECTOR = 8,       /* mantissas in 16 bytes */
-    TILES_AHEAD = 4,  /* of which the exponents are kept: chunks ahead, two a tile at least */
+    TILES_AHEAD = 3,  /* whose units are kept: at most 4 chunks ahead, two a tile at least */
     MERGED_TILES = 64 /* whose shares are worked out together */
 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared memory
  * are 16 bytes longer than they must be: then 8 rows of a column lie in different banks. */
 template <int DIM> struct decode_sizes {
-    static const int CHUNK = DIM > 128 ? 32 : 64; /* positions */
-    static const int STAGES = 5;
+    static const int CHUNK = 64; /* positions */
+    static const int STAGES = DIM > 192 ? 5 : DIM > 128 ? 4 : 5;
+    static const int BLOCKS = DIM > 128 ? 1 : 2;        /* on a processor */
+    static const int DIMS_8 = (DIM + 63) / 64;          /* times 8 dimensions: a warp's share */
     static const int ROW_BYTES = 2 * DIM + 16; /* of a position in a chunk */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
     static const int QUERY_BYTES = DIM + 16;   /* of a row's digits */
     static const int WEIGHT_BYTES = TILE + 16;
     static const int SCORE_FLOATS = TILE + 4;
     static const int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * ROWS * (QUERY_BYTES + WEIGHT_BYTES) +
-                                    4 * ROWS * SCORE_FLOATS + 2 * TILES_AHEAD * TILE +
+                                    4 * ROWS * SCORE_FLOATS + 8 * TILES_AHEAD * TILE +
                                     2 * 8 * TILE;
 };
 
 /* The memory of a block. */
 struct decode_memory {
     unsigned char *ring;    /* [STAGES] chunks */
-    int64_t *slots;         /* [2][TILE] where the positions of a tile are */
+    int64_t *offsets;       /* [2][TILE] where the positions of a tile are: bytes */
     float *scores;          /* [ROWS][SCORE_FLOATS]; in the merge, shares */
     int8_t *query;          /* [2 ROWS][QUERY_BYTES] high digits of all rows, then low ones */
     int8_t *weights;        /* [2 ROWS][WEIGHT_BYTES] */
-    int8_t *k_exponents;    /* [TILES_AHEAD][TILE] */
-    int8_t *v_exponents;    /* [TILES_AHEAD][TILE] */
+    uint32_t *k_units;      /* [TILES_AHEAD][TILE] 2^exponent as a double: the upper word */
+    uint32_t *v_units;      /* [TILES_AHEAD][TILE] as a float */
 };
 
 /* What the warps tell each other of a row. */
@@ -80,12 +82,12 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
     typedef struct decode_sizes<DIM> size;
     struct decode_memory m;
     m.ring = memory;
-    m.slots = (int64_t *)(memory + size::STAGES * size::STAGE_BYTES);
-    m.scores = (float *)(m.slots + 2 * TILE);
-    m.query = (int8_t *)(m.scores + ROWS * size::SCORE_FLOATS);
+    m.offsets = (int64_t *)(memory + size::STAGES * size::STAGE_BYTES);
+    m.scores = (float *)(m.offsets + 2 * TILE);
+    m.k_units = (uint32_t *)(m.scores + ROWS * size::SCORE_FLOATS);
+    m.v_units = m.k_units + TILES_AHEAD * TILE;
+    m.query = (int8_t *)(m.v_units + TILES_AHEAD * TILE);
     m.weights = m.query + 2 * ROWS * size::QUERY_BYTES;
-    m.k_exponents = m.weights + 2 * ROWS * size::WEIGHT_BYTES;
-    m.v_exponents = m.k_exponents + TILES_AHEAD * TILE;
     return m;
 }
 
@@ -109,10 +111,12 @@ static __device__ struct tile_cursor first_tile(const struct plan_arrays *plan,
     return c;
 }
 
-static __device__ void next_tile(struct tile_cursor *c, const struct plan_arrays *plan,
-                                 int n_heads) {
-    c->left--;
-    if (++c->tile < c->group.n_tiles)
+/* Moves on by n tiles, to the end of this row group and kv head at most. */
+static __device__ __forceinline__ void skip_tiles(struct tile_cursor *c, int n,
+                                                  const struct plan_arrays *plan, int n_heads) {
+    c->left -= n;
+    c->tile += n;
+    if (c->tile < c->group.n_tiles)
         return;
     c->tile = 0;
     if (++c->head < n_heads)
@@ -123,9 +127,9 @@ static __device__ void next_tile(struct tile_cursor *c, const struct plan_arrays
         c->group = plan->groups[c->number];
 }
 
-/* Positions of the tile that its last row sees. */
-static __device__ __forceinline__ int positions_of(const struct tile_cursor *c) {
-    return max(0, min(TILE, c->group.kv_len - c->tile * TILE));
+/* Positions of a tile that the last row sees. */
+static __device__ __forceinline__ int positions_of(const struct row_group *g, int tile) {
+    return max(0, min((int)TILE, g->kv_len - tile * TILE));
 }
 
 /* At least one, so that a tile without positions is no exception. */
@@ -133,111 +137,137 @@ template <int DIM> static __device__ __forceinline__ int chunks_of(int n) {
     return max(1, (n + decode_sizes<DIM>::CHUNK - 1) / decode_sizes<DIM>::CHUNK);
 }
 
+/* Positions of a tile that are loaded: products take 32 at a time. Those that do not exist are the
+ * last one again; they are hidden from the softmax and have no weight. */
+static __device__ __forceinline__ int loaded_of(int n) {
+    return (n + 31) / 32 * 32;
+}
+
 /* ---- loading ----------------------------------------------------------------------------------
  */
 
 /* Loads the chunks of a share: per tile the keys, then the values. */
 template <int DIM> struct loader {
+    typedef struct decode_sizes<DIM> size;
     const struct attention_arguments *a;
     const struct plan_arrays *plan;
     struct decode_memory memory;
     struct tile_cursor at;
-    int chunk, n, n_tile; /* next chunk of the tile; its positions; tiles opened */
-    bool must_open, has_exponents;
-    int8_t k_exponents[TILE / THREADS], v_exponents[TILE / THREADS]; /* on their way */
-    int stage, used;
+    bool must_open, has_units, values;
+    int n;                          /* positions of the tile that are loaded */
+    const int64_t *offsets;         /* of the next chunk, of which n_left or fewer are loaded */
+    int n_left;
+    uint32_t k_unit, v_unit;        /* of a position, on their way */
+    int opened, opened_units;       /* which of the two offsets, and of the units, come next */
+    unsigned char *filled, *used;   /* the next chunks of the ring */
 
-    __device__ void begin(const struct decode_share *share) {
+    __device__ __forceinline__ void begin(const struct decode_share *share) {
         at = first_tile(plan, share);
-        chunk = n = n_tile = stage = used = 0;
         must_open = at.left > 0;
-        has_exponents = false;
-        for (int i = 0; i < decode_sizes<DIM>::STAGES - 1; i++) {
+        has_units = values = false;
+        opened = opened_units = 0;
+        filled = used = memory.ring;
+        for (int i = 0; i < size::STAGES - 1; i++) {
             prepare();
             __syncthreads();
             start();
         }
     }
 
-    /* Where the positions of the next tile are, and the first half of fetching their exponents. */
-    __device__ void open() {
-        int64_t *slots = memory.slots + n_tile % 2 * TILE;
-        n = positions_of(&at);
-        UNROLL
-        for (int i = 0; i < TILE / THREADS; i++) {
-            int j = (int)threadIdx.x + i * THREADS, position = at.tile * TILE + j;
-            bool exists = j < n;
-            int page = exists ? position / plan->page_size : 0;
-            int64_t slot = 0;
-            k_exponents[i] = v_exponents[i] = 0;
-            if (exists) {
-                slot = (int64_t)plan->pages[at.group.pages + page] * plan->page_size +
-                       (position - page * plan->page_size);
-                size_t row = (size_t)slot * (size_t)a->n_kv_heads + (size_t)at.head;
-                k_exponents[i] = a->kv.k_exponents[row];
-                v_exponents[i] = a->kv.v_exponents[row];
-            }
-            slots[j] = slot;
+    /* Where the positions of the next tile are, and the first half of fetching their exponents: a
+     * position a thread. */
+    __device__ __forceinline__ void open() {
+        int exist = positions_of(&at.group, at.tile), j = (int)threadIdx.x;
+        n = n_left = loaded_of(exist);
+        k_unit = v_unit = 0;
+        offsets = memory.offsets + opened * TILE;
+        if (j < n) {
+            int position = at.tile * TILE + min(j, exist - 1), page = position / plan->page_size;
+            int64_t slot = (int64_t)plan->pages[at.group.pages + page] * plan->page_size +
+                           (position - page * plan->page_size);
+            int64_t row = slot * a->n_kv_heads + at.head;
+            k_unit = (uint32_t)(int)a->kv.k_exponents[row];
+            v_unit = (uint32_t)(int)a->kv.v_exponents[row];
+            memory.offsets[opened * TILE + j] = row * a->head_dim * 2;
         }
-        must_open = false;
-        has_exponents = true;
-        n_tile++;
+        opened = 1 - opened;
+        must_open = values = false;
+        has_units = true;
     }
 
     /* What must be done before a barrier. */
     __device__ __forceinline__ void prepare() {
-        if (has_exponents) {
-            UNROLL
-            for (int i = 0; i < TILE / THREADS; i++) {
-                int j = (n_tile - 1) % TILES_AHEAD * TILE + (int)threadIdx.x + i * THREADS;
-                memory.k_exponents[j] = k_exponents[i];
-                memory.v_exponents[j] = v_exponents[i];
-            }
-            has_exponents = false;
+        if (has_units) {
+            int j = opened_units * TILE + (int)threadIdx.x;
+            memory.k_units[j] = (k_unit + 1023u) << 20; /* of a double 2^e, the upper word */
+            memory.v_units[j] = (v_unit + 127u) << 23;  /* of a float 2^e */
+            opened_units = opened_units + 1 < TILES_AHEAD ? opened_units + 1 : 0;
+            has_units = false;
         }
         if (must_open)
             open();
     }
 
-    /* Starts copying the next chunk, if there is one. */
-    __device__ __forceinline__ void start() {
-        typedef struct decode_sizes<DIM> size;
-        const int VECTORS = DIM / VECTOR;
-        if (at.left > 0) {
-            int chunks = chunks_of<DIM>(n), first = (chunk < chunks ? chunk : chunk - chunks);
-            const int16_t *from = chunk < chunks ? a->kv.k : a->kv.v;
-            const int64_t *slots = memory.slots + (n_tile - 1) % 2 * TILE + first * size::CHUNK;
-            unsigned char *to = memory.ring + stage * size::STAGE_BYTES;
-            UNROLL
-            for (int i = 0; i < size::CHUNK * VECTORS / THREADS; i++) {
-                int vector = ((int)threadIdx.x + i * THREADS) % VECTORS;
-                int row = ((int)threadIdx.x + i * THREADS) / VECTORS;
-                bool exists = first * size::CHUNK + row < n && vector * VECTOR < a->head_dim;
-                size_t element = ((size_t)slots[row] * (size_t)a->n_kv_heads + (size_t)at.head) *
-                                     (size_t)a->head_dim +
-                                 (size_t)(vector * VECTOR);
-                cp_async_16_or_zero(to + row * size::ROW_BYTES + vector * 16,
-                                    exists ? from + element : from, exists);
+    /* Starts copying a chunk, 16 bytes a thread at a time. */
+    __device__ __forceinline__ void copy(const char *from) {
+        const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS;
+        if constexpr (STEP * VECTORS == THREADS) { /* a thread's column is always the same */
+            int row = (int)threadIdx.x / VECTORS, column = (int)threadIdx.x % VECTORS * 16;
+            unsigned char *to = filled + row * size::ROW_BYTES + column;
+            const int64_t *mine = offsets + row;
+            from += column;
+            if (column >= a->head_dim * 2)
+                return;
+            if (n_left >= size::CHUNK) {
+                UNROLL
+                for (int i = 0; i < size::CHUNK; i += STEP)
+                    cp_async_16(to + i * size::ROW_BYTES, from + mine[i]);
+            } else {
+                for (int i = 0; row + i < n_left; i += STEP)
+                    cp_async_16(to + i * size::ROW_BYTES, from + mine[i]);
             }
-            if (++chunk == 2 * chunks) {
-                chunk = 0;
-                next_tile(&at, plan, a->n_kv_heads);
+        } else {
+            for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
+                int row = i / VECTORS, column = i % VECTORS * 16;
+                if (row < n_left && column < a->head_dim * 2)
+                    cp_async_16(filled + row * size::ROW_BYTES + column,
+                                from + offsets[row] + column);
+            }
+        }
+    }
+
+    __device__ __forceinline__ unsigned char *after(unsigned char *chunk) {
+        chunk += size::STAGE_BYTES;
+        return chunk < memory.ring + size::STAGES * size::STAGE_BYTES ? chunk : memory.ring;
+    }
+
+    /* Starts the next chunk, if there is one. */
+    __device__ __forceinline__ void start() {
+        if (at.left > 0) {
+            copy((const char *)(values ? a->kv.v : a->kv.k));
+            offsets += size::CHUNK;
+            n_left -= size::CHUNK;
+            if (n_left <= 0 && !values) {
+                values = true;
+                n_left = n;
+                offsets = memory.offsets + (1 - opened) * TILE;
+            } else if (n_left <= 0) {
+                skip_tiles(&at, 1, plan, a->n_kv_heads);
                 must_open = at.left > 0;
             }
         }
         cp_async_commit(); /* at the end an empty group, so that waiting can count */
-        stage = stage + 1 < size::STAGES ? stage + 1 : 0;
+        filled = after(filled);
     }
 
     /* Waits for the next chunk, and starts another in the place of the one before. */
     __device__ __forceinline__ const unsigned char *next() {
-        typedef struct decode_sizes<DIM> size;
         cp_async_wait<size::STAGES - 2>();
         prepare();
         __syncthreads();
         start();
-        const unsigned char *next = memory.ring + used * size::STAGE_BYTES;
-        used = used + 1 < size::STAGES ? used + 1 : 0;
+        const unsigned char *next = used;
+        used = after(used);
         return next;
     }
 };
@@ -346,33 +376,29 @@ static __device__ __forceinline__ double dot_of(const int32_t high[4], const int
 /* ---- a tile -----------------------------------------------------------------------------------
  */
 
-/* The scores of a chunk's positions `first` ... of the tile; 8 positions at a time. */
+/* The scores of a chunk's positions `first` ... of the tile; a warp has 8 of them. */
 template <int DIM>
 static __device__ __forceinline__ void
 score_chunk(const unsigned char *keys, const uint32_t query[DIM / 32][4],
-            const struct decode_memory *mem, const int8_t *exponents, double q_unit, int visible,
+            const struct decode_memory *mem, const uint32_t *units, double q_unit, int visible,
             int first) {
     typedef struct decode_sizes<DIM> size;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int begin = warp * 8;
+    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES + lane / 8 * 16;
+    int32_t high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
     UNROLL
-    for (int i = 0; i < size::CHUNK / 8 / WARPS; i++) {
-        int begin = (warp + i * WARPS) * 8;
-        const unsigned char *row =
-            keys + (begin + lane % 8) * size::ROW_BYTES + lane / 8 * 16;
-        int32_t high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-        UNROLL
-        for (int k = 0; k < DIM / 32; k++) {
-            uint32_t m[4];
-            ldmatrix_x4(m, row + k * 64);
-            multiply(high, low, query[k], m);
-        }
-        UNROLL
-        for (int j = 0; j < 2; j++) {
-            int position = first + begin + lane % 4 * 2 + j;
-            float s = num_score(dot_of(high, low, j), num_pow2(exponents[position]), q_unit);
-            mem->scores[lane / 4 * size::SCORE_FLOATS + position] =
-                position < visible ? s : -INFINITY;
-        }
+    for (int k = 0; k < DIM / 32; k++) {
+        uint32_t m[4];
+        ldmatrix_x4(m, row + k * 64);
+        multiply(high, low, query[k], m);
+    }
+    UNROLL
+    for (int j = 0; j < 2; j++) {
+        int position = first + begin + lane % 4 * 2 + j;
+        double k_unit = __longlong_as_double((long long)((uint64_t)units[position] << 32));
+        float s = num_score(dot_of(high, low, j), k_unit, q_unit);
+        mem->scores[lane / 4 * size::SCORE_FLOATS + position] = position < visible ? s : -INFINITY;
     }
 }
 
@@ -381,8 +407,8 @@ score_chunk(const unsigned char *keys, const uint32_t query[DIM / 32][4],
 template <int DIM>
 static __device__ __forceinline__ void
 softmax_row(int row, int visible, int n, const struct decode_memory *mem,
-            const int8_t *exponents, struct row_states *rows, const struct attention_arguments *a,
-            int token) {
+            const uint32_t *units_of_values, struct row_states *rows,
+            const struct attention_arguments *a, int token) {
     typedef struct decode_sizes<DIM> size;
     const int EACH = TILE / 32;
     int lane = (int)threadIdx.x % 32;
@@ -403,7 +429,7 @@ softmax_row(int row, int visible, int n, const struct decode_memory *mem,
         float p = num_exp_below_0(s[i] - base);
         units += num_probability_units(p);
         /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-        s[i] = p * num_pow2f(exponents[lane + 32 * i]);
+        s[i] = p * num_float(units_of_values[lane + 32 * i]);
         largest = fmaxf(largest, s[i]);
     }
     float l = (float)warp_sum(units) * 0x1p-23f;
@@ -433,23 +459,33 @@ softmax_row(int row, int visible, int n, const struct decode_memory *mem,
     rows->m[row] = max;
 }
 
-/* Adds the products of a chunk's weights and values; the warp has the dimensions dim ... */
+/* The first of the 8 dimensions that a warp has as its number i, of size::DIMS_8; those from DIM on
+ * do not exist. */
+static __device__ __forceinline__ int first_dim(int i) {
+    return ((int)threadIdx.x / 32 + i * WARPS) * 8;
+}
+
+/* Adds the products of a chunk's weights and values, of n positions. */
 template <int DIM>
 static __device__ __forceinline__ void
-add_chunk(int32_t high[DIM / 32][4], int32_t low[DIM / 32][4], const unsigned char *values,
-          const struct decode_memory *mem, int first, int dim) {
+add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
+          const struct decode_memory *mem, int first, int n) {
     typedef struct decode_sizes<DIM> size;
     int lane = (int)threadIdx.x % 32;
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
         uint32_t weights[4];
+        if (k >= n)
+            break;
         load_digits(weights,
                     mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
                     ROWS * size::WEIGHT_BYTES);
         UNROLL
-        for (int i = 0; i < DIM / 32; i++) {
+        for (int i = 0; i < size::DIMS_8; i++) {
             uint32_t m[4];
-            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES + (dim + 8 * i) * 2);
+            if (first_dim(i) >= DIM)
+                break;
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES + first_dim(i) * 2);
             multiply(high[i], low[i], weights, m);
         }
     }
@@ -464,47 +500,45 @@ struct partial_results {
     float2 *ml; /* [places, ROWS] */
 };
 
-/* What a block holds of the running result: o[i][j] is dimension dim + 8 i + 2 t + j of row g. */
+/* What a block holds of the running result: o[i][j] is dimension first_dim(i) + 2 t + j of row g. */
 template <int DIM>
-static __device__ void keep(const struct partial_results *p, int place, const float o[DIM / 32][2],
-                            const float *m, const float *l, int dim) {
+static __device__ __forceinline__ void keep(const struct partial_results *p, int place,
+                                            const float o[][2], const float *m, const float *l) {
     int lane = (int)threadIdx.x % 32;
     float2 *to = (float2 *)(p->o + ((size_t)place * ROWS + (size_t)(lane / 4)) * DIM);
     UNROLL
-    for (int i = 0; i < DIM / 32; i++)
-        to[(dim + 8 * i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
+    for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
+        if (first_dim(i) < DIM)
+            to[first_dim(i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
     if (threadIdx.x < ROWS)
         p->ml[(size_t)place * ROWS + threadIdx.x] = make_float2(m[threadIdx.x], l[threadIdx.x]);
 }
 
-/* The shares of the tiles first ... first + n - 1 of a split, for the rows of this warp: in
- * shares[row][0] the old ones, in [1] the new ones, in [2] the tiles' l. m: of what is before. */
-static __device__ void work_out_shares(float shares[ROWS][3][MERGED_TILES], float m[2],
-                                       const struct partial_results *p, int place, int n) {
-    int lane = (int)threadIdx.x % 32;
-    UNROLL
-    for (int r = 0; r < 2; r++) {
-        int row = (int)threadIdx.x / 32 + r * WARPS;
-        for (int i = 0; i < n; i += 32) {
-            bool exists = i + lane < n;
-            float2 ml = exists ? p->ml[(size_t)(place + i + lane) * ROWS + (size_t)row]
-                               : make_float2(-INFINITY, 0);
-            float max = fmaxf(m[r], ml.x);
-            UNROLL
-            for (int step = 1; step < 32; step *= 2) { /* of all up to this one */
-                float other = __shfl_up_sync(0xffffffffu, max, (unsigned)step);
-                max = lane >= step ? fmaxf(max, other) : max;
-            }
-            float before = __shfl_up_sync(0xffffffffu, max, 1);
-            before = lane ? before : m[r];
-            m[r] = __shfl_sync(0xffffffffu, max, 31);
-            if (exists) {
-                shares[row][0][i + lane] = num_exp(before - max);
-                shares[row][1][i + lane] = num_exp(ml.x - max);
-                shares[row][2][i + lane] = ml.y;
-            }
+/* The shares of n tiles of a split, for the row of this warp: in shares[row][0] the old ones, in [1]
+ * the new ones, in [2] the tiles' l. Takes the m of what is before, returns that of all. */
+static __device__ float work_out_shares(float shares[ROWS][3][MERGED_TILES], float m,
+                                        const struct partial_results *p, int place, int n) {
+    int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32;
+    for (int i = 0; i < n; i += 32) {
+        bool exists = i + lane < n;
+        float2 ml = exists ? p->ml[(size_t)(place + i + lane) * ROWS + (size_t)row]
+                           : make_float2(-INFINITY, 0);
+        float max = fmaxf(m, ml.x);
+        UNROLL
+        for (int step = 1; step < 32; step *= 2) { /* of all up to this one */
+            float other = __shfl_up_sync(0xffffffffu, max, (unsigned)step);
+            max = lane >= step ? fmaxf(max, other) : max;
+        }
+        float before = __shfl_up_sync(0xffffffffu, max, 1);
+        before = lane ? before : m;
+        m = __shfl_sync(0xffffffffu, max, 31);
+        if (exists) {
+            shares[row][0][i + lane] = num_exp(before - max);
+            shares[row][1][i + lane] = num_exp(ml.x - max);
+            shares[row][2][i + lane] = ml.y;
         }
     }
+    return m;
 }
 
 /* Merges all results of a split in order, and writes them. */
@@ -515,7 +549,8 @@ static __device__ void merge_split(const struct attention_arguments *a,
     typedef float share_table[3][MERGED_TILES];
     share_table *shares = (share_table *)shared;
     const int EACH = ROWS * DIM / THREADS; /* a thread: one dimension of several rows */
-    float o[EACH], l[EACH], m[2];
+    float o[EACH], l[EACH];
+    float m = p->ml[(size_t)split->partial * ROWS + threadIdx.x / 32].x;
     UNROLL
     for (int i = 0; i < EACH; i++) {
         int row = ((int)threadIdx.x + i * THREADS) / DIM, d = ((int)threadIdx.x + i * THREADS) % DIM;
@@ -523,14 +558,11 @@ static __device__ void merge_split(const struct attention_arguments *a,
         o[i] = p->o[at * DIM + (size_t)d];
         l[i] = p->ml[at].y;
     }
-    UNROLL
-    for (int r = 0; r < 2; r++)
-        m[r] = p->ml[(size_t)split->partial * ROWS + threadIdx.x / 32 + (size_t)(r * WARPS)].x;
     for (int tile = split->first_end; tile < split->n_tiles; tile += MERGED_TILES) {
         int n = min((int)MERGED_TILES, split->n_tiles - tile);
         int place = split->partial + 1 + tile - split->first_end;
         __syncthreads();
-        work_out_shares(shares, m, p, place, n);
+        m = work_out_shares(shares, m, p, place, n);
         __syncthreads();
         UNROLL
         for (int i = 0; i < EACH; i++) {
@@ -579,9 +611,88 @@ static __device__ void arrive(const struct attention_arguments *a, const struct 
 /* ---- the kernel -------------------------------------------------------------------------------
  */
 
+/* Zeros behind the dimensions that exist: the products reach over all of DIM. */
+template <int DIM> static __device__ void clear_padding(unsigned char *ring, int head_dim) {
+    typedef struct decode_sizes<DIM> size;
+    int words = (DIM - head_dim) / 2;
+    for (int i = (int)threadIdx.x; i < words * size::STAGES * size::CHUNK; i += THREADS)
+        ((uint32_t *)(ring + i / words * size::ROW_BYTES + head_dim * 2))[i % words] = 0;
+}
+
+/* A stretch of tiles of one row group and kv head, as a block goes through it. */
+template <int DIM> struct stretch {
+    uint32_t query[DIM / 32][4];
+    float o[decode_sizes<DIM>::DIMS_8][2]; /* merged so far: dimension first_dim(i) + 2 t + j of row g */
+    double q_unit;                         /* of row g */
+    int visible;                           /* positions that row g sees */
+};
+
+/* One tile. Sets tile_o, its own result. */
 template <int DIM>
-__global__ static void __launch_bounds__(THREADS, 2)
-    attention_paged_4(struct attention_arguments a, struct plan_arrays plan,
+static __device__ __forceinline__ void
+run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
+         const struct tile_cursor *at, int tile, int unit_set, const struct decode_memory *mem,
+         struct row_states *rows, const struct attention_arguments *a) {
+    typedef struct decode_sizes<DIM> size;
+    int n = positions_of(&at->group, tile), n_chunks = chunks_of<DIM>(n);
+    int row = (int)threadIdx.x / 32, visible = s->visible - tile * TILE;
+    const uint32_t *k_units = mem->k_units + unit_set * TILE;
+    const uint32_t *v_units = mem->v_units + unit_set * TILE;
+    for (int c = 0; c < n_chunks; c++) {
+        const unsigned char *keys = chunks->next();
+        if (c * size::CHUNK + row * 8 < n) /* of this warp's 8, the first exists */
+            score_chunk<DIM>(keys, s->query, mem, k_units, s->q_unit, visible, c * size::CHUNK);
+    }
+    const unsigned char *values = chunks->next(); /* and all scores are there */
+    if (row < at->group.n_rows)
+        softmax_row<DIM>(row, visible_to(a, &at->group, row) - tile * TILE, n, mem, v_units,
+                         rows, a, at->group.first_token + token_of(a, &at->group, row));
+    int32_t high[size::DIMS_8][4], low[size::DIMS_8][4];
+    UNROLL
+    for (int i = 0; i < size::DIMS_8; i++)
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            high[i][j] = low[i][j] = 0;
+    __syncthreads(); /* the weights are there */
+    for (int c = 0; c < n_chunks; c++) {
+        if (c)
+            values = chunks->next();
+        add_chunk<DIM>(high, low, values, mem, c * size::CHUNK, n - c * size::CHUNK);
+    }
+    row = (int)threadIdx.x % 32 / 4;
+    double unit = visible > 0 ? rows->unit[row] : 0;
+    UNROLL
+    for (int i = 0; i < size::DIMS_8; i++)
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            tile_o[i][j] = (float)(dot_of(high[i], low[i], j) * unit);
+            if (visible > 0)
+                s->o[i][j] =
+                    s->o[i][j] * rows->old_share[row] + tile_o[i][j] * rows->new_share[row];
+        }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void
+write_result(const struct stretch<DIM> *s, const struct tile_cursor *at,
+             const struct row_states *rows, const struct attention_arguments *a) {
+    int lane = (int)threadIdx.x % 32, row = lane / 4;
+    if (row >= at->group.n_rows)
+        return;
+    float *y = a->y + place_of(a, at, row), l = rows->l[row];
+    UNROLL
+    for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            int d = first_dim(i) + lane % 4 * 2 + j;
+            if (d < a->head_dim)
+                y[d] = l > 0 ? s->o[i][j] / l : s->o[i][j];
+        }
+}
+
+template <int DIM>
+__global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
+    decode(struct attention_arguments a, struct plan_arrays plan,
                       struct partial_results partial) {
     typedef struct decode_sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
@@ -590,92 +701,53 @@ __global__ static void __launch_bounds__(THREADS, 2)
     struct decode_share share = plan.shares[blockIdx.x];
     if (!share.n_tiles)
         return;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, dim = warp * DIM / WARPS;
     struct loader<DIM> chunks;
     chunks.a = &a;
     chunks.plan = &plan;
     chunks.memory = mem;
     chunks.begin(&share);
+    if (a.head_dim < DIM)
+        clear_padding<DIM>(mem.ring, a.head_dim);
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct tile_cursor at = first_tile(&plan, &share);
-    int n_tile = 0;
+    int unit_set = 0, lane = (int)threadIdx.x % 32;
     while (at.left) {
-        /* A stretch of tiles of one row group and kv head. */
-        struct tile_cursor here = at;
+        struct stretch<DIM> s;
         int first = at.tile, n_tiles = min(at.left, at.group.n_tiles - first);
-        bool whole = first == 0 && n_tiles == at.group.n_tiles;
-        uint32_t query[DIM / 32][4];
-        float o[DIM / 32][2];
         __syncthreads(); /* all are done with the rows before */
         snap_queries<DIM>(&a, &at, &mem, &rows);
         __syncthreads();
         UNROLL
-        for (int k = 0; k < DIM / 32; k++) {
-            load_digits(query[k],
+        for (int k = 0; k < DIM / 32; k++)
+            load_digits(s.query[k],
                         mem.query + lane / 4 * size::QUERY_BYTES + 32 * k + lane % 4 * 4,
                         ROWS * size::QUERY_BYTES);
-            o[k][0] = o[k][1] = 0;
-        }
-        double q_unit = rows.q_unit[lane / 4];
-        for (int i = 0; i < n_tiles; i++, n_tile++) {
-            int tile = first + i, n = positions_of(&at), n_chunks = chunks_of<DIM>(n);
-            int visible = visible_to(&a, &at.group, lane / 4) - tile * TILE;
-            const int8_t *k_exponents = mem.k_exponents + n_tile % TILES_AHEAD * TILE;
-            const int8_t *v_exponents = mem.v_exponents + n_tile % TILES_AHEAD * TILE;
-            for (int c = 0; c < n_chunks; c++)
-                score_chunk<DIM>(chunks.next(), query, &mem, k_exponents, q_unit, visible,
-                                 c * size::CHUNK);
-            const unsigned char *values = chunks.next(); /* and all scores are there */
-            for (int row = warp; row < at.group.n_rows; row += WARPS)
-                softmax_row<DIM>(row, visible_to(&a, &at.group, row) - tile * TILE, n, &mem,
-                                 v_exponents, &rows, &a,
-                                 at.group.first_token + token_of(&a, &at.group, row));
-            int32_t high[DIM / 32][4], low[DIM / 32][4];
-            UNROLL
-            for (int k = 0; k < DIM / 32; k++)
-                UNROLL
-                for (int j = 0; j < 4; j++)
-                    high[k][j] = low[k][j] = 0;
-            __syncthreads(); /* the weights are there */
-            add_chunk<DIM>(high, low, values, &mem, 0, dim);
-            for (int c = 1; c < n_chunks; c++)
-                add_chunk<DIM>(high, low, chunks.next(), &mem, c * size::CHUNK, dim);
-            int row = lane / 4;
-            double unit = row < at.group.n_rows ? rows.unit[row] : 0;
-            float tile_o[DIM / 32][2];
-            UNROLL
-            for (int k = 0; k < DIM / 32; k++)
-                UNROLL
-                for (int j = 0; j < 2; j++) {
-                    float x = (float)(dot_of(high[k], low[k], j) * unit);
-                    tile_o[k][j] = x;
-                    if (visible > 0)
-                        o[k][j] = o[k][j] * rows.old_share[row] + x * rows.new_share[row];
-                }
+        UNROLL
+        for (int i = 0; i < size::DIMS_8; i++)
+            s.o[i][0] = s.o[i][1] = 0;
+        s.q_unit = rows.q_unit[lane / 4];
+        s.visible = visible_to(&a, &at.group, lane / 4);
+        for (int tile = first; tile < first + n_tiles; tile++) {
+            float tile_o[size::DIMS_8][2];
+            run_tile<DIM>(&s, tile_o, &chunks, &at, tile, unit_set, &mem, &rows, &a);
+            unit_set = unit_set + 1 < TILES_AHEAD ? unit_set + 1 : 0;
             if (first) {
-                const struct decode_split *s = &plan.splits[share.split_first];
-                keep<DIM>(&partial, s->partial + 1 + tile - s->first_end, tile_o, rows.tile_m,
-                          rows.tile_l, dim);
+                const struct decode_split *split = &plan.splits[share.split_first];
+                keep<DIM>(&partial, split->partial + 1 + tile - split->first_end, tile_o,
+                          rows.tile_m, rows.tile_l);
             }
-            next_tile(&at, &plan, a.n_kv_heads);
         }
-        if (whole) {
-            int row = lane / 4;
-            for (int k = 0; k < DIM / 32 && row < here.group.n_rows; k++)
-                for (int j = 0; j < 2; j++) {
-                    int d = dim + 8 * k + lane % 4 * 2 + j;
-                    float l = rows.l[row];
-                    if (d < a.head_dim)
-                        a.y[place_of(&a, &here, row) + (size_t)d] = l > 0 ? o[k][j] / l : o[k][j];
-                }
-            continue;
+        if (first == 0 && n_tiles == at.group.n_tiles) {
+            write_result<DIM>(&s, &at, &rows, &a);
+        } else {
+            int split = first ? share.split_first : share.split_last;
+            if (!first)
+                keep<DIM>(&partial, plan.splits[split].partial, s.o, rows.m, rows.l);
+            arrive<DIM>(&a, &plan, &at, split, n_tiles, &partial, mem.scores);
         }
-        int split = first ? share.split_first : share.split_last;
-        if (!first)
-            keep<DIM>(&partial, plan.splits[split].partial, o, rows.m, rows.l, dim);
-        arrive<DIM>(&a, &plan, &here, split, n_tiles, &partial, mem.scores);
+        skip_tiles(&at, n_tiles, &plan, a.n_kv_heads);
     }
 }
 
@@ -687,16 +759,15 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     size_t places = (size_t)plan->n_partial * ROWS;
     partial.o = (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL,
                                      sizeof(float) * places * (DIM + 2) + 16, "attention_paged");
-    if (!partial.o ||
-        !gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)attention_paged_4<DIM>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     size::SHARED_BYTES),
-                "attention's shared memory"))
+    if (!partial.o || !gpu_ok(gpu,
+                              cudaFuncSetAttribute((const void *)decode<DIM>,
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   size::SHARED_BYTES),
+                              "attention's shared memory"))
         return;
     partial.ml = (float2 *)(partial.o + places * DIM);
-    GPU_LAUNCH(gpu, attention_paged_4<DIM>, (unsigned)plan->n_shares, THREADS, size::SHARED_BYTES,
-               *a, plan->arrays, partial);
+    GPU_LAUNCH(gpu, decode<DIM>, (unsigned)plan->n_shares, THREADS, size::SHARED_BYTES, *a,
+               plan->arrays, partial);
 }
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,

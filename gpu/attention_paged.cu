@@ -15,7 +15,7 @@
  *    (attention_decode.cu). For many tokens (prompts): versions 2 and 3 of `attention`, to which
  *    the pages are copied as digits anyway.
  *
- * The choice (version 0) is 4 where it applies, else 3, else 1.
+ * The choice (version 0) is the highest that applies.
  */
 #include "gpu/attention.h"
 #include "gpu/attention_plan.h"
@@ -314,8 +314,9 @@ void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, he
         return;
     int version = gpu->version[GPU_ATTENTION_PAGED];
     bool whole_vectors = a.head_dim % VECTOR == 0 && a.head_dim / VECTOR <= TILE;
-    if (!version || version == 4)
-        version = whole_vectors && gpu_attention_fits_tensor_cores(gpu, a.head_dim) ? 4 : 3;
+    version = version ? version : 4;
+    if (version == 4 && !(whole_vectors && gpu_attention_fits_tensor_cores(gpu, a.head_dim)))
+        version = 3;
     if (version == 4)
         launch_4(gpu, &a, plan);
     else if (version == 3 && whole_vectors)

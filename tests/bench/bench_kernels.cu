@@ -7,100 +7,13 @@
  * rotate over enough copies that the L2 cache cannot hold them. Arguments name the parts to run:
  * rows, linear, attention; without any, all run.
  */
-#include "gpu/gpu.h"
+#include "tests/bench/gpu_bench.h"
 
-#include <algorithm>
 #include <cuda_bf16.h>
-#include <random>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <vector>
 
-enum { REPEATS = 21, ROWS = 8192, COLS = 4096, N = 4096, COPIES = 16 };
+enum { ROWS = 8192, COLS = 4096, N = 4096, COPIES = 16 };
 
-static struct device *dev;
 static double copy_tbs; /* the limit: terabytes per second of a copy */
-
-static void check(bool ok, const char *what) {
-    if (ok)
-        return;
-    fprintf(stderr, "bench_kernels: %s failed\n", what);
-    exit(2);
-}
-
-static void check_device(void) {
-    struct fault fault;
-    struct error err;
-    if (!dev->ops->sync(dev, &fault, &err))
-        return;
-    fprintf(stderr, "bench_kernels: %s\n", err.text);
-    exit(2);
-}
-
-/* Median seconds of one call of body(i), measured in bursts. */
-template <class Body> static double seconds(int burst, Body body) {
-    cudaStream_t stream = gpu_of(dev)->stream;
-    cudaEvent_t begin, end;
-    std::vector<double> all;
-    check(!cudaEventCreate(&begin) && !cudaEventCreate(&end), "an event");
-    for (int r = -2; r < REPEATS; r++) {
-        float ms = 0;
-        cudaEventRecord(begin, stream);
-        for (int i = 0; i < burst; i++)
-            body(i);
-        cudaEventRecord(end, stream);
-        check(!cudaEventSynchronize(end) && !cudaEventElapsedTime(&ms, begin, end), "timing");
-        if (r >= 0)
-            all.push_back(ms / 1e3 / burst);
-    }
-    check_device();
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    std::sort(all.begin(), all.end());
-    return all[all.size() / 2];
-}
-
-/* The same as a CUDA graph, so that the gaps between short launches are the hardware's only. */
-template <class Body> static double graph_seconds(int burst, Body body) {
-    cudaStream_t stream = gpu_of(dev)->stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    body(0); /* scratch memory must exist before the capture */
-    check_device();
-    check(!cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");
-    for (int i = 0; i < burst; i++)
-        body(i);
-    check(!cudaStreamEndCapture(stream, &graph) && !cudaGraphInstantiate(&exec, graph, 0),
-          "a graph");
-    double s = seconds(4, [&](int) { cudaGraphLaunch(exec, stream); });
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    return s / burst;
-}
-
-static void *device_bytes(size_t bytes) {
-    struct error err;
-    void *data = dev->ops->alloc(dev, bytes, "the benchmark", &err);
-    check(data, "an allocation");
-    return data;
-}
-
-static float *random_floats(size_t count) {
-    std::mt19937 engine(7);
-    std::normal_distribution<float> normal;
-    std::vector<float> host(count);
-    for (float &x : host)
-        x = normal(engine);
-    float *data = (float *)device_bytes(4 * count);
-    dev->ops->upload(dev, data, host.data(), 4 * count);
-    return data;
-}
-
-static void use_version(const char *op, int version) {
-    struct error err;
-    check(!dev->ops->set_version(dev, op, version, &err), op);
-}
 
 static void print_memory(const char *op, int version, double s, double bytes) {
     printf("%-11s %7d %10.1f %9.2f %8.0f %%\n", op, version, s * 1e6, bytes / s / 1e12,
@@ -273,16 +186,7 @@ static bool wanted(int argc, char **argv, const char *part) {
 }
 
 int main(int argc, char **argv) {
-    struct device_options options = {0};
-    struct error err;
-    struct cudaDeviceProp properties;
-    dev = gpu_ops.open(&options, &err);
-    if (!dev) {
-        fprintf(stderr, "bench_kernels: %s\n", err.text);
-        return 2;
-    }
-    check(!cudaGetDeviceProperties(&properties, 0), "asking for the GPU's name");
-    printf("%s, medians of %d\n", properties.name, REPEATS);
+    open_gpu();
     bench_copy();
     if (wanted(argc, argv, "rows"))
         bench_rows();
