@@ -55,13 +55,13 @@ template <int DIM> struct decode_sizes {
     static const int SCORE_FLOATS = TILE + 4;
     static const int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * ROWS * (QUERY_BYTES + WEIGHT_BYTES) +
                                     4 * ROWS * SCORE_FLOATS + 8 * TILES_AHEAD * TILE +
-                                    2 * 8 * TILE;
+                                    2 * 4 * TILE;
 };
 
 /* The memory of a block. */
 struct decode_memory {
     unsigned char *ring;    /* [STAGES] chunks */
-    int64_t *offsets;       /* [2][TILE] where the positions of a tile are: bytes */
+    uint32_t *slots;        /* [2][TILE] where the positions of a tile are */
     float *scores;          /* [ROWS][SCORE_FLOATS]; in the merge, shares */
     int8_t *query;          /* [2 ROWS][QUERY_BYTES] high digits of all rows, then low ones */
     int8_t *weights;        /* [2 ROWS][WEIGHT_BYTES] */
@@ -82,8 +82,8 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
     typedef struct decode_sizes<DIM> size;
     struct decode_memory m;
     m.ring = memory;
-    m.offsets = (int64_t *)(memory + size::STAGES * size::STAGE_BYTES);
-    m.scores = (float *)(m.offsets + 2 * TILE);
+    m.slots = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
+    m.scores = (float *)(m.slots + 2 * TILE);
     m.k_units = (uint32_t *)(m.scores + ROWS * size::SCORE_FLOATS);
     m.v_units = m.k_units + TILES_AHEAD * TILE;
     m.query = (int8_t *)(m.v_units + TILES_AHEAD * TILE);
@@ -155,18 +155,18 @@ template <int DIM> struct loader {
     struct tile_cursor at;
     bool must_open, has_units, values;
     int n;                          /* positions of the tile that are loaded */
-    const int64_t *offsets;         /* of the next chunk, of which n_left or fewer are loaded */
+    const uint32_t *slots;          /* of the next chunk, of which n_left or fewer are loaded */
     int n_left;
     uint32_t k_unit, v_unit;        /* of a position, on their way */
-    int opened, opened_units;       /* which of the two offsets, and of the units, come next */
-    unsigned char *filled, *used;   /* the next chunks of the ring */
+    int opened, opened_units;       /* which of the two sets of slots, and of units, come next */
+    int filled, used;               /* the next chunks of the ring: bytes from its beginning */
 
     __device__ __forceinline__ void begin(const struct decode_share *share) {
         at = first_tile(plan, share);
         must_open = at.left > 0;
         has_units = values = false;
         opened = opened_units = 0;
-        filled = used = memory.ring;
+        filled = used = 0;
         for (int i = 0; i < size::STAGES - 1; i++) {
             prepare();
             __syncthreads();
@@ -180,15 +180,15 @@ template <int DIM> struct loader {
         int exist = positions_of(&at.group, at.tile), j = (int)threadIdx.x;
         n = n_left = loaded_of(exist);
         k_unit = v_unit = 0;
-        offsets = memory.offsets + opened * TILE;
+        slots = memory.slots + opened * TILE;
         if (j < n) {
             int position = at.tile * TILE + min(j, exist - 1), page = position / plan->page_size;
-            int64_t slot = (int64_t)plan->pages[at.group.pages + page] * plan->page_size +
-                           (position - page * plan->page_size);
-            int64_t row = slot * a->n_kv_heads + at.head;
+            uint32_t slot = (uint32_t)(plan->pages[at.group.pages + page] * plan->page_size +
+                                       (position - page * plan->page_size));
+            uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)at.head;
             k_unit = (uint32_t)(int)a->kv.k_exponents[row];
             v_unit = (uint32_t)(int)a->kv.v_exponents[row];
-            memory.offsets[opened * TILE + j] = row * a->head_dim * 2;
+            memory.slots[opened * TILE + j] = slot;
         }
         opened = 1 - opened;
         must_open = values = false;
@@ -209,48 +209,56 @@ template <int DIM> struct loader {
     }
 
     /* Starts copying a chunk, 16 bytes a thread at a time. */
-    __device__ __forceinline__ void copy(const char *from) {
+    __device__ __forceinline__ void copy(const int16_t *mantissas) {
         const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS;
+        const char *from = (const char *)(mantissas + at.head * a->head_dim);
+        uint32_t slot_bytes = (uint32_t)(a->n_kv_heads * a->head_dim * 2);
+        unsigned char *to = memory.ring + filled;
         if constexpr (STEP * VECTORS == THREADS) { /* a thread's column is always the same */
             int row = (int)threadIdx.x / VECTORS, column = (int)threadIdx.x % VECTORS * 16;
-            unsigned char *to = filled + row * size::ROW_BYTES + column;
-            const int64_t *mine = offsets + row;
+            to += row * size::ROW_BYTES + column;
             from += column;
             if (column >= a->head_dim * 2)
                 return;
             if (n_left >= size::CHUNK) {
+                uint32_t slot[size::CHUNK / STEP];
                 UNROLL
-                for (int i = 0; i < size::CHUNK; i += STEP)
-                    cp_async_16(to + i * size::ROW_BYTES, from + mine[i]);
+                for (int i = 0; i < size::CHUNK / STEP; i++)
+                    slot[i] = slots[row + i * STEP];
+                UNROLL
+                for (int i = 0; i < size::CHUNK / STEP; i++)
+                    cp_async_16(to + i * STEP * size::ROW_BYTES,
+                                from + (uint64_t)slot[i] * slot_bytes);
             } else {
                 for (int i = 0; row + i < n_left; i += STEP)
-                    cp_async_16(to + i * size::ROW_BYTES, from + mine[i]);
+                    cp_async_16(to + i * size::ROW_BYTES,
+                                from + (uint64_t)slots[row + i] * slot_bytes);
             }
         } else {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
                 int row = i / VECTORS, column = i % VECTORS * 16;
                 if (row < n_left && column < a->head_dim * 2)
-                    cp_async_16(filled + row * size::ROW_BYTES + column,
-                                from + offsets[row] + column);
+                    cp_async_16(to + row * size::ROW_BYTES + column,
+                                from + (uint64_t)slots[row] * slot_bytes + column);
             }
         }
     }
 
-    __device__ __forceinline__ unsigned char *after(unsigned char *chunk) {
+    static __device__ __forceinline__ int after(int chunk) {
         chunk += size::STAGE_BYTES;
-        return chunk < memory.ring + size::STAGES * size::STAGE_BYTES ? chunk : memory.ring;
+        return chunk < size::STAGES * size::STAGE_BYTES ? chunk : 0;
     }
 
     /* Starts the next chunk, if there is one. */
     __device__ __forceinline__ void start() {
         if (at.left > 0) {
-            copy((const char *)(values ? a->kv.v : a->kv.k));
-            offsets += size::CHUNK;
+            copy(values ? a->kv.v : a->kv.k);
+            slots += size::CHUNK;
             n_left -= size::CHUNK;
             if (n_left <= 0 && !values) {
                 values = true;
                 n_left = n;
-                offsets = memory.offsets + (1 - opened) * TILE;
+                slots = memory.slots + (1 - opened) * TILE;
             } else if (n_left <= 0) {
                 skip_tiles(&at, 1, plan, a->n_kv_heads);
                 must_open = at.left > 0;
@@ -266,7 +274,7 @@ template <int DIM> struct loader {
         prepare();
         __syncthreads();
         start();
-        const unsigned char *next = used;
+        const unsigned char *next = memory.ring + used;
         used = after(used);
         return next;
     }
@@ -384,22 +392,25 @@ score_chunk(const unsigned char *keys, const uint32_t query[DIM / 32][4],
             int first) {
     typedef struct decode_sizes<DIM> size;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int begin = warp * 8;
+    int begin = warp * 8, position = first + begin + lane % 4 * 2;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES + lane / 8 * 16;
+    uint2 unit = *(const uint2 *)(units + position);
     int32_t high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
+    uint32_t m[DIM / 32][4];
     UNROLL
-    for (int k = 0; k < DIM / 32; k++) {
-        uint32_t m[4];
-        ldmatrix_x4(m, row + k * 64);
-        multiply(high, low, query[k], m);
-    }
+    for (int k = 0; k < DIM / 32; k++)
+        ldmatrix_x4(m[k], row + k * 64);
+    UNROLL
+    for (int k = 0; k < DIM / 32; k++)
+        multiply(high, low, query[k], m[k]);
+    float s[2];
     UNROLL
     for (int j = 0; j < 2; j++) {
-        int position = first + begin + lane % 4 * 2 + j;
-        double k_unit = __longlong_as_double((long long)((uint64_t)units[position] << 32));
-        float s = num_score(dot_of(high, low, j), k_unit, q_unit);
-        mem->scores[lane / 4 * size::SCORE_FLOATS + position] = position < visible ? s : -INFINITY;
+        double k_unit = __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
+        s[j] = num_score(dot_of(high, low, j), k_unit, q_unit);
+        s[j] = position + j < visible ? s[j] : -INFINITY;
     }
+    *(float2 *)(mem->scores + lane / 4 * size::SCORE_FLOATS + position) = make_float2(s[0], s[1]);
 }
 
 /* One row's softmax over the tile, by a warp: weights as digits, and what the merge needs. visible:

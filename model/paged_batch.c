@@ -22,7 +22,7 @@ static int check_sequence(const struct paged_batch *b, int i, struct error *err)
     if (last < 1 || last > b->page_size)
         return error_set(err, "sequence %d: its last page has %d positions, not 1 to %d", i, last,
                          b->page_size);
-    if ((int64_t)(end - first - 1) * b->page_size + last > INT32_MAX)
+    if ((int64_t)(end - first - 1) * b->page_size + last > INT32_MAX) /* a page may come twice */
         return error_set(err, "sequence %d: %d pages of %d are more than 2^31 - 1 positions", i,
                          end - first, b->page_size);
     for (int j = first; j < end; j++)
@@ -36,6 +36,9 @@ int paged_batch_check(const struct paged_batch *b, struct error *err) {
     if (b->n_sequences < 0 || b->n_pages < 0 || b->page_size < 1)
         return error_set(err, "a batch of %d sequences over %d pages of %d positions",
                          b->n_sequences, b->n_pages, b->page_size);
+    if ((int64_t)b->n_pages * b->page_size > INT32_MAX)
+        return error_set(err, "a pool of %d pages of %d is more than 2^31 - 1 positions",
+                         b->n_pages, b->page_size);
     if (check_indptr(b->qo_indptr, b->n_sequences, "qo_indptr", err) ||
         check_indptr(b->kv_indptr, b->n_sequences, "kv_indptr", err))
         return -1;

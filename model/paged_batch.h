@@ -36,7 +36,7 @@ int paged_batch_kv_len(const struct paged_batch *b, int i);
 /* Can the batch be followed without leaving its arrays or the pool? Returns 0, or -1 with err set to
  * what is wrong, with the sequence's number: a page size or a count out of range, an indptr that
  * does not begin at 0 or that falls, a page outside the pool, a last page that is empty or too
- * full, more than 2^31 - 1 positions. */
+ * full, a pool or a sequence of more than 2^31 - 1 positions. */
 int paged_batch_check(const struct paged_batch *b, struct error *err);
 
 #ifdef __cplusplus

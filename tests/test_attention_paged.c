@@ -444,9 +444,15 @@ static void test_bad_batches(void **state) {
     qo[2] = 2;
     struct error err;
     assert_int_equal(paged_batch_check(&good, &err), 0);
-    b.page_size = INT32_MAX;
-    last[0] = 2;
-    refuse(t, &b, "sequence 0: 2 pages of 2147483647 are more than 2^31 - 1 positions");
+    b.page_size = INT32_MAX / 5 + 1;
+    refuse(t, &b, "a pool of 5 pages of 429496730 is more than 2^31 - 1 positions");
+    b.page_size = 1 << 30;
+    b.n_pages = 1;
+    int32_t again[] = {0, 0, 0};
+    kv[1] = 3;
+    last[0] = 1;
+    b.kv_page_indices = again;
+    refuse(t, &b, "sequence 0: 3 pages of 1073741824 are more than 2^31 - 1 positions");
 }
 
 static int open_both(void **state) {
