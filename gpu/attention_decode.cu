@@ -37,7 +37,6 @@ enum {
     WARPS = 8,
     THREADS = 32 * WARPS,
     VECTOR = 8,       /* mantissas in 16 bytes */
-    TILES_AHEAD = 3,  /* whose units are kept: at most 4 chunks ahead, two a tile at least */
     MERGED_TILES = 64 /* whose shares are worked out together */
 };
 
@@ -45,7 +44,8 @@ enum {
  * are 16 bytes longer than they must be: then 8 rows of a column lie in different banks. */
 template <int DIM> struct decode_sizes {
     static const int CHUNK = 64; /* positions */
-    static const int STAGES = DIM > 192 ? 5 : DIM > 128 ? 4 : 5;
+    static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
+    static const int STAGES = CHUNKS + 1;   /* one is used, as many as a tile's keys are on their way */
     static const int BLOCKS = DIM > 128 ? 1 : 2;        /* on a processor */
     static const int DIMS_8 = (DIM + 63) / 64;          /* times 8 dimensions: a warp's share */
     static const int ROW_BYTES = 2 * DIM + 16; /* of a position in a chunk */
@@ -54,7 +54,7 @@ template <int DIM> struct decode_sizes {
     static const int WEIGHT_BYTES = TILE + 16;
     static const int SCORE_FLOATS = TILE + 4;
     static const int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * ROWS * (QUERY_BYTES + WEIGHT_BYTES) +
-                                    4 * ROWS * SCORE_FLOATS + 8 * TILES_AHEAD * TILE +
+                                    4 * ROWS * SCORE_FLOATS + 2 * 8 * TILE +
                                     2 * 4 * TILE;
 };
 
@@ -65,8 +65,8 @@ struct decode_memory {
     float *scores;          /* [ROWS][SCORE_FLOATS]; in the merge, shares */
     int8_t *query;          /* [2 ROWS][QUERY_BYTES] high digits of all rows, then low ones */
     int8_t *weights;        /* [2 ROWS][WEIGHT_BYTES] */
-    uint32_t *k_units;      /* [TILES_AHEAD][TILE] 2^exponent as a double: the upper word */
-    uint32_t *v_units;      /* [TILES_AHEAD][TILE] as a float */
+    uint32_t *k_units;      /* [2][TILE] 2^exponent as a double: the upper word */
+    uint32_t *v_units;      /* [2][TILE] as a float */
 };
 
 /* What the warps tell each other of a row. */
@@ -85,8 +85,8 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
     m.slots = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
     m.scores = (float *)(m.slots + 2 * TILE);
     m.k_units = (uint32_t *)(m.scores + ROWS * size::SCORE_FLOATS);
-    m.v_units = m.k_units + TILES_AHEAD * TILE;
-    m.query = (int8_t *)(m.v_units + TILES_AHEAD * TILE);
+    m.v_units = m.k_units + 2 * TILE;
+    m.query = (int8_t *)(m.v_units + 2 * TILE);
     m.weights = m.query + 2 * ROWS * size::QUERY_BYTES;
     return m;
 }
@@ -111,12 +111,10 @@ static __device__ struct tile_cursor first_tile(const struct plan_arrays *plan,
     return c;
 }
 
-/* Moves on by n tiles, to the end of this row group and kv head at most. */
-static __device__ __forceinline__ void skip_tiles(struct tile_cursor *c, int n,
-                                                  const struct plan_arrays *plan, int n_heads) {
-    c->left -= n;
-    c->tile += n;
-    if (c->tile < c->group.n_tiles)
+static __device__ __forceinline__ void skip_tile(struct tile_cursor *c,
+                                                 const struct plan_arrays *plan, int n_heads) {
+    c->left--;
+    if (++c->tile < c->group.n_tiles)
         return;
     c->tile = 0;
     if (++c->head < n_heads)
@@ -132,11 +130,6 @@ static __device__ __forceinline__ int positions_of(const struct row_group *g, in
     return max(0, min((int)TILE, g->kv_len - tile * TILE));
 }
 
-/* At least one, so that a tile without positions is no exception. */
-template <int DIM> static __device__ __forceinline__ int chunks_of(int n) {
-    return max(1, (n + decode_sizes<DIM>::CHUNK - 1) / decode_sizes<DIM>::CHUNK);
-}
-
 /* Positions of a tile that are loaded: products take 32 at a time. Those that do not exist are the
  * last one again; they are hidden from the softmax and have no weight. */
 static __device__ __forceinline__ int loaded_of(int n) {
@@ -144,83 +137,72 @@ static __device__ __forceinline__ int loaded_of(int n) {
 }
 
 /* ---- loading ----------------------------------------------------------------------------------
+ *
+ * While the keys of a tile are used, its values are fetched, chunk by chunk, and while the values
+ * are used, the keys of the next tile. A chunk takes the place in the ring of the one that was used
+ * before it. What a chunk needs to be fetched is worked out a phase earlier, a position a thread.
  */
 
-/* Loads the chunks of a share: per tile the keys, then the values. */
+/* A position of the next tile, on its way. */
+struct next_position {
+    int32_t page;
+    int8_t k_exponent, v_exponent;
+};
+
 template <int DIM> struct loader {
     typedef struct decode_sizes<DIM> size;
     const struct attention_arguments *a;
     const struct plan_arrays *plan;
     struct decode_memory memory;
-    struct tile_cursor at;
-    bool must_open, has_units, values;
-    int n;                          /* positions of the tile that are loaded */
-    const uint32_t *slots;          /* of the next chunk, of which n_left or fewer are loaded */
-    int n_left;
-    uint32_t k_unit, v_unit;        /* of a position, on their way */
-    int opened, opened_units;       /* which of the two sets of slots, and of units, come next */
-    int filled, used;               /* the next chunks of the ring: bytes from its beginning */
+    int used, before; /* the chunk in use and the one before it: bytes from the ring's beginning */
 
-    __device__ __forceinline__ void begin(const struct decode_share *share) {
-        at = first_tile(plan, share);
-        must_open = at.left > 0;
-        has_units = values = false;
-        opened = opened_units = 0;
-        filled = used = 0;
-        for (int i = 0; i < size::STAGES - 1; i++) {
-            prepare();
-            __syncthreads();
-            start();
-        }
+    /* The number of this thread's position in its sequence, of those loaded. */
+    __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n) const {
+        return at->tile * TILE + min((int)threadIdx.x, n - 1);
     }
 
-    /* Where the positions of the next tile are, and the first half of fetching their exponents: a
-     * position a thread. */
-    __device__ __forceinline__ void open() {
-        int exist = positions_of(&at.group, at.tile), j = (int)threadIdx.x;
-        n = n_left = loaded_of(exist);
-        k_unit = v_unit = 0;
-        slots = memory.slots + opened * TILE;
-        if (j < n) {
-            int position = at.tile * TILE + min(j, exist - 1), page = position / plan->page_size;
-            uint32_t slot = (uint32_t)(plan->pages[at.group.pages + page] * plan->page_size +
-                                       (position - page * plan->page_size));
-            uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)at.head;
-            k_unit = (uint32_t)(int)a->kv.k_exponents[row];
-            v_unit = (uint32_t)(int)a->kv.v_exponents[row];
-            memory.slots[opened * TILE + j] = slot;
-        }
-        opened = 1 - opened;
-        must_open = values = false;
-        has_units = true;
+    __device__ __forceinline__ void fetch_page(struct next_position *p,
+                                               const struct tile_cursor *at, int n) const {
+        if ((int)threadIdx.x < loaded_of(n))
+            p->page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
     }
 
-    /* What must be done before a barrier. */
-    __device__ __forceinline__ void prepare() {
-        if (has_units) {
-            int j = opened_units * TILE + (int)threadIdx.x;
-            memory.k_units[j] = (k_unit + 1023u) << 20; /* of a double 2^e, the upper word */
-            memory.v_units[j] = (v_unit + 127u) << 23;  /* of a float 2^e */
-            opened_units = opened_units + 1 < TILES_AHEAD ? opened_units + 1 : 0;
-            has_units = false;
-        }
-        if (must_open)
-            open();
+    __device__ __forceinline__ void fetch_exponents(struct next_position *p,
+                                                    const struct tile_cursor *at, int n,
+                                                    int set) const {
+        p->k_exponent = p->v_exponent = 0;
+        if ((int)threadIdx.x >= loaded_of(n))
+            return;
+        uint32_t slot = (uint32_t)(p->page * plan->page_size +
+                                   position_in(at, n) % plan->page_size);
+        uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)at->head;
+        memory.slots[set * TILE + (int)threadIdx.x] = slot;
+        p->k_exponent = a->kv.k_exponents[row];
+        p->v_exponent = a->kv.v_exponents[row];
     }
 
-    /* Starts copying a chunk, 16 bytes a thread at a time. */
-    __device__ __forceinline__ void copy(const int16_t *mantissas) {
+    __device__ __forceinline__ void store_units(const struct next_position *p, int set) const {
+        int j = set * TILE + (int)threadIdx.x;
+        memory.k_units[j] = (uint32_t)(p->k_exponent + 1023) << 20; /* the upper word of 2^e */
+        memory.v_units[j] = (uint32_t)(p->v_exponent + 127) << 23;
+    }
+
+    /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
+    __device__ __forceinline__ void copy(const int16_t *mantissas, int head, int set, int c,
+                                         int n) const {
         const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS;
-        const char *from = (const char *)(mantissas + at.head * a->head_dim);
+        const char *from = (const char *)(mantissas + head * a->head_dim);
         uint32_t slot_bytes = (uint32_t)(a->n_kv_heads * a->head_dim * 2);
-        unsigned char *to = memory.ring + filled;
+        const uint32_t *slots = memory.slots + set * TILE + c * size::CHUNK;
+        unsigned char *to = memory.ring + before;
+        int left = loaded_of(n) - c * size::CHUNK;
         if constexpr (STEP * VECTORS == THREADS) { /* a thread's column is always the same */
             int row = (int)threadIdx.x / VECTORS, column = (int)threadIdx.x % VECTORS * 16;
             to += row * size::ROW_BYTES + column;
             from += column;
             if (column >= a->head_dim * 2)
                 return;
-            if (n_left >= size::CHUNK) {
+            if (left >= size::CHUNK) {
                 uint32_t slot[size::CHUNK / STEP];
                 UNROLL
                 for (int i = 0; i < size::CHUNK / STEP; i++)
@@ -230,14 +212,14 @@ template <int DIM> struct loader {
                     cp_async_16(to + i * STEP * size::ROW_BYTES,
                                 from + (uint64_t)slot[i] * slot_bytes);
             } else {
-                for (int i = 0; row + i < n_left; i += STEP)
+                for (int i = 0; row + i < left; i += STEP)
                     cp_async_16(to + i * size::ROW_BYTES,
                                 from + (uint64_t)slots[row + i] * slot_bytes);
             }
         } else {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
                 int row = i / VECTORS, column = i % VECTORS * 16;
-                if (row < n_left && column < a->head_dim * 2)
+                if (row < left && column < a->head_dim * 2)
                     cp_async_16(to + row * size::ROW_BYTES + column,
                                 from + (uint64_t)slots[row] * slot_bytes + column);
             }
@@ -245,38 +227,40 @@ template <int DIM> struct loader {
     }
 
     static __device__ __forceinline__ int after(int chunk) {
-        chunk += size::STAGE_BYTES;
-        return chunk < size::STAGES * size::STAGE_BYTES ? chunk : 0;
+        return chunk < (size::STAGES - 1) * size::STAGE_BYTES ? chunk + size::STAGE_BYTES : 0;
     }
 
-    /* Starts the next chunk, if there is one. */
-    __device__ __forceinline__ void start() {
-        if (at.left > 0) {
-            copy(values ? a->kv.v : a->kv.k);
-            slots += size::CHUNK;
-            n_left -= size::CHUNK;
-            if (n_left <= 0 && !values) {
-                values = true;
-                n_left = n;
-                slots = memory.slots + (1 - opened) * TILE;
-            } else if (n_left <= 0) {
-                skip_tiles(&at, 1, plan, a->n_kv_heads);
-                must_open = at.left > 0;
-            }
-        }
-        cp_async_commit(); /* at the end an empty group, so that waiting can count */
-        filled = after(filled);
-    }
-
-    /* Waits for the next chunk, and starts another in the place of the one before. */
-    __device__ __forceinline__ const unsigned char *next() {
-        cp_async_wait<size::STAGES - 2>();
-        prepare();
+    /* The keys of the first tile. */
+    __device__ __forceinline__ void begin(const struct tile_cursor *at) {
+        int n = positions_of(&at->group, at->tile);
+        struct next_position p;
+        fetch_page(&p, at, n);
+        fetch_exponents(&p, at, n, 0);
+        store_units(&p, 0);
         __syncthreads();
-        start();
-        const unsigned char *next = memory.ring + used;
+        before = 0;
+        for (int c = 0; c < size::CHUNKS; c++) {
+            copy(a->kv.k, at->head, 0, c, n);
+            cp_async_commit();
+            before = after(before);
+        }
+        used = 0; /* the next one; `before` is the last place of the ring, still empty */
+    }
+
+    /* Waits for the next chunk. All threads are done with the one before. */
+    __device__ __forceinline__ void wait() const {
+        cp_async_wait<size::CHUNKS - 1>();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ const unsigned char *chunk() const {
+        return memory.ring + used;
+    }
+
+    /* The chunk is done with. */
+    __device__ __forceinline__ void step() {
+        before = used;
         used = after(used);
-        return next;
     }
 };
 
@@ -638,37 +622,53 @@ template <int DIM> struct stretch {
     int visible;                           /* positions that row g sees */
 };
 
-/* One tile. Sets tile_o, its own result. */
+/* One tile, and the loads for the next. Sets tile_o, the tile's own result. set: of the slots and
+ * units that are this tile's. */
 template <int DIM>
 static __device__ __forceinline__ void
 run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
-         const struct tile_cursor *at, int tile, int unit_set, const struct decode_memory *mem,
-         struct row_states *rows, const struct attention_arguments *a) {
+         const struct tile_cursor *at, const struct tile_cursor *next, int set,
+         const struct decode_memory *mem, struct row_states *rows,
+         const struct attention_arguments *a) {
     typedef struct decode_sizes<DIM> size;
-    int n = positions_of(&at->group, tile), n_chunks = chunks_of<DIM>(n);
-    int row = (int)threadIdx.x / 32, visible = s->visible - tile * TILE;
-    const uint32_t *k_units = mem->k_units + unit_set * TILE;
-    const uint32_t *v_units = mem->v_units + unit_set * TILE;
-    for (int c = 0; c < n_chunks; c++) {
-        const unsigned char *keys = chunks->next();
+    int n = positions_of(&at->group, at->tile), first = at->tile * TILE;
+    int n_next = next->left ? positions_of(&next->group, next->tile) : 0;
+    int row = (int)threadIdx.x / 32, visible = s->visible - first;
+    struct next_position position;
+    chunks->fetch_page(&position, next, n_next);
+    UNROLL
+    for (int c = 0; c < size::CHUNKS; c++) {
+        chunks->wait();
+        chunks->copy(a->kv.v, at->head, set, c, n);
+        cp_async_commit();
+        if (c == size::CHUNKS / 2)
+            chunks->fetch_exponents(&position, next, n_next, 1 - set);
         if (c * size::CHUNK + row * 8 < n) /* of this warp's 8, the first exists */
-            score_chunk<DIM>(keys, s->query, mem, k_units, s->q_unit, visible, c * size::CHUNK);
+            score_chunk<DIM>(chunks->chunk(), s->query, mem, mem->k_units + set * TILE, s->q_unit,
+                             visible, c * size::CHUNK);
+        chunks->step();
     }
-    const unsigned char *values = chunks->next(); /* and all scores are there */
-    if (row < at->group.n_rows)
-        softmax_row<DIM>(row, visible_to(a, &at->group, row) - tile * TILE, n, mem, v_units,
-                         rows, a, at->group.first_token + token_of(a, &at->group, row));
     int32_t high[size::DIMS_8][4], low[size::DIMS_8][4];
     UNROLL
     for (int i = 0; i < size::DIMS_8; i++)
         UNROLL
         for (int j = 0; j < 4; j++)
             high[i][j] = low[i][j] = 0;
-    __syncthreads(); /* the weights are there */
-    for (int c = 0; c < n_chunks; c++) {
-        if (c)
-            values = chunks->next();
-        add_chunk<DIM>(high, low, values, mem, c * size::CHUNK, n - c * size::CHUNK);
+    UNROLL
+    for (int c = 0; c < size::CHUNKS; c++) {
+        chunks->wait(); /* the first time, all scores are there, too */
+        chunks->copy(a->kv.k, next->head, 1 - set, c, n_next);
+        cp_async_commit();
+        if (c == 0) {
+            if (row < at->group.n_rows)
+                softmax_row<DIM>(row, visible_to(a, &at->group, row) - first, n, mem,
+                                 mem->v_units + set * TILE, rows, a,
+                                 at->group.first_token + token_of(a, &at->group, row));
+            chunks->store_units(&position, 1 - set);
+            __syncthreads(); /* the weights are there */
+        }
+        add_chunk<DIM>(high, low, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK);
+        chunks->step();
     }
     row = (int)threadIdx.x % 32 / 4;
     double unit = visible > 0 ? rows->unit[row] : 0;
@@ -703,8 +703,7 @@ write_result(const struct stretch<DIM> *s, const struct tile_cursor *at,
 
 template <int DIM>
 __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
-    decode(struct attention_arguments a, struct plan_arrays plan,
-                      struct partial_results partial) {
+    decode(struct attention_arguments a, struct plan_arrays plan, struct partial_results partial) {
     typedef struct decode_sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
@@ -712,53 +711,57 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
     struct decode_share share = plan.shares[blockIdx.x];
     if (!share.n_tiles)
         return;
+    struct tile_cursor at = first_tile(&plan, &share);
     struct loader<DIM> chunks;
     chunks.a = &a;
     chunks.plan = &plan;
     chunks.memory = mem;
-    chunks.begin(&share);
+    chunks.begin(&at);
     if (a.head_dim < DIM)
         clear_padding<DIM>(mem.ring, a.head_dim);
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
-    struct tile_cursor at = first_tile(&plan, &share);
-    int unit_set = 0, lane = (int)threadIdx.x % 32;
+    struct stretch<DIM> s;
+    int set = 0, first = at.tile, lane = (int)threadIdx.x % 32;
+    bool begins = true;
     while (at.left) {
-        struct stretch<DIM> s;
-        int first = at.tile, n_tiles = min(at.left, at.group.n_tiles - first);
-        __syncthreads(); /* all are done with the rows before */
-        snap_queries<DIM>(&a, &at, &mem, &rows);
-        __syncthreads();
-        UNROLL
-        for (int k = 0; k < DIM / 32; k++)
-            load_digits(s.query[k],
-                        mem.query + lane / 4 * size::QUERY_BYTES + 32 * k + lane % 4 * 4,
-                        ROWS * size::QUERY_BYTES);
-        UNROLL
-        for (int i = 0; i < size::DIMS_8; i++)
-            s.o[i][0] = s.o[i][1] = 0;
-        s.q_unit = rows.q_unit[lane / 4];
-        s.visible = visible_to(&a, &at.group, lane / 4);
-        for (int tile = first; tile < first + n_tiles; tile++) {
-            float tile_o[size::DIMS_8][2];
-            run_tile<DIM>(&s, tile_o, &chunks, &at, tile, unit_set, &mem, &rows, &a);
-            unit_set = unit_set + 1 < TILES_AHEAD ? unit_set + 1 : 0;
-            if (first) {
-                const struct decode_split *split = &plan.splits[share.split_first];
-                keep<DIM>(&partial, split->partial + 1 + tile - split->first_end, tile_o,
-                          rows.tile_m, rows.tile_l);
-            }
+        if (begins) {
+            first = at.tile;
+            __syncthreads(); /* all are done with the rows before */
+            snap_queries<DIM>(&a, &at, &mem, &rows);
+            __syncthreads();
+            UNROLL
+            for (int k = 0; k < DIM / 32; k++)
+                load_digits(s.query[k],
+                            mem.query + lane / 4 * size::QUERY_BYTES + 32 * k + lane % 4 * 4,
+                            ROWS * size::QUERY_BYTES);
+            UNROLL
+            for (int i = 0; i < size::DIMS_8; i++)
+                s.o[i][0] = s.o[i][1] = 0;
+            s.q_unit = rows.q_unit[lane / 4];
+            s.visible = visible_to(&a, &at.group, lane / 4);
         }
-        if (first == 0 && n_tiles == at.group.n_tiles) {
+        struct tile_cursor next = at;
+        skip_tile(&next, &plan, a.n_kv_heads);
+        float tile_o[size::DIMS_8][2];
+        run_tile<DIM>(&s, tile_o, &chunks, &at, &next, set, &mem, &rows, &a);
+        if (first) { /* of a split, not its beginning: each tile for itself */
+            const struct decode_split *split = &plan.splits[share.split_first];
+            keep<DIM>(&partial, split->partial + 1 + at.tile - split->first_end, tile_o,
+                      rows.tile_m, rows.tile_l);
+        }
+        begins = !next.left || next.tile == 0;
+        if (begins && first == 0 && at.tile + 1 == at.group.n_tiles) {
             write_result<DIM>(&s, &at, &rows, &a);
-        } else {
+        } else if (begins) {
             int split = first ? share.split_first : share.split_last;
             if (!first)
                 keep<DIM>(&partial, plan.splits[split].partial, s.o, rows.m, rows.l);
-            arrive<DIM>(&a, &plan, &at, split, n_tiles, &partial, mem.scores);
+            arrive<DIM>(&a, &plan, &at, split, at.tile + 1 - first, &partial, mem.scores);
         }
-        skip_tiles(&at, n_tiles, &plan, a.n_kv_heads);
+        at = next;
+        set = 1 - set;
     }
 }
 
