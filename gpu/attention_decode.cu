@@ -6,7 +6,8 @@
  *   a block of 8 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
  *     share one read of the keys and values;
  *   the blocks' shares of all tiles are equal (attention_plan.cu), whatever the lengths. A share is
- *     walked through without a break, over the ends of heads and sequences;
+ *     walked through without a break, over the ends of sequences, by the blocks of all kv heads at
+ *     the same time, because keys of the same position lie side by side;
  *   keys and values come in chunks of 64 positions through a ring in shared memory, four on their
  *     way while one is used, so that the loads never wait for the softmax between them;
  *   products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of 8
@@ -21,7 +22,7 @@
  *     4 x   values of 64 positions: each warp takes an eighth of the dimensions
  *     merge into the running result, which stays in registers
  *
- * A (row group, kv head) that several blocks share is merged by the one that comes last, in order.
+ * A row group that several blocks share is merged by the one that comes last, in order.
  *
  * Keys that are shared by query heads: "multi-query attention", Shazeer, 2019; the split over the
  * context: Dao et al., "Flash-Decoding", 2023; equal shares of all work: "Stream-K", Osama et al.,
@@ -45,15 +46,16 @@ enum {
 template <int DIM> struct decode_sizes {
     static const int CHUNK = 64; /* positions */
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
-    static const int STAGES = CHUNKS + 1;   /* one is used, as many as a tile's keys are on their way */
+    static const int AHEAD = 4; /* chunks on their way while one is used */
+    static const int STAGES = AHEAD + 1;
     static const int BLOCKS = DIM > 128 ? 1 : 2;        /* on a processor */
     static const int DIMS_8 = (DIM + 63) / 64;          /* times 8 dimensions: a warp's share */
     static const int ROW_BYTES = 2 * DIM + 16; /* of a position in a chunk */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
-    static const int QUERY_BYTES = DIM + 16;   /* of a row's digits */
+    static const int QUERY_BYTES = 2 * ROWS * DIM; /* of all rows' digits */
     static const int WEIGHT_BYTES = TILE + 16;
     static const int SCORE_FLOATS = TILE + 4;
-    static const int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * ROWS * (QUERY_BYTES + WEIGHT_BYTES) +
+    static const int SHARED_BYTES = STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES +
                                     4 * ROWS * SCORE_FLOATS + 2 * 8 * TILE +
                                     2 * 4 * TILE;
 };
@@ -63,7 +65,7 @@ struct decode_memory {
     unsigned char *ring;    /* [STAGES] chunks */
     uint32_t *slots;        /* [2][TILE] where the positions of a tile are */
     float *scores;          /* [ROWS][SCORE_FLOATS]; in the merge, shares */
-    int8_t *query;          /* [2 ROWS][QUERY_BYTES] high digits of all rows, then low ones */
+    int8_t *query;          /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
     int8_t *weights;        /* [2 ROWS][WEIGHT_BYTES] */
     uint32_t *k_units;      /* [2][TILE] 2^exponent as a double: the upper word */
     uint32_t *v_units;      /* [2][TILE] as a float */
@@ -87,7 +89,7 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
     m.k_units = (uint32_t *)(m.scores + ROWS * size::SCORE_FLOATS);
     m.v_units = m.k_units + 2 * TILE;
     m.query = (int8_t *)(m.v_units + 2 * TILE);
-    m.weights = m.query + 2 * ROWS * size::QUERY_BYTES;
+    m.weights = m.query + size::QUERY_BYTES;
     return m;
 }
 
@@ -97,32 +99,34 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
 /* A tile of a share, and how many are left of it, this one counted. */
 struct tile_cursor {
     struct row_group group;
-    int number, head, tile, left; /* number: of the row group */
+    int number, tile, left; /* number: of the row group */
 };
 
-static __device__ struct tile_cursor first_tile(const struct plan_arrays *plan,
-                                                const struct decode_share *share) {
+static __device__ struct tile_cursor first_tile(const struct decode_share *share) {
     struct tile_cursor c;
     c.number = share->group;
-    c.head = share->head;
     c.tile = share->tile;
     c.left = share->n_tiles;
-    c.group = plan->groups[c.left ? c.number : 0];
+    c.group = share->first;
     return c;
 }
 
-static __device__ __forceinline__ void skip_tile(struct tile_cursor *c,
-                                                 const struct plan_arrays *plan, int n_heads) {
-    c->left--;
-    if (++c->tile < c->group.n_tiles)
+static __device__ __forceinline__ void find_next(struct tile_cursor *next,
+                                                 const struct tile_cursor *at,
+                                                 const struct plan_arrays *plan) {
+    *next = *at;
+    next->left--;
+    if (++next->tile < at->group.n_tiles)
         return;
-    c->tile = 0;
-    if (++c->head < n_heads)
-        return;
-    c->head = 0;
-    c->number++;
-    if (c->left)
-        c->group = plan->groups[c->number];
+    next->tile = 0;
+    next->number++;
+    if (next->left)
+        next->group = plan->groups[next->number];
+}
+
+/* The kv head of this block. */
+static __device__ __forceinline__ int kv_head(void) {
+    return (int)blockIdx.x;
 }
 
 /* Positions of a tile that the last row sees. */
@@ -175,7 +179,7 @@ template <int DIM> struct loader {
             return;
         uint32_t slot = (uint32_t)(p->page * plan->page_size +
                                    position_in(at, n) % plan->page_size);
-        uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)at->head;
+        uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)kv_head();
         memory.slots[set * TILE + (int)threadIdx.x] = slot;
         p->k_exponent = a->kv.k_exponents[row];
         p->v_exponent = a->kv.v_exponents[row];
@@ -188,10 +192,10 @@ template <int DIM> struct loader {
     }
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
-    __device__ __forceinline__ void copy(const int16_t *mantissas, int head, int set, int c,
+    __device__ __forceinline__ void copy(const int16_t *mantissas, int set, int c,
                                          int n) const {
         const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS;
-        const char *from = (const char *)(mantissas + head * a->head_dim);
+        const char *from = (const char *)(mantissas + kv_head() * a->head_dim);
         uint32_t slot_bytes = (uint32_t)(a->n_kv_heads * a->head_dim * 2);
         const uint32_t *slots = memory.slots + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
@@ -230,18 +234,30 @@ template <int DIM> struct loader {
         return chunk < (size::STAGES - 1) * size::STAGE_BYTES ? chunk + size::STAGE_BYTES : 0;
     }
 
-    /* The keys of the first tile. */
+    /* Starts chunk number i of a tile, counted on from its keys to its values and to the keys of the
+     * next tile. */
+    __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
+        if (i < size::CHUNKS)
+            copy(a->kv.k, set, i, n);
+        else if (i < 2 * size::CHUNKS)
+            copy(a->kv.v, set, i - size::CHUNKS, n);
+        else
+            copy(a->kv.k, 1 - set, i - 2 * size::CHUNKS, n_next);
+        cp_async_commit();
+    }
+
+    /* The first chunks of the first tile. */
     __device__ __forceinline__ void begin(const struct tile_cursor *at) {
         int n = positions_of(&at->group, at->tile);
         struct next_position p;
         fetch_page(&p, at, n);
+        wait_for_previous_kernel(); /* the plan is older */
         fetch_exponents(&p, at, n, 0);
         store_units(&p, 0);
         __syncthreads();
         before = 0;
-        for (int c = 0; c < size::CHUNKS; c++) {
-            copy(a->kv.k, at->head, 0, c, n);
-            cp_async_commit();
+        for (int c = 0; c < size::AHEAD; c++) {
+            start(c, n, 0, 0);
             before = after(before);
         }
         used = 0; /* the next one; `before` is the last place of the ring, still empty */
@@ -249,7 +265,7 @@ template <int DIM> struct loader {
 
     /* Waits for the next chunk. All threads are done with the one before. */
     __device__ __forceinline__ void wait() const {
-        cp_async_wait<size::CHUNKS - 1>();
+        cp_async_wait<size::AHEAD - 1>();
         __syncthreads();
     }
 
@@ -291,7 +307,7 @@ static __device__ __forceinline__ size_t place_of(const struct attention_argumen
                                                   const struct tile_cursor *c, int row) {
     int group = a->n_heads / a->n_kv_heads;
     size_t token = (size_t)(c->group.first_token + token_of(a, &c->group, row));
-    size_t head = (size_t)(c->head * group + (c->group.first_row + row) % group);
+    size_t head = (size_t)(kv_head() * group + (c->group.first_row + row) % group);
     return (token * (size_t)a->n_heads + head) * (size_t)a->head_dim;
 }
 
@@ -306,7 +322,6 @@ template <int DIM>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
                                     struct row_states *rows) {
-    typedef struct decode_sizes<DIM> size;
     int lane = (int)threadIdx.x % 32;
     for (int row = (int)threadIdx.x / 32; row < ROWS; row += WARPS) {
         bool exists = row < c->group.n_rows;
@@ -327,9 +342,12 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         e = bad ? BFP_MIN_EXPONENT : e;
         UNROLL
         for (int i = 0; i < DIM / 32; i++) {
-            int at = row * size::QUERY_BYTES + summand_of(lane + 32 * i);
-            put_digits(mem->query + at, mem->query + at + ROWS * size::QUERY_BYTES,
-                       bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
+            /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t + j
+             * of the third; low digits are in the second and fourth. */
+            int summand = summand_of(lane);
+            int8_t *at = mem->query + ((32 * i + 4 * row + summand % 16 / 4) * 4 +
+                                       summand / 16 * 2) * 4 + summand % 4;
+            put_digits(at, at + 4, bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
         }
         if (lane == 0) {
             rows->q_unit[row] = num_pow2(e - 30) * a->scale;
@@ -371,8 +389,7 @@ static __device__ __forceinline__ double dot_of(const int32_t high[4], const int
 /* The scores of a chunk's positions `first` ... of the tile; a warp has 8 of them. */
 template <int DIM>
 static __device__ __forceinline__ void
-score_chunk(const unsigned char *keys, const uint32_t query[DIM / 32][4],
-            const struct decode_memory *mem, const uint32_t *units, double q_unit, int visible,
+score_chunk(const unsigned char *keys, const struct decode_memory *mem, const uint32_t *units, double q_unit, int visible,
             int first) {
     typedef struct decode_sizes<DIM> size;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -385,8 +402,11 @@ score_chunk(const unsigned char *keys, const uint32_t query[DIM / 32][4],
     for (int k = 0; k < DIM / 32; k++)
         ldmatrix_x4(m[k], row + k * 64);
     UNROLL
-    for (int k = 0; k < DIM / 32; k++)
-        multiply(high, low, query[k], m[k]);
+    for (int k = 0; k < DIM / 32; k++) {
+        uint4 q = ((const uint4 *)mem->query)[32 * k + lane];
+        const uint32_t digits[4] = {q.x, q.y, q.z, q.w};
+        multiply(high, low, digits, m[k]);
+    }
     float s[2];
     UNROLL
     for (int j = 0; j < 2; j++) {
@@ -491,32 +511,38 @@ add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
 
 /* Device memory: a place holds o [ROWS, DIM], and m and l of each row. */
 struct partial_results {
-    float *o;   /* [places, ROWS, DIM] */
-    float2 *ml; /* [places, ROWS] */
+    float *o;   /* [n_kv_heads, places, ROWS, DIM] */
+    float2 *ml; /* [n_kv_heads, places, ROWS] */
+    int places; /* the plan's n_partial */
 };
+
+static __device__ __forceinline__ size_t first_place(const struct partial_results *p) {
+    return (size_t)kv_head() * (size_t)p->places;
+}
 
 /* What a block holds of the running result: o[i][j] is dimension first_dim(i) + 2 t + j of row g. */
 template <int DIM>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place,
                                             const float o[][2], const float *m, const float *l) {
     int lane = (int)threadIdx.x % 32;
-    float2 *to = (float2 *)(p->o + ((size_t)place * ROWS + (size_t)(lane / 4)) * DIM);
+    size_t rows = (first_place(p) + (size_t)place) * ROWS;
+    float2 *to = (float2 *)(p->o + (rows + (size_t)(lane / 4)) * DIM);
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         if (first_dim(i) < DIM)
             to[first_dim(i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
     if (threadIdx.x < ROWS)
-        p->ml[(size_t)place * ROWS + threadIdx.x] = make_float2(m[threadIdx.x], l[threadIdx.x]);
+        p->ml[rows + threadIdx.x] = make_float2(m[threadIdx.x], l[threadIdx.x]);
 }
 
 /* The shares of n tiles of a split, for the row of this warp: in shares[row][0] the old ones, in [1]
  * the new ones, in [2] the tiles' l. Takes the m of what is before, returns that of all. */
 static __device__ float work_out_shares(float shares[ROWS][3][MERGED_TILES], float m,
-                                        const struct partial_results *p, int place, int n) {
+                                        const struct partial_results *p, size_t place, int n) {
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32;
     for (int i = 0; i < n; i += 32) {
         bool exists = i + lane < n;
-        float2 ml = exists ? p->ml[(size_t)(place + i + lane) * ROWS + (size_t)row]
+        float2 ml = exists ? p->ml[(place + (size_t)(i + lane)) * ROWS + (size_t)row]
                            : make_float2(-INFINITY, 0);
         float max = fmaxf(m, ml.x);
         UNROLL
@@ -545,17 +571,18 @@ static __device__ void merge_split(const struct attention_arguments *a,
     share_table *shares = (share_table *)shared;
     const int EACH = ROWS * DIM / THREADS; /* a thread: one dimension of several rows */
     float o[EACH], l[EACH];
-    float m = p->ml[(size_t)split->partial * ROWS + threadIdx.x / 32].x;
+    size_t begin = first_place(p) + (size_t)split->partial;
+    float m = p->ml[begin * ROWS + threadIdx.x / 32].x;
     UNROLL
     for (int i = 0; i < EACH; i++) {
         int row = ((int)threadIdx.x + i * THREADS) / DIM, d = ((int)threadIdx.x + i * THREADS) % DIM;
-        size_t at = (size_t)split->partial * ROWS + (size_t)row;
+        size_t at = begin * ROWS + (size_t)row;
         o[i] = p->o[at * DIM + (size_t)d];
         l[i] = p->ml[at].y;
     }
     for (int tile = split->first_end; tile < split->n_tiles; tile += MERGED_TILES) {
         int n = min((int)MERGED_TILES, split->n_tiles - tile);
-        int place = split->partial + 1 + tile - split->first_end;
+        size_t place = begin + (size_t)(1 + tile - split->first_end);
         __syncthreads();
         m = work_out_shares(shares, m, p, place, n);
         __syncthreads();
@@ -565,7 +592,7 @@ static __device__ void merge_split(const struct attention_arguments *a,
             int d = ((int)threadIdx.x + i * THREADS) % DIM;
             int sees = visible_to(a, &c->group, row) - tile * TILE;
             int n_seen = min(n, (sees + TILE - 1) / TILE);
-            const float *from = p->o + ((size_t)place * ROWS + (size_t)row) * DIM + d;
+            const float *from = p->o + (place * ROWS + (size_t)row) * DIM + d;
             UNROLL_8
             for (int j = 0; j < n_seen; j++) {
                 l[i] = l[i] * shares[row][0][j] + shares[row][2][j] * shares[row][1][j];
@@ -589,17 +616,18 @@ static __device__ void arrive(const struct attention_arguments *a, const struct 
                               const struct partial_results *p, float *shared) {
     SHARED(int, is_last);
     struct decode_split split = plan->splits[number];
+    int32_t *tiles_done = &plan->tiles_done[number * a->n_kv_heads + kv_head()];
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0)
-        is_last = atomicAdd(&plan->tiles_done[number], n) + n == split.n_tiles;
+        is_last = atomicAdd(tiles_done, n) + n == split.n_tiles;
     __syncthreads();
     if (!is_last)
         return;
     __threadfence();
     merge_split<DIM>(a, c, &split, p, shared);
     if (threadIdx.x == 0)
-        plan->tiles_done[number] = 0; /* for the next launch */
+        *tiles_done = 0; /* for the next launch */
     __syncthreads(); /* `shared` is used again */
 }
 
@@ -614,9 +642,8 @@ template <int DIM> static __device__ void clear_padding(unsigned char *ring, int
         ((uint32_t *)(ring + i / words * size::ROW_BYTES + head_dim * 2))[i % words] = 0;
 }
 
-/* A stretch of tiles of one row group and kv head, as a block goes through it. */
+/* A stretch of tiles of one row group, as a block goes through it. */
 template <int DIM> struct stretch {
-    uint32_t query[DIM / 32][4];
     float o[decode_sizes<DIM>::DIMS_8][2]; /* merged so far: dimension first_dim(i) + 2 t + j of row g */
     double q_unit;                         /* of row g */
     int visible;                           /* positions that row g sees */
@@ -627,24 +654,27 @@ template <int DIM> struct stretch {
 template <int DIM>
 static __device__ __forceinline__ void
 run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
-         const struct tile_cursor *at, const struct tile_cursor *next, int set,
+         const struct tile_cursor *at, struct tile_cursor *next, int set,
          const struct decode_memory *mem, struct row_states *rows,
          const struct attention_arguments *a) {
     typedef struct decode_sizes<DIM> size;
     int n = positions_of(&at->group, at->tile), first = at->tile * TILE;
-    int n_next = next->left ? positions_of(&next->group, next->tile) : 0;
-    int row = (int)threadIdx.x / 32, visible = s->visible - first;
+    int n_next = 0, row = (int)threadIdx.x / 32, visible = s->visible - first;
     struct next_position position;
-    chunks->fetch_page(&position, next, n_next);
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait();
-        chunks->copy(a->kv.v, at->head, set, c, n);
-        cp_async_commit();
-        if (c == size::CHUNKS / 2)
+        chunks->start(c + size::AHEAD, n, set, n_next);
+        if (c == 0 && threadIdx.x == 0) /* everybody is done with the tile that was there */
+            find_next(next, at, chunks->plan);
+        if (c == 1) {
+            n_next = next->left ? positions_of(&next->group, next->tile) : 0;
+            chunks->fetch_page(&position, next, n_next);
+        }
+        if (c == 3)
             chunks->fetch_exponents(&position, next, n_next, 1 - set);
         if (c * size::CHUNK + row * 8 < n) /* of this warp's 8, the first exists */
-            score_chunk<DIM>(chunks->chunk(), s->query, mem, mem->k_units + set * TILE, s->q_unit,
+            score_chunk<DIM>(chunks->chunk(), mem, mem->k_units + set * TILE, s->q_unit,
                              visible, c * size::CHUNK);
         chunks->step();
     }
@@ -657,8 +687,7 @@ run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait(); /* the first time, all scores are there, too */
-        chunks->copy(a->kv.k, next->head, 1 - set, c, n_next);
-        cp_async_commit();
+        chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
         if (c == 0) {
             if (row < at->group.n_rows)
                 softmax_row<DIM>(row, visible_to(a, &at->group, row) - first, n, mem,
@@ -708,60 +737,57 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
     struct decode_memory mem = cut_memory<DIM>(memory);
-    struct decode_share share = plan.shares[blockIdx.x];
+    let_next_kernel_start();
+    struct decode_share share = plan.shares[blockIdx.y];
     if (!share.n_tiles)
         return;
-    struct tile_cursor at = first_tile(&plan, &share);
+    SHARED(struct tile_cursor, cursors, [2]); /* this tile and the next, in turns */
+    if (threadIdx.x == 0)
+        cursors[0] = first_tile(&share);
+    __syncthreads();
     struct loader<DIM> chunks;
     chunks.a = &a;
     chunks.plan = &plan;
     chunks.memory = mem;
-    chunks.begin(&at);
+    chunks.begin(&cursors[0]);
     if (a.head_dim < DIM)
         clear_padding<DIM>(mem.ring, a.head_dim);
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct stretch<DIM> s;
-    int set = 0, first = at.tile, lane = (int)threadIdx.x % 32;
+    int set = 0, first = 0, lane = (int)threadIdx.x % 32;
     bool begins = true;
-    while (at.left) {
+    for (bool goes_on = true; goes_on; set = 1 - set) {
+        struct tile_cursor *at = &cursors[set], *next = &cursors[1 - set];
         if (begins) {
-            first = at.tile;
+            first = at->tile;
             __syncthreads(); /* all are done with the rows before */
-            snap_queries<DIM>(&a, &at, &mem, &rows);
+            snap_queries<DIM>(&a, at, &mem, &rows);
             __syncthreads();
-            UNROLL
-            for (int k = 0; k < DIM / 32; k++)
-                load_digits(s.query[k],
-                            mem.query + lane / 4 * size::QUERY_BYTES + 32 * k + lane % 4 * 4,
-                            ROWS * size::QUERY_BYTES);
             UNROLL
             for (int i = 0; i < size::DIMS_8; i++)
                 s.o[i][0] = s.o[i][1] = 0;
             s.q_unit = rows.q_unit[lane / 4];
-            s.visible = visible_to(&a, &at.group, lane / 4);
+            s.visible = visible_to(&a, &at->group, lane / 4);
         }
-        struct tile_cursor next = at;
-        skip_tile(&next, &plan, a.n_kv_heads);
         float tile_o[size::DIMS_8][2];
-        run_tile<DIM>(&s, tile_o, &chunks, &at, &next, set, &mem, &rows, &a);
+        run_tile<DIM>(&s, tile_o, &chunks, at, next, set, &mem, &rows, &a);
         if (first) { /* of a split, not its beginning: each tile for itself */
             const struct decode_split *split = &plan.splits[share.split_first];
-            keep<DIM>(&partial, split->partial + 1 + at.tile - split->first_end, tile_o,
+            keep<DIM>(&partial, split->partial + 1 + at->tile - split->first_end, tile_o,
                       rows.tile_m, rows.tile_l);
         }
-        begins = !next.left || next.tile == 0;
-        if (begins && first == 0 && at.tile + 1 == at.group.n_tiles) {
-            write_result<DIM>(&s, &at, &rows, &a);
+        goes_on = next->left > 0;
+        begins = !goes_on || next->tile == 0;
+        if (begins && first == 0 && at->tile + 1 == at->group.n_tiles) {
+            write_result<DIM>(&s, at, &rows, &a);
         } else if (begins) {
             int split = first ? share.split_first : share.split_last;
             if (!first)
                 keep<DIM>(&partial, plan.splits[split].partial, s.o, rows.m, rows.l);
-            arrive<DIM>(&a, &plan, &at, split, at.tile + 1 - first, &partial, mem.scores);
+            arrive<DIM>(&a, &plan, at, split, at->tile + 1 - first, &partial, mem.scores);
         }
-        at = next;
-        set = 1 - set;
     }
 }
 
@@ -770,7 +796,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    const struct attention_plan *plan) {
     typedef struct decode_sizes<DIM> size;
     struct partial_results partial;
-    size_t places = (size_t)plan->n_partial * ROWS;
+    size_t places = (size_t)plan->n_partial * (size_t)a->n_kv_heads * ROWS;
     partial.o = (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL,
                                      sizeof(float) * places * (DIM + 2) + 16, "attention_paged");
     if (!partial.o || !gpu_ok(gpu,
@@ -780,8 +806,9 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                               "attention's shared memory"))
         return;
     partial.ml = (float2 *)(partial.o + places * DIM);
-    GPU_LAUNCH(gpu, decode<DIM>, (unsigned)plan->n_shares, THREADS, size::SHARED_BYTES, *a,
-               plan->arrays, partial);
+    partial.places = plan->n_partial;
+    GPU_LAUNCH_EARLY(gpu, decode<DIM>, dim3((unsigned)a->n_kv_heads, (unsigned)plan->n_shares),
+                     THREADS, size::SHARED_BYTES, *a, plan->arrays, partial);
 }
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,

@@ -29,7 +29,8 @@ struct layout {
     size_t bytes;
 };
 
-static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares) {
+static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares,
+                             int n_heads) {
     struct layout l = {};
     size_t n = (size_t)b->n_sequences, word = sizeof(int32_t);
     l.qo_indptr = place(&l.bytes, word * (n + 1));
@@ -40,7 +41,7 @@ static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_sh
     l.groups = place(&l.bytes, sizeof(struct row_group) * (size_t)n_groups);
     l.shares = place(&l.bytes, sizeof(struct decode_share) * (size_t)n_shares);
     l.splits = place(&l.bytes, sizeof(struct decode_split) * (size_t)n_shares);
-    l.tiles_done = place(&l.bytes, word * (size_t)n_shares);
+    l.tiles_done = place(&l.bytes, word * (size_t)n_shares * (size_t)n_heads);
     return l;
 }
 
@@ -102,81 +103,69 @@ static int64_t cost_of(const struct row_group *g) {
     return g->kv_len + (int64_t)TILE_COST * g->n_tiles;
 }
 
-/* Where the work of all is cut: a row group, a kv head and a tile. */
+/* Where the work of all is cut: a row group and a tile. */
 struct cut {
-    int group, head, tile;
+    int group, tile;
 };
 
 /* Moves *at on, from group to group, to the tile at which the cost of all before it is `target`.
  * before: the cost of the groups before at->group. */
 static void find_cut(struct cut *at, int64_t *before, const struct row_group *groups, int n_groups,
-                     int n_heads, int64_t target) {
-    while (at->group < n_groups && *before + cost_of(&groups[at->group]) * n_heads <= target)
-        *before += cost_of(&groups[at->group++]) * n_heads;
-    at->head = at->tile = 0;
+                     int64_t target) {
+    while (at->group < n_groups && *before + cost_of(&groups[at->group]) <= target)
+        *before += cost_of(&groups[at->group++]);
+    at->tile = 0;
     if (at->group == n_groups || target <= *before) /* rounding may be ahead */
         return;
-    int64_t each = cost_of(&groups[at->group]), rest = target - *before;
-    at->head = (int)(rest / each);
-    at->tile = (int)((rest % each + (TILE + TILE_COST) / 2) / (TILE + TILE_COST));
-    if (at->tile < groups[at->group].n_tiles)
-        return;
-    at->tile = 0;
-    if (++at->head == n_heads) { /* the loop above goes on from here, the cost counted */
-        *before += each * n_heads;
-        at->head = 0;
-        at->group++;
+    at->tile = (int)((target - *before + (TILE + TILE_COST) / 2) / (TILE + TILE_COST));
+    if (at->tile >= groups[at->group].n_tiles) {
+        *before += cost_of(&groups[at->group++]);
+        at->tile = 0;
     }
 }
 
-/* Tiles of all groups before `at`, of which `groups_before` are in the groups before at->group. */
-static int64_t tiles_before(const struct cut *at, int64_t groups_before,
-                            const struct row_group *groups, int n_groups, int n_heads) {
-    return groups_before * n_heads +
-           (at->group < n_groups ? (int64_t)at->head * groups[at->group].n_tiles + at->tile : 0);
+/* The share ends inside a row group: who goes on with it must know. same: it began there, too. */
+static void split_at(struct attention_plan *p, struct decode_share *share,
+                     struct decode_split *splits, const struct row_group *groups, struct cut end,
+                     bool same) {
+    if (!same || !share->tile) { /* this share has its beginning */
+        struct decode_split *d = &splits[p->n_splits++];
+        d->partial = p->n_partial;
+        d->n_tiles = groups[end.group].n_tiles;
+        d->first_end = end.tile;
+        p->n_partial += 1 + d->n_tiles - d->first_end;
+    }
+    share->split_last = p->n_splits - 1;
 }
 
-/* Cuts the work into equal shares. Returns 0, or -1 with err set: too much work. */
+/* Cuts the work into shares of equal cost. Returns 0, or -1 with err set: too much work. */
 static int fill_shares(struct attention_plan *p, struct decode_share *shares,
                        struct decode_split *splits, const struct row_group *groups,
                        struct error *err) {
-    int n_heads = p->shape.n_kv_heads;
-    int64_t all = 0, before = 0, group_tiles = 0, tiles = 0;
-    for (int i = 0; i < p->n_groups; i++)
-        all += cost_of(&groups[i]) * n_heads;
+    int64_t all = 0, before = 0, tiles = 0;
+    for (int i = 0; i < p->n_groups; i++) {
+        all += cost_of(&groups[i]);
+        tiles += groups[i].n_tiles;
+    }
     p->n_splits = p->n_partial = 0;
-    struct cut at = {0, 0, 0};
-    int counted = 0, split = -1; /* split: that the share begins in */
+    if (tiles > INT32_MAX / 2)
+        return error_set(err, "attention over %lld tiles in one pass: too many", (long long)tiles);
+    struct cut at = {0, 0};
     for (int i = 0; i < p->n_shares; i++) {
         struct decode_share *s = &shares[i];
-        s->group = at.group;
-        s->head = at.head;
-        s->tile = at.tile;
-        s->split_first = at.tile ? split : -1;
         struct cut begin = at;
-        find_cut(&at, &before, groups, p->n_groups, n_heads, all * (i + 1) / p->n_shares);
-        for (; counted < at.group; counted++)
-            group_tiles += groups[counted].n_tiles;
-        int64_t end = tiles_before(&at, group_tiles, groups, p->n_groups, n_heads);
-        if (end > INT32_MAX)
-            return error_set(err, "attention over %lld tiles in one pass: too many",
-                             (long long)end);
-        s->n_tiles = (int32_t)(end - tiles);
-        tiles = end;
+        s->group = at.group;
+        s->tile = at.tile;
+        s->split_first = at.tile ? p->n_splits - 1 : -1;
         s->split_last = -1;
-        if (!at.tile || !s->n_tiles)
-            continue;
-        bool same = begin.group == at.group && begin.head == at.head;
-        if (!same || !begin.tile) { /* this share has its beginning */
-            struct decode_split *d = &splits[p->n_splits];
-            d->partial = p->n_partial;
-            d->n_tiles = groups[at.group].n_tiles;
-            d->first_end = at.tile;
-            d->group_head = at.group * n_heads + at.head;
-            p->n_partial += 1 + d->n_tiles - d->first_end;
-            split = p->n_splits++;
-        }
-        s->split_last = split;
+        find_cut(&at, &before, groups, p->n_groups, all * (i + 1) / p->n_shares);
+        s->n_tiles = at.tile - begin.tile;
+        for (int g = begin.group; g < at.group; g++)
+            s->n_tiles += groups[g].n_tiles;
+        if (s->n_tiles)
+            s->first = groups[s->group];
+        if (at.tile && s->n_tiles)
+            split_at(p, s, splits, groups, at, begin.group == at.group);
     }
     return 0;
 }
@@ -242,8 +231,9 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
         return -1;
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
     int n_groups = count_groups(b, heads_per_group);
-    p->n_shares = gpu_of(dev)->n_processors * 2;
-    struct layout l = lay_out(b, n_groups, p->n_shares);
+    int blocks = gpu_of(dev)->n_processors * 2; /* at once */
+    p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
+    struct layout l = lay_out(b, n_groups, p->n_shares, shape->n_kv_heads);
     struct long_sequence *more = (struct long_sequence *)realloc(
         p->long_sequences, sizeof *more * ((size_t)b->n_sequences + 1));
     if (!more)

@@ -24,24 +24,24 @@ struct row_group {
 };
 
 /*
- * One thread block's share of the tiles of all (row group, kv head), which are counted in this
- * order: row group, kv head, tile. A share begins and ends anywhere, so a (row group, kv head) may
- * be split between blocks that follow each other; split_first is the number of the split that the
- * share begins in the middle of, split_last of the one that it leaves for others to go on with; -1:
- * none.
+ * A share of the tiles of all row groups, in their order; it is the work of one thread block for each
+ * kv head. (Blocks with neighbouring numbers have the heads of one share: they read neighbouring
+ * memory at the same time.) A share begins and ends anywhere, so a row group may be split between
+ * shares that follow each other; split_first is the number of the split that the share begins in the
+ * middle of, split_last of the one that it leaves for others to go on with; -1: none.
  */
 struct decode_share {
-    int32_t group, head, tile, n_tiles;
+    int32_t group, tile, n_tiles;
     int32_t split_first, split_last;
+    struct row_group first; /* a copy of the group's: one load less to wait for */
 };
 
-/* A (row group, kv head) in several shares. The first share merges its tiles; each later tile's
- * result is kept, and who comes last merges them in order. */
+/* A row group in several shares. The first share merges its tiles; each later tile's result is kept,
+ * and the block that comes last merges them in order. */
 struct decode_split {
     int32_t partial;   /* where its results are: the first share's merged ones, then a place a tile */
     int32_t n_tiles;   /* in all */
     int32_t first_end; /* the tiles 0 ... first_end - 1 are the first share's */
-    int32_t group_head; /* row group * n_kv_heads + kv head */
 };
 
 /* What the kernels see of the plan; device memory. */
@@ -54,7 +54,7 @@ struct plan_arrays {
     const struct row_group *groups;
     const struct decode_share *shares; /* [n_shares] */
     const struct decode_split *splits;
-    int32_t *tiles_done; /* [splits], 0 between launches */
+    int32_t *tiles_done; /* [splits, n_kv_heads], 0 between launches */
     int page_size, n_sequences, n_tokens;
 };
 
@@ -67,7 +67,7 @@ struct attention_plan {
     struct attention_shape shape;
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
-    int n_shares;          /* thread blocks of version 4 */
+    int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
     int n_groups, n_splits, n_partial;
     struct long_sequence *long_sequences; /* host */
     int n_long;

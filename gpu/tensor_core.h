@@ -176,7 +176,7 @@ template <int N> void cp_async_wait(void) {
 }
 #else
 static __device__ __forceinline__ void cp_async_16(void *to, const void *from) {
-    SAMEBITS_PTX("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+    SAMEBITS_PTX("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),
                  "l"(__cvta_generic_to_global(from))
                  : "memory");
 }
