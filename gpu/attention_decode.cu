@@ -38,7 +38,8 @@ enum {
     WARPS = 8,
     THREADS = 32 * WARPS,
     VECTOR = 8,       /* mantissas in 16 bytes */
-    MERGED_TILES = 64 /* whose shares are worked out together */
+    MERGED_TILES = 64, /* whose shares are worked out together */
+    EARLY_TILES = 6    /* a share, up to which it pays to start before the previous kernel ends */
 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared memory
@@ -237,12 +238,9 @@ template <int DIM> struct loader {
     /* Starts chunk number i of a tile, counted on from its keys to its values and to the keys of the
      * next tile. */
     __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
-        if (i < size::CHUNKS)
-            copy(a->kv.k, set, i, n);
-        else if (i < 2 * size::CHUNKS)
-            copy(a->kv.v, set, i - size::CHUNKS, n);
-        else
-            copy(a->kv.k, 1 - set, i - 2 * size::CHUNKS, n_next);
+        bool values = i / size::CHUNKS == 1, later = i >= 2 * size::CHUNKS;
+        copy(values ? a->kv.v : a->kv.k, later ? 1 - set : set, i % size::CHUNKS,
+             later ? n_next : n);
         cp_async_commit();
     }
 
@@ -660,7 +658,7 @@ run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
     typedef struct decode_sizes<DIM> size;
     int n = positions_of(&at->group, at->tile), first = at->tile * TILE;
     int n_next = 0, row = (int)threadIdx.x / 32, visible = s->visible - first;
-    struct next_position position;
+    struct next_position position = {};
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait();
@@ -807,8 +805,12 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
         return;
     partial.ml = (float2 *)(partial.o + places * DIM);
     partial.places = plan->n_partial;
-    GPU_LAUNCH_EARLY(gpu, decode<DIM>, dim3((unsigned)a->n_kv_heads, (unsigned)plan->n_shares),
-                     THREADS, size::SHARED_BYTES, *a, plan->arrays, partial);
+    dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
+    if (plan->n_tiles <= EARLY_TILES * plan->n_shares)
+        GPU_LAUNCH_EARLY(gpu, decode<DIM>, grid, THREADS, size::SHARED_BYTES, *a, plan->arrays,
+                         partial);
+    else
+        GPU_LAUNCH(gpu, decode<DIM>, grid, THREADS, size::SHARED_BYTES, *a, plan->arrays, partial);
 }
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,

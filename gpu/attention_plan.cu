@@ -150,6 +150,7 @@ static int fill_shares(struct attention_plan *p, struct decode_share *shares,
     p->n_splits = p->n_partial = 0;
     if (tiles > INT32_MAX / 2)
         return error_set(err, "attention over %lld tiles in one pass: too many", (long long)tiles);
+    p->n_tiles = (int)tiles;
     struct cut at = {0, 0};
     for (int i = 0; i < p->n_shares; i++) {
         struct decode_share *s = &shares[i];

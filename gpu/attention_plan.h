@@ -68,7 +68,7 @@ struct attention_plan {
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
     int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
-    int n_groups, n_splits, n_partial;
+    int n_groups, n_tiles, n_splits, n_partial;
     struct long_sequence *long_sequences; /* host */
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
