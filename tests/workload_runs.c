@@ -61,7 +61,7 @@ static void make_requests(struct workload_run *w) {
     int most = device_is_emulated() ? 20 : random_int(w->random, 0, 3) ? 60 : 600;
     for (int i = 0; i < w->n; i++) {
         w->asked[i] = tiny_request(w->random, w->model, (uint32_t)i, most, 30);
-        int alike = w->caches == ONE_POOL && i ? random_int(w->random, 0, 3) : 0;
+        int alike = w->caches != OWN_CACHES && i ? random_int(w->random, 0, 3) : 0;
         bool is_fork = alike == 1;
         if (!is_fork && !random_int(w->random, 0, 1))
             arrival += 0.01 * random_int(w->random, 0, 30);
@@ -89,7 +89,7 @@ static void check_pool(struct workload_run *w, const struct engine *e) {
 
 static void after_step(void *context, struct engine *e) {
     struct workload_run *w = context;
-    if (w->caches == ONE_POOL)
+    if (w->caches != OWN_CACHES)
         check_pool(w, e);
     if (random_int(w->random, 1, w->cancel_one_in) > 1)
         return;
@@ -181,8 +181,10 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
         .stepped = after_step,
         .context = w,
     };
+    options.one_pass = caches == ONE_PASS || (caches == OWN_CACHES && w->n % 2);
+    model->generator.fused = caches == ONE_PASS;
     make_requests(w);
-    if (caches == ONE_POOL) {
+    if (caches != OWN_CACHES) {
         start_pool(w);
         options.memory = &w->paged.memory;
     }
@@ -205,7 +207,7 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
     else
         assert_int_equal(w->pool.blocks.stats.used, 0);
     engine_end(&e);
-    if (caches == ONE_POOL)
+    if (caches != OWN_CACHES)
         end_pool(w);
     for (int i = 0; i < w->n; i++)
         sequence_end(&w->asked[i]);

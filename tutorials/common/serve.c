@@ -114,6 +114,7 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
         .cache_free = kind->destroy,
         .cache_positions = demo->generator.context,
         .memory = demo->memory,
+        .one_pass = demo->generator.fused,
         .tokenizer = demo->tokenizer,
         .stepped = on_step,
         .changed = on_change,
