@@ -36,20 +36,22 @@ LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comm
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7
+PHASES    := 0 1 2 3 4 5 6 7 8
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
-             $(filter-out %/requests.c %/group.c %/serve.c %/pool.c,$(wildcard tutorials/common/*.c)) \
+             $(filter-out %/requests.c %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
+               $(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c \
              tutorials/common/requests.c tutorials/common/group.c
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
              scheduler/engine_metrics.c tutorials/common/serve.c
-MODULES_4 := $(MODULES_3)
+MODULES_4 := $(MODULES_3) tutorials/common/policies.c
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c tutorials/common/pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
 MODULES_7 := $(MODULES_6) scheduler/prefix_cache.c scheduler/kv_paged.c scheduler/paged_memory.c \
-             scheduler/engine_paged.c
+             scheduler/engine_paged.c tutorials/common/paged.c
+MODULES_8 := $(MODULES_7) tutorials/common/op_times.c
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 DEMO_2    := tutorials/02-naive-batching/demo.c
@@ -58,6 +60,7 @@ DEMO_4    := tutorials/04-continuous-batching/demo.c
 DEMO_5    := tutorials/05-block-allocator/demo.c
 DEMO_6    := tutorials/06-block-table/demo.c
 DEMO_7    := tutorials/07-paged-cache/demo.c
+DEMO_8    := tutorials/08-fused-attention/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -74,6 +77,7 @@ help:
 	@echo "make phase5        build ./demo: one pool of blocks for all sequences"
 	@echo "make phase6        build ./demo: block tables, and a map of the pool"
 	@echo "make phase7        build ./demo: paged caches, preemption, shared prefixes"
+	@echo "make phase8        build ./demo: one pass for all, attention through block tables"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long ones: exp over every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"

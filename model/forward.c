@@ -138,8 +138,8 @@ static int reserve_gathered(struct workspace *ws, int n_slots, int longest, stru
     ws->max_gathered = longest + longest / 2;
     ws->paged_slots = dev->ops->alloc(dev, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots,
                                       "the slots of a paged cache", err);
-    if (ws->paged_slots && !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads,
-                                           c->head_dim, err))
+    if (ws->paged_slots &&
+        !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim, err))
         return 0;
     release_gathered(ws);
     return -1;

@@ -5,8 +5,9 @@
  * are rows qo_indptr[i] ... qo_indptr[i+1]-1, in order of position, the newest tokens of that
  * sequence. What earlier passes computed for a sequence is in its cache.
  *
- * A sequence may begin with rows of padding, position -1 (phase 2): they are computed like the others,
- * but padding is no position, so nothing of them is stored or seen, and their attention is zero.
+ * A sequence may begin with rows of padding, position -1 (phase 2): they are computed like the
+ * others, but padding is no position, so nothing of them is stored or seen, and their attention is
+ * zero.
  *
  * The layers are those of Llama (Touvron et al., 2023), with Qwen2's biases and Qwen3's q/k norms.
  */
@@ -26,9 +27,9 @@ struct batch {
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is
                                   kept, and each sequence must begin at position 0. All paged, or
                                   none */
-    const struct paged_batch *pages; /* the page table of the caches: one attention for all sequences,
-                                        which reads keys and values where they lie (phase 8). NULL:
-                                        one sequence after the other */
+    const struct paged_batch *pages; /* the page table of the caches: one attention for all
+                                        sequences, which reads keys and values where they lie (phase
+                                        8). NULL: one sequence after the other */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */

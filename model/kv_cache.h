@@ -1,9 +1,9 @@
 /*
  * kv_cache.h - what the forward pass needs of the KV cache of one sequence.
  *
- * Two kinds. In a contiguous one (scheduler/kv_contiguous.h) the position of a token in its sequence
- * is its slot. A paged one (scheduler/kv_paged.h) lies somewhere in a pool that it shares with
- * others, and says in which slots.
+ * Two kinds. In a contiguous one (scheduler/kv_contiguous.h) the position of a token in its
+ * sequence is its slot. A paged one (scheduler/kv_paged.h) lies somewhere in a pool that it shares
+ * with others, and says in which slots.
  */
 #ifndef SAMEBITS_KV_CACHE_H
 #define SAMEBITS_KV_CACHE_H

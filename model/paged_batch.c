@@ -27,8 +27,8 @@ static int check_sequence(const struct paged_batch *b, int i, struct error *err)
                          end - first, b->page_size);
     for (int j = first; j < end; j++)
         if (b->kv_page_indices[j] < 0 || b->kv_page_indices[j] >= b->n_pages)
-            return error_set(err, "sequence %d: its page number %d is %d, outside the pool of %d", i,
-                             j - first, b->kv_page_indices[j], b->n_pages);
+            return error_set(err, "sequence %d: its page number %d is %d, outside the pool of %d",
+                             i, j - first, b->kv_page_indices[j], b->n_pages);
     return 0;
 }
 

@@ -21,8 +21,8 @@ extern "C" {
 /* All arrays on the host. */
 struct paged_batch {
     int n_sequences;
-    int page_size; /* positions per page, at least 1 */
-    int n_pages;   /* of the pool: page numbers are below */
+    int page_size;                   /* positions per page, at least 1 */
+    int n_pages;                     /* of the pool: page numbers are below */
     const int32_t *qo_indptr;        /* [n_sequences + 1], from 0, never falls */
     const int32_t *kv_indptr;        /* [n_sequences + 1], from 0, never falls */
     const int32_t *kv_page_indices;  /* [kv_indptr[n_sequences]] */
@@ -33,8 +33,8 @@ struct paged_batch {
 /* Positions of sequence i: 0 without pages. */
 int paged_batch_kv_len(const struct paged_batch *b, int i);
 
-/* Can the batch be followed without leaving its arrays or the pool? Returns 0, or -1 with err set to
- * what is wrong, with the sequence's number: a page size or a count out of range, an indptr that
+/* Can the batch be followed without leaving its arrays or the pool? Returns 0, or -1 with err set
+ * to what is wrong, with the sequence's number: a page size or a count out of range, an indptr that
  * does not begin at 0 or that falls, a page outside the pool, a last page that is empty or too
  * full, a pool or a sequence of more than 2^31 - 1 positions. */
 int paged_batch_check(const struct paged_batch *b, struct error *err);

@@ -163,8 +163,7 @@ static void count_memory(struct engine *e) {
     }
     const struct engine_memory *memory = e->options->memory;
     if (memory)
-        e->cache_bytes =
-            memory->blocks_in_use(memory->context) * (int64_t)memory->bytes_per_block;
+        e->cache_bytes = memory->blocks_in_use(memory->context) * (int64_t)memory->bytes_per_block;
     if (e->cache_bytes > e->most_cache_bytes)
         e->most_cache_bytes = e->cache_bytes;
 }
@@ -179,8 +178,8 @@ static int part_of(struct engine *e, const struct plan_entry *entry, struct pass
     /* A shared memory may have taken some away, or found some, since the last step. */
     struct kv_cache *cache =
         memory ? memory->cache(memory->context, entry->job, &s->n_cached) : a->cache;
-    *out = (struct pass_part){s, cache, s->n_cached, s->n_cached + entry->n_tokens,
-                              0, entry->draws};
+    *out =
+        (struct pass_part){s, cache, s->n_cached, s->n_cached + entry->n_tokens, 0, entry->draws};
     return 0;
 }
 

@@ -46,7 +46,7 @@ struct engine_options {
     /* Makes the cache of a request for at most `positions` positions. */
     struct kv_cache *(*cache_new)(const struct model *model, int positions, struct error *err);
     void (*cache_free)(struct kv_cache *cache);
-    int cache_positions;               /* given to cache_new; 0: what the request needs at most */
+    int cache_positions;                /* given to cache_new; 0: what the request needs at most */
     const struct engine_memory *memory; /* NULL: a cache of its own for each request; else the three
                                            above are not used */
     bool one_pass; /* a step is one forward pass for all; with g->fused one attention, too */
@@ -87,8 +87,8 @@ struct engine {
 /* Runs all requests (sorted by arrival) to their end. A request that cannot be answered ends with
  * FINISH_ERROR and its reason; the others go on. When g->interrupted asks to end, the step is
  * finished and all that are not done are cancelled. Returns 0, or -1 with err set: bad options,
- * arrivals out of order, no memory, a device that failed. Options and requests are not used any more
- * afterwards. The engine must be ended in either case. */
+ * arrivals out of order, no memory, a device that failed. Options and requests are not used any
+ * more afterwards. The engine must be ended in either case. */
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
                const struct engine_options *options, struct error *err);
 

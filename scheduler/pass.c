@@ -109,9 +109,13 @@ static int fill_page_table(struct pass_arrays *a, const struct pass_part *parts,
         a->kv_indptr[i + 1] = (int32_t)(old + more);
         a->kv_last_page_len[i] = parts[i].end - (pages.n - 1) * pages.page_size;
     }
-    a->paged = (struct paged_batch){
-        n,           pages.page_size,    pages.n_pages_of_all, a->qo_indptr,
-        a->kv_indptr, a->kv_page_indices, a->kv_last_page_len};
+    a->paged = (struct paged_batch){n,
+                                    pages.page_size,
+                                    pages.n_pages_of_all,
+                                    a->qo_indptr,
+                                    a->kv_indptr,
+                                    a->kv_page_indices,
+                                    a->kv_last_page_len};
     return 0;
 }
 

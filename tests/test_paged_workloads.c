@@ -1,6 +1,6 @@
-/* The workload test (workload_runs.h) with the keys and values of all requests in one pool: the same
- * ids and fingerprints as alone, whatever is preempted, shared, forked or cancelled; in phase 7's
- * way, a pass for each request, and in phase 8's, one pass with one attention for all. */
+/* The workload test (workload_runs.h) with the keys and values of all requests in one pool: the
+ * same ids and fingerprints as alone, whatever is preempted, shared, forked or cancelled; in phase
+ * 7's way, a pass for each request, and in phase 8's, one pass with one attention for all. */
 #include "tests/device.h"
 #include "tests/workload_runs.h"
 

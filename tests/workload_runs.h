@@ -10,9 +10,9 @@
 
 /* Where the requests have their keys and values: each in a cache of its own, or all in a pool, of
  * random sizes from the smallest that holds the longest request, with poison, with blocks in random
- * order, with and without shared prefixes and forks, preempted either way. ONE_PASS: in a pool, and a
- * step is one forward pass with one attention for all. (With caches of their own a step is one pass
- * in every other workload.) */
+ * order, with and without shared prefixes and forks, preempted either way. ONE_PASS: in a pool, and
+ * a step is one forward pass with one attention for all. (With caches of their own a step is one
+ * pass in every other workload.) */
 enum run_caches { OWN_CACHES, ONE_POOL, ONE_PASS };
 
 /* What happened in runs with a pool. */

@@ -63,6 +63,7 @@ static int open_model(struct demo *demo, struct error *err) {
     if (generator_start(&demo->generator, &demo->model, err))
         return -1;
     demo->generator.chunk = o->chunk;
+    demo->generator.fused = demo->phase->fused;
     if (o->context)
         demo->generator.context = o->context;
     return 0;

@@ -1,0 +1,160 @@
+#include "tutorials/common/paged.h"
+
+#include "scheduler/kv_contiguous.h"
+#include "tutorials/common/pool.h"
+#include "tutorials/common/serve.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- one sequence alone: a pool of its own -----------------------------------------------------
+ */
+
+static int block_size = 16;
+
+void paged_begin(const struct demo *demo) {
+    block_size = demo->options.block_size;
+}
+
+struct alone {
+    struct kv_paged cache; /* first: the demo has its address */
+    struct kv_pool pool;
+};
+
+static struct kv_cache *alone_new(const struct model *model, int context, struct error *err) {
+    struct kv_pool_options options = {.block_size = block_size,
+                                      .n_blocks = blocks_for(context, block_size)};
+    struct alone *a = calloc(1, sizeof *a);
+    if (!a) {
+        error_set(err, "out of memory for a cache");
+        return NULL;
+    }
+    if (kv_pool_start(&a->pool, model, &options, err) ||
+        kv_paged_start(&a->cache, &a->pool, NULL, err)) {
+        kv_pool_end(&a->pool);
+        free(a);
+        return NULL;
+    }
+    a->cache.base.bytes = a->pool.bytes;
+    return &a->cache.base;
+}
+
+static void alone_free(struct kv_cache *cache) {
+    struct alone *a = (struct alone *)cache;
+    kv_paged_end(&a->cache);
+    kv_pool_end(&a->pool);
+    free(a);
+}
+
+const struct cache_kind paged_caches[1] = {{"paged", alone_new, alone_free}};
+
+/* ---- many requests ----------------------------------------------------------------------------
+ */
+
+static int measure(const struct engine *e, struct paged_run *run, struct error *err) {
+    struct engine_metrics m;
+    if (engine_measure(e, &m, err) || engine_fingerprint(e, &run->fingerprint, err))
+        return -1;
+    run->seconds = m.seconds;
+    run->tokens_per_second = m.tokens_per_second;
+    run->ttft = m.ttft.mean;
+    return 0;
+}
+
+int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
+                   const struct paged_options *paged_options, struct paged_run *run,
+                   struct error *err) {
+    struct kv_pool pool;
+    struct engine_paged paged;
+    struct engine e = {0};
+    struct kv_pool_options options = {.block_size = demo->options.block_size, .n_blocks = n_blocks};
+    if (n_blocks ? kv_pool_start(&pool, &demo->model, &options, err)
+                 : demo_pool_start(demo, &pool, 0, err))
+        return -1;
+    *run = (struct paged_run){0};
+    engine_paged_start(&paged, &pool, paged_options);
+    demo->memory = &paged.memory;
+    int result = serve_run(demo, w, true, &e, NULL, err) || measure(&e, run, err);
+    demo->memory = NULL;
+    run->stats = paged.blocks.stats;
+    run->most_used = pool.blocks.stats.most_used;
+    engine_end(&e);
+    engine_paged_end(&paged);
+    kv_pool_end(&pool);
+    return result ? -1 : 0;
+}
+
+int paged_run_own_caches(struct demo *demo, const struct workload *w, struct paged_run *run,
+                         int64_t *bytes, struct error *err) {
+    static const struct cache_kind dynamic[] = {{"dynamic", kv_dynamic_new, kv_cache_free}};
+    struct phase with_dynamic = *demo->phase;
+    const struct phase *phase = demo->phase;
+    struct engine e = {0};
+    with_dynamic.caches = dynamic;
+    demo->phase = &with_dynamic;
+    *run = (struct paged_run){0};
+    int result = serve_run(demo, w, true, &e, NULL, err) || measure(&e, run, err);
+    demo->phase = phase;
+    *bytes = e.most_cache_bytes;
+    engine_end(&e);
+    return result ? -1 : 0;
+}
+
+static struct paged_options paged_options_of(const struct demo *demo) {
+    return (struct paged_options){demo->options.swap ? PREEMPT_SWAP : PREEMPT_RECOMPUTE,
+                                  !demo->options.no_prefix_cache};
+}
+
+int paged_same_bits(const struct paged_run *a, const struct paged_run *b, struct error *err) {
+    if (a->fingerprint == b->fingerprint)
+        return 0;
+    return error_set(err,
+                     "two runs of the same requests have fingerprints %016llx and %016llx. "
+                     "This is a bug",
+                     (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
+}
+
+int paged_enough_blocks(const struct demo *demo, const struct workload *w) {
+    int n = 0;
+    for (int i = 0; i < w->n; i++) {
+        int positions = w->requests[i].n_prompt + w->requests[i].max_new + 1;
+        positions = positions < demo->generator.context ? positions : demo->generator.context;
+        n += blocks_for(positions, demo->options.block_size);
+    }
+    return n;
+}
+
+/* ---- --prompts and --random -------------------------------------------------------------------
+ */
+
+static void show_pool(struct demo *demo, const struct kv_pool *pool, const struct paged_stats *s) {
+    static const struct column columns[] = {
+        {"blocks", "blocks", 0},           {"most", "most used", 0},
+        {"preemptions", "preemptions", 0}, {"again", "tokens read again", 0},
+        {"swapped", "tokens swapped", 0},  {"prompt", "prompt tokens", 0},
+        {"shared", "of them shared", 0}};
+    json_t *rows = json_array();
+    json_array_append_new(
+        rows, json_pack("{si si si si si si si}", "blocks", pool->blocks.stats.total, "most",
+                        pool->blocks.stats.most_used, "preemptions", (int)s->preemptions, "again",
+                        (int)s->recomputed, "swapped", (int)s->swapped, "prompt", (int)s->looked_up,
+                        "shared", (int)s->shared));
+    demo_table(demo, "pool", "The pool", columns, 7, rows);
+}
+
+int paged_prompts(struct demo *demo, struct error *err) {
+    struct kv_pool pool;
+    struct engine_paged paged;
+    struct paged_options options = paged_options_of(demo);
+    if (demo_pool_start(demo, &pool, 0, err))
+        return -1;
+    engine_paged_start(&paged, &pool, &options);
+    demo->memory = &paged.memory;
+    int result = serve_prompts(demo, demo->options.prompts, true, err);
+    if (!result)
+        show_pool(demo, &pool, &paged.blocks.stats);
+    demo->memory = NULL;
+    engine_paged_end(&paged);
+    kv_pool_end(&pool);
+    return result;
+}
