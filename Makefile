@@ -68,7 +68,7 @@ objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
 .PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
 
 help:
-	@echo "make run           install what is missing, build phase 1 and let the model write"
+	@echo "make run           install what is missing, build phase 8 and let the model write"
 	@echo "make phase0        build ./demo: no cache, every token reads the text again"
 	@echo "make phase1        build ./demo: KV cache, static and dynamic"
 	@echo "make phase2        build ./demo: several sequences in a padded batch"
@@ -102,7 +102,7 @@ deps:
 	    DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq $(APT) >/dev/null; \
 	fi
 
-run: phase1
+run: phase8
 	./demo --prompt "Write a short story about a robot who learns to paint."
 
 $(PHASES:%=phase%): phase%: deps

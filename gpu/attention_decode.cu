@@ -10,8 +10,8 @@
  *     the same time, because keys of the same position lie side by side;
  *   keys and values come in chunks of 64 positions through a ring in shared memory, four on their
  *     way while one is used, so that the loads never wait for the softmax between them;
- *   products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of 8
- *     rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
+ *   products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
+ * 8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
  *     already, high signed and low unsigned. For the other operand, which lies in registers, both
  *     are signed.
  *
@@ -37,47 +37,46 @@ enum {
     ROWS = GROUP_ROWS,
     WARPS = 8,
     THREADS = 32 * WARPS,
-    VECTOR = 8,       /* mantissas in 16 bytes */
+    VECTOR = 8,        /* mantissas in 16 bytes */
     MERGED_TILES = 64, /* whose shares are worked out together */
     EARLY_TILES = 6    /* a share, up to which it pays to start before the previous kernel ends */
 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared memory
- * are 16 bytes longer than they must be: then 8 rows of a column lie in different banks. */
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared
+ * memory are 16 bytes longer than they must be: then 8 rows of a column lie in different banks. */
 template <int DIM> struct decode_sizes {
-    static const int CHUNK = 64; /* positions */
+    static const int CHUNK = 64;            /* positions */
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
-    static const int AHEAD = 4; /* chunks on their way while one is used */
+    static const int AHEAD = 4;             /* chunks on their way while one is used */
     static const int STAGES = AHEAD + 1;
-    static const int BLOCKS = DIM > 128 ? 1 : 2;        /* on a processor */
-    static const int DIMS_8 = (DIM + 63) / 64;          /* times 8 dimensions: a warp's share */
-    static const int ROW_BYTES = 2 * DIM + 16; /* of a position in a chunk */
+    static const int BLOCKS = DIM > 128 ? 1 : 2; /* on a processor */
+    static const int DIMS_8 = (DIM + 63) / 64;   /* times 8 dimensions: a warp's share */
+    static const int ROW_BYTES = 2 * DIM + 16;   /* of a position in a chunk */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
     static const int QUERY_BYTES = 2 * ROWS * DIM; /* of all rows' digits */
     static const int WEIGHT_BYTES = TILE + 16;
     static const int SCORE_FLOATS = TILE + 4;
     static const int SHARED_BYTES = STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES +
-                                    4 * ROWS * SCORE_FLOATS + 2 * 8 * TILE +
-                                    2 * 4 * TILE;
+                                    4 * ROWS * SCORE_FLOATS + 2 * 8 * TILE + 2 * 4 * TILE;
 };
 
 /* The memory of a block. */
 struct decode_memory {
-    unsigned char *ring;    /* [STAGES] chunks */
-    uint32_t *slots;        /* [2][TILE] where the positions of a tile are */
-    float *scores;          /* [ROWS][SCORE_FLOATS]; in the merge, shares */
-    int8_t *query;          /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
-    int8_t *weights;        /* [2 ROWS][WEIGHT_BYTES] */
-    uint32_t *k_units;      /* [2][TILE] 2^exponent as a double: the upper word */
-    uint32_t *v_units;      /* [2][TILE] as a float */
+    unsigned char *ring; /* [STAGES] chunks */
+    uint32_t *slots;     /* [2][TILE] where the positions of a tile are */
+    float *scores;       /* [ROWS][SCORE_FLOATS]; in the merge, shares */
+    int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
+    int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES] */
+    uint32_t *k_units;   /* [2][TILE] 2^exponent as a double: the upper word */
+    uint32_t *v_units;   /* [2][TILE] as a float */
 };
 
 /* What the warps tell each other of a row. */
 struct row_states {
-    double q_unit[ROWS];                      /* 2^(e-30) * scale of the query */
-    double unit[ROWS];                        /* 2^(e-30) of the tile's weights */
-    float old_share[ROWS], new_share[ROWS];   /* of the merge with this tile */
-    float m[ROWS], l[ROWS];                   /* merged so far */
+    double q_unit[ROWS];                    /* 2^(e-30) * scale of the query */
+    double unit[ROWS];                      /* 2^(e-30) of the tile's weights */
+    float old_share[ROWS], new_share[ROWS]; /* of the merge with this tile */
+    float m[ROWS], l[ROWS];                 /* merged so far */
     float tile_m[ROWS], tile_l[ROWS];
 };
 
@@ -112,9 +111,8 @@ static __device__ struct tile_cursor first_tile(const struct decode_share *share
     return c;
 }
 
-static __device__ __forceinline__ void find_next(struct tile_cursor *next,
-                                                 const struct tile_cursor *at,
-                                                 const struct plan_arrays *plan) {
+static __device__ __forceinline__ void
+find_next(struct tile_cursor *next, const struct tile_cursor *at, const struct plan_arrays *plan) {
     *next = *at;
     next->left--;
     if (++next->tile < at->group.n_tiles)
@@ -172,14 +170,13 @@ template <int DIM> struct loader {
             p->page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
     }
 
-    __device__ __forceinline__ void fetch_exponents(struct next_position *p,
-                                                    const struct tile_cursor *at, int n,
-                                                    int set) const {
+    __device__ __forceinline__ void
+    fetch_exponents(struct next_position *p, const struct tile_cursor *at, int n, int set) const {
         p->k_exponent = p->v_exponent = 0;
         if ((int)threadIdx.x >= loaded_of(n))
             return;
-        uint32_t slot = (uint32_t)(p->page * plan->page_size +
-                                   position_in(at, n) % plan->page_size);
+        uint32_t slot =
+            (uint32_t)(p->page * plan->page_size + position_in(at, n) % plan->page_size);
         uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)kv_head();
         memory.slots[set * TILE + (int)threadIdx.x] = slot;
         p->k_exponent = a->kv.k_exponents[row];
@@ -193,8 +190,7 @@ template <int DIM> struct loader {
     }
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
-    __device__ __forceinline__ void copy(const int16_t *mantissas, int set, int c,
-                                         int n) const {
+    __device__ __forceinline__ void copy(const int16_t *mantissas, int set, int c, int n) const {
         const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS;
         const char *from = (const char *)(mantissas + kv_head() * a->head_dim);
         uint32_t slot_bytes = (uint32_t)(a->n_kv_heads * a->head_dim * 2);
@@ -235,8 +231,8 @@ template <int DIM> struct loader {
         return chunk < (size::STAGES - 1) * size::STAGE_BYTES ? chunk + size::STAGE_BYTES : 0;
     }
 
-    /* Starts chunk number i of a tile, counted on from its keys to its values and to the keys of the
-     * next tile. */
+    /* Starts chunk number i of a tile, counted on from its keys to its values and to the keys of
+     * the next tile. */
     __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
         bool values = i / size::CHUNKS == 1, later = i >= 2 * size::CHUNKS;
         copy(values ? a->kv.v : a->kv.k, later ? 1 - set : set, i % size::CHUNKS,
@@ -282,8 +278,8 @@ template <int DIM> struct loader {
  */
 
 /* The order of 32 summands: the tensor core counts as numbers 4 t ... 4 t + 3 and 16 + 4 t ... what
- * ldmatrix gives to lane t of a quad: the elements 2 t and 2 t + 1 of each 8. summand_of: the number
- * of an element. */
+ * ldmatrix gives to lane t of a quad: the elements 2 t and 2 t + 1 of each 8. summand_of: the
+ * number of an element. */
 static __device__ __forceinline__ int summand_of(int element) {
     return element / 32 * 32 + element % 32 / 16 * 16 + element % 8 / 2 * 4 + element % 16 / 8 * 2 +
            element % 2;
@@ -335,16 +331,16 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         int e = num_row_exponent(warp_max(largest));
         bool bad = e > BFP_MAX_EXPONENT;
         if (bad && lane == 0)
-            gpu_fault(a->fault, a->site,
-                      c->group.first_token + token_of(a, &c->group, row));
+            gpu_fault(a->fault, a->site, c->group.first_token + token_of(a, &c->group, row));
         e = bad ? BFP_MIN_EXPONENT : e;
         UNROLL
         for (int i = 0; i < DIM / 32; i++) {
-            /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t + j
-             * of the third; low digits are in the second and fourth. */
+            /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
+             * j of the third; low digits are in the second and fourth. */
             int summand = summand_of(lane);
-            int8_t *at = mem->query + ((32 * i + 4 * row + summand % 16 / 4) * 4 +
-                                       summand / 16 * 2) * 4 + summand % 4;
+            int8_t *at = mem->query +
+                         ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
+                         summand % 4;
             put_digits(at, at + 4, bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
         }
         if (lane == 0) {
@@ -376,7 +372,8 @@ static __device__ __forceinline__ void multiply(int32_t high[4], int32_t low[4],
 }
 
 /* The exact sum of the products of row g with column 2 t + j. */
-static __device__ __forceinline__ double dot_of(const int32_t high[4], const int32_t low[4], int j) {
+static __device__ __forceinline__ double dot_of(const int32_t high[4], const int32_t low[4],
+                                                int j) {
     return (double)((long long)high[j] * 65536 + (long long)(high[2 + j] + low[j]) * 256 +
                     low[2 + j]);
 }
@@ -387,8 +384,8 @@ static __device__ __forceinline__ double dot_of(const int32_t high[4], const int
 /* The scores of a chunk's positions `first` ... of the tile; a warp has 8 of them. */
 template <int DIM>
 static __device__ __forceinline__ void
-score_chunk(const unsigned char *keys, const struct decode_memory *mem, const uint32_t *units, double q_unit, int visible,
-            int first) {
+score_chunk(const unsigned char *keys, const struct decode_memory *mem, const uint32_t *units,
+            double q_unit, int visible, int first) {
     typedef struct decode_sizes<DIM> size;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int begin = warp * 8, position = first + begin + lane % 4 * 2;
@@ -518,7 +515,8 @@ static __device__ __forceinline__ size_t first_place(const struct partial_result
     return (size_t)kv_head() * (size_t)p->places;
 }
 
-/* What a block holds of the running result: o[i][j] is dimension first_dim(i) + 2 t + j of row g. */
+/* What a block holds of the running result: o[i][j] is dimension first_dim(i) + 2 t + j of row g.
+ */
 template <int DIM>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place,
                                             const float o[][2], const float *m, const float *l) {
@@ -533,8 +531,8 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
         p->ml[rows + threadIdx.x] = make_float2(m[threadIdx.x], l[threadIdx.x]);
 }
 
-/* The shares of n tiles of a split, for the row of this warp: in shares[row][0] the old ones, in [1]
- * the new ones, in [2] the tiles' l. Takes the m of what is before, returns that of all. */
+/* The shares of n tiles of a split, for the row of this warp: in shares[row][0] the old ones, in
+ * [1] the new ones, in [2] the tiles' l. Takes the m of what is before, returns that of all. */
 static __device__ float work_out_shares(float shares[ROWS][3][MERGED_TILES], float m,
                                         const struct partial_results *p, size_t place, int n) {
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32;
@@ -562,8 +560,8 @@ static __device__ float work_out_shares(float shares[ROWS][3][MERGED_TILES], flo
 
 /* Merges all results of a split in order, and writes them. */
 template <int DIM>
-static __device__ void merge_split(const struct attention_arguments *a,
-                                   const struct tile_cursor *c, const struct decode_split *split,
+static __device__ void merge_split(const struct attention_arguments *a, const struct tile_cursor *c,
+                                   const struct decode_split *split,
                                    const struct partial_results *p, float *shared) {
     typedef float share_table[3][MERGED_TILES];
     share_table *shares = (share_table *)shared;
@@ -573,7 +571,8 @@ static __device__ void merge_split(const struct attention_arguments *a,
     float m = p->ml[begin * ROWS + threadIdx.x / 32].x;
     UNROLL
     for (int i = 0; i < EACH; i++) {
-        int row = ((int)threadIdx.x + i * THREADS) / DIM, d = ((int)threadIdx.x + i * THREADS) % DIM;
+        int row = ((int)threadIdx.x + i * THREADS) / DIM,
+            d = ((int)threadIdx.x + i * THREADS) % DIM;
         size_t at = begin * ROWS + (size_t)row;
         o[i] = p->o[at * DIM + (size_t)d];
         l[i] = p->ml[at].y;
@@ -594,14 +593,14 @@ static __device__ void merge_split(const struct attention_arguments *a,
             UNROLL_8
             for (int j = 0; j < n_seen; j++) {
                 l[i] = l[i] * shares[row][0][j] + shares[row][2][j] * shares[row][1][j];
-                o[i] = o[i] * shares[row][0][j] +
-                       from[(size_t)j * ROWS * DIM] * shares[row][1][j];
+                o[i] = o[i] * shares[row][0][j] + from[(size_t)j * ROWS * DIM] * shares[row][1][j];
             }
         }
     }
     UNROLL
     for (int i = 0; i < EACH; i++) {
-        int row = ((int)threadIdx.x + i * THREADS) / DIM, d = ((int)threadIdx.x + i * THREADS) % DIM;
+        int row = ((int)threadIdx.x + i * THREADS) / DIM,
+            d = ((int)threadIdx.x + i * THREADS) % DIM;
         if (row < c->group.n_rows && d < a->head_dim)
             a->y[place_of(a, c, row) + (size_t)d] = l[i] > 0 ? o[i] / l[i] : o[i];
     }
@@ -626,7 +625,7 @@ static __device__ void arrive(const struct attention_arguments *a, const struct 
     merge_split<DIM>(a, c, &split, p, shared);
     if (threadIdx.x == 0)
         *tiles_done = 0; /* for the next launch */
-    __syncthreads(); /* `shared` is used again */
+    __syncthreads();     /* `shared` is used again */
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
@@ -642,9 +641,10 @@ template <int DIM> static __device__ void clear_padding(unsigned char *ring, int
 
 /* A stretch of tiles of one row group, as a block goes through it. */
 template <int DIM> struct stretch {
-    float o[decode_sizes<DIM>::DIMS_8][2]; /* merged so far: dimension first_dim(i) + 2 t + j of row g */
-    double q_unit;                         /* of row g */
-    int visible;                           /* positions that row g sees */
+    float o[decode_sizes<DIM>::DIMS_8]
+           [2];    /* merged so far: dimension first_dim(i) + 2 t + j of row g */
+    double q_unit; /* of row g */
+    int visible;   /* positions that row g sees */
 };
 
 /* One tile, and the loads for the next. Sets tile_o, the tile's own result. set: of the slots and
@@ -672,16 +672,16 @@ run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
         if (c == 3)
             chunks->fetch_exponents(&position, next, n_next, 1 - set);
         if (c * size::CHUNK + row * 8 < n) /* of this warp's 8, the first exists */
-            score_chunk<DIM>(chunks->chunk(), mem, mem->k_units + set * TILE, s->q_unit,
-                             visible, c * size::CHUNK);
+            score_chunk<DIM>(chunks->chunk(), mem, mem->k_units + set * TILE, s->q_unit, visible,
+                             c * size::CHUNK);
         chunks->step();
     }
     int32_t high[size::DIMS_8][4], low[size::DIMS_8][4];
     UNROLL
     for (int i = 0; i < size::DIMS_8; i++)
         UNROLL
-        for (int j = 0; j < 4; j++)
-            high[i][j] = low[i][j] = 0;
+    for (int j = 0; j < 4; j++)
+        high[i][j] = low[i][j] = 0;
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait(); /* the first time, all scores are there, too */
@@ -702,12 +702,11 @@ run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
     UNROLL
     for (int i = 0; i < size::DIMS_8; i++)
         UNROLL
-        for (int j = 0; j < 2; j++) {
-            tile_o[i][j] = (float)(dot_of(high[i], low[i], j) * unit);
-            if (visible > 0)
-                s->o[i][j] =
-                    s->o[i][j] * rows->old_share[row] + tile_o[i][j] * rows->new_share[row];
-        }
+    for (int j = 0; j < 2; j++) {
+        tile_o[i][j] = (float)(dot_of(high[i], low[i], j) * unit);
+        if (visible > 0)
+            s->o[i][j] = s->o[i][j] * rows->old_share[row] + tile_o[i][j] * rows->new_share[row];
+    }
 }
 
 template <int DIM>
@@ -721,11 +720,11 @@ write_result(const struct stretch<DIM> *s, const struct tile_cursor *at,
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         UNROLL
-        for (int j = 0; j < 2; j++) {
-            int d = first_dim(i) + lane % 4 * 2 + j;
-            if (d < a->head_dim)
-                y[d] = l > 0 ? s->o[i][j] / l : s->o[i][j];
-        }
+    for (int j = 0; j < 2; j++) {
+        int d = first_dim(i) + lane % 4 * 2 + j;
+        if (d < a->head_dim)
+            y[d] = l > 0 ? s->o[i][j] / l : s->o[i][j];
+    }
 }
 
 template <int DIM>

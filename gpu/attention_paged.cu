@@ -1,5 +1,6 @@
 /*
- * attention_paged: causal attention of a batch over one paged BFP16 cache, as ref/attention_paged.c.
+ * attention_paged: causal attention of a batch over one paged BFP16 cache, as
+ * ref/attention_paged.c.
  *
  * q, y [n_tokens, n_heads, head_dim]; the cache [slots, n_kv_heads, head_dim] mantissas with an
  * exponent per row; a plan with the page tables (attention_plan.h).
@@ -80,8 +81,7 @@ static __device__ void snap_query(struct query_row *r, const struct attention_ar
         gpu_fault(a->fault, a->site, token);
     e = bad ? BFP_MIN_EXPONENT : e;
     for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
-        m->query[d] =
-            bad ? (int16_t)0 : num_mantissa(a->q[r->at + (size_t)d], num_pow2f(15 - e));
+        m->query[d] = bad ? (int16_t)0 : num_mantissa(a->q[r->at + (size_t)d], num_pow2f(15 - e));
     r->unit = num_pow2(e - 30) * a->scale;
     __syncthreads();
 }
@@ -119,9 +119,8 @@ static __device__ void score_tile(const struct query_row *r, const struct attent
         }
         dot += __shfl_xor_sync(0xffffffffu, dot, 1);
         if (half == 0)
-            m->scores[j] =
-                sees ? num_score((double)dot, num_pow2(a->kv.k_exponents[row]), r->unit)
-                     : -INFINITY;
+            m->scores[j] = sees ? num_score((double)dot, num_pow2(a->kv.k_exponents[row]), r->unit)
+                                : -INFINITY;
     }
     for (int j = (n + 15) / 16 * 16 + (int)threadIdx.x; j < TILE; j += TILE)
         m->scores[j] = -INFINITY;
@@ -147,8 +146,7 @@ static __device__ struct tile_result run_tile(const struct query_row *r,
     float p = j < n ? num_exp(s - result.m) : 0;
     uint32_t units = row_sum<WARPS>(j < n ? num_probability_units(p) : 0, m->part);
     result.l = (float)units * 0x1p-23f;
-    float w =
-        j < n ? num_value_weight(p, a->kv.v_exponents[cache_row(r, a, plan, tile + j)]) : 0;
+    float w = j < n ? num_value_weight(p, a->kv.v_exponents[cache_row(r, a, plan, tile + j)]) : 0;
     result.exponent = num_row_exponent(row_max<WARPS>(num_magnitude(w), m->part));
     bool bad = result.exponent > BFP_MAX_EXPONENT;
     if (bad && j == 0)
@@ -264,8 +262,8 @@ static void launch_3(struct gpu_device *gpu, const struct attention_arguments *a
     int most_tiles = plan->longest > TILE ? (plan->longest + TILE - 1) / TILE : 1;
     size_t rows = (size_t)plan->n_tokens * (size_t)a->n_heads;
     size_t floats = rows * (size_t)most_tiles * (size_t)(a->head_dim + 2);
-    float *partial = (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL, sizeof *partial * floats,
-                                          "attention_paged");
+    float *partial =
+        (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL, sizeof *partial * floats, "attention_paged");
     if (!partial)
         return;
     GPU_LAUNCH(gpu, attention_paged_3,

@@ -29,8 +29,7 @@ struct layout {
     size_t bytes;
 };
 
-static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares,
-                             int n_heads) {
+static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares, int n_heads) {
     struct layout l = {};
     size_t n = (size_t)b->n_sequences, word = sizeof(int32_t);
     l.qo_indptr = place(&l.bytes, word * (n + 1));
@@ -57,8 +56,8 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
     if (p->host_bytes > p->device_bytes) {
         dev->ops->free(dev, p->device, p->device_bytes);
         p->device_bytes = 0;
-        p->device = (unsigned char *)dev->ops->alloc(dev, p->host_bytes, "the plan of attention",
-                                                     err);
+        p->device =
+            (unsigned char *)dev->ops->alloc(dev, p->host_bytes, "the plan of attention", err);
         if (!p->device)
             return -1;
         p->device_bytes = p->host_bytes;
@@ -94,7 +93,8 @@ static void fill_groups(struct row_group *out, const struct paged_batch *b, int 
             out->before = paged_batch_kv_len(b, i) - n_tokens;
             int sees = out->before + (end - 1) / heads_per_group + 1;
             out->kv_len = sees > 0 ? sees : 0;
-            out->n_tiles = sees > 0 ? blocks_of(sees, TILE) : 1; /* an empty one: zeros are written */
+            out->n_tiles =
+                sees > 0 ? blocks_of(sees, TILE) : 1; /* an empty one: zeros are written */
         }
     }
 }

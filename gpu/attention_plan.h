@@ -17,18 +17,19 @@
 enum { GROUP_ROWS = 8 };
 
 struct row_group {
-    int32_t sequence, pages;       /* its first page, counted in the page indices */
+    int32_t sequence, pages;        /* its first page, counted in the page indices */
     int32_t first_token, first_row; /* of the sequence in q and y; of the group in the sequence */
-    int32_t n_rows, before;        /* positions in front of the sequence's first token */
-    int32_t kv_len, n_tiles;       /* what its last row sees */
+    int32_t n_rows, before;         /* positions in front of the sequence's first token */
+    int32_t kv_len, n_tiles;        /* what its last row sees */
 };
 
 /*
- * A share of the tiles of all row groups, in their order; it is the work of one thread block for each
- * kv head. (Blocks with neighbouring numbers have the heads of one share: they read neighbouring
- * memory at the same time.) A share begins and ends anywhere, so a row group may be split between
- * shares that follow each other; split_first is the number of the split that the share begins in the
- * middle of, split_last of the one that it leaves for others to go on with; -1: none.
+ * A share of the tiles of all row groups, in their order; it is the work of one thread block for
+ * each kv head. (Blocks with neighbouring numbers have the heads of one share: they read
+ * neighbouring memory at the same time.) A share begins and ends anywhere, so a row group may be
+ * split between shares that follow each other; split_first is the number of the split that the
+ * share begins in the middle of, split_last of the one that it leaves for others to go on with; -1:
+ * none.
  */
 struct decode_share {
     int32_t group, tile, n_tiles;
@@ -36,11 +37,11 @@ struct decode_share {
     struct row_group first; /* a copy of the group's: one load less to wait for */
 };
 
-/* A row group in several shares. The first share merges its tiles; each later tile's result is kept,
- * and the block that comes last merges them in order. */
+/* A row group in several shares. The first share merges its tiles; each later tile's result is
+ * kept, and the block that comes last merges them in order. */
 struct decode_split {
-    int32_t partial;   /* where its results are: the first share's merged ones, then a place a tile */
-    int32_t n_tiles;   /* in all */
+    int32_t partial; /* where its results are: the first share's merged ones, then a place a tile */
+    int32_t n_tiles; /* in all */
     int32_t first_end; /* the tiles 0 ... first_end - 1 are the first share's */
 };
 

@@ -45,9 +45,8 @@ static void bench_read(void) {
     unsigned *out = (unsigned *)device_bytes(4);
     fill_random<<<1024, 256>>>((uint32_t *)x, bytes / 4);
     cudaDeviceSynchronize();
-    double s = seconds(4, [&](int) {
-        read_all<<<132 * 8, 512, 0, gpu_of(dev)->stream>>>(x, bytes / 16, out);
-    });
+    double s = seconds(
+        4, [&](int) { read_all<<<132 * 8, 512, 0, gpu_of(dev)->stream>>>(x, bytes / 16, out); });
     read_tbs = (double)bytes / s / 1e12;
     printf("a kernel that only reads 2 GiB: %.2f TB/s\n", read_tbs);
     dev->ops->free(dev, x, bytes);
@@ -97,9 +96,8 @@ static struct rotation start(const std::vector<int> &lengths, int qo_len, int pa
     struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845};
     for (size_t c = 0; c < copies; c++) {
         struct attention_plan *plan = dev->ops->attention_plan_new(dev, &err);
-        struct paged_batch batch = {(int)n,         page_size,
-                                    (int)order.size(), qo.data(),
-                                    indptr.data(),  order.data() + c * pages,
+        struct paged_batch batch = {(int)n,     page_size,     (int)order.size(),
+                                    qo.data(),  indptr.data(), order.data() + c * pages,
                                     last.data()};
         check(plan && !dev->ops->attention_plan(dev, plan, &batch, &shape, &err), "a plan");
         r.plans.push_back(plan);
@@ -125,8 +123,8 @@ static void end(struct rotation *r) {
 static double time_of(struct rotation *r) {
     int burst = (int)r->plans.size() < 4 ? 4 : (int)r->plans.size();
     return graph_seconds(burst, [&](int i) {
-        dev->ops->attention_paged(dev, r->y, r->q, &r->kv,
-                                  r->plans[(size_t)i % r->plans.size()], 0);
+        dev->ops->attention_paged(dev, r->y, r->q, &r->kv, r->plans[(size_t)i % r->plans.size()],
+                                  0);
     });
 }
 
