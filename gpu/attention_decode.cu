@@ -504,15 +504,22 @@ add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
 /* ---- results that several blocks make ---------------------------------------------------------
  */
 
-/* Device memory: a place holds o [ROWS, DIM], and m and l of each row. */
+/* Device memory [places, n_kv_heads, ROWS, partial_floats(DIM)]: what a row leaves of a tile. */
 struct partial_results {
-    float *o;   /* [n_kv_heads, places, ROWS, DIM] */
-    float2 *ml; /* [n_kv_heads, places, ROWS] */
-    int places; /* the plan's n_partial */
+    float *rows;
+    int n_kv_heads;
 };
 
-static __device__ __forceinline__ size_t first_place(const struct partial_results *p) {
-    return (size_t)kv_head() * (size_t)p->places;
+/* The first of the rows of a place, for this block's kv head. */
+template <int DIM>
+static __device__ __forceinline__ float *rows_at(const struct partial_results *p, int place) {
+    size_t number = (size_t)place * (size_t)p->n_kv_heads + (size_t)kv_head();
+    return p->rows + number * (size_t)(ROWS * partial_floats(DIM));
+}
+
+/* m and l of a row. */
+template <int DIM> static __device__ __forceinline__ float2 *ml_of(float *rows, int row) {
+    return (float2 *)(rows + row * partial_floats(DIM) + DIM);
 }
 
 /* What a block holds of the running result: o[i][j] is dimension first_dim(i) + 2 t + j of row g.
@@ -521,24 +528,25 @@ template <int DIM>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place,
                                             const float o[][2], const float *m, const float *l) {
     int lane = (int)threadIdx.x % 32;
-    size_t rows = (first_place(p) + (size_t)place) * ROWS;
-    float2 *to = (float2 *)(p->o + (rows + (size_t)(lane / 4)) * DIM);
+    float *rows = rows_at<DIM>(p, place);
+    float2 *to = (float2 *)(rows + lane / 4 * partial_floats(DIM));
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         if (first_dim(i) < DIM)
             to[first_dim(i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
     if (threadIdx.x < ROWS)
-        p->ml[rows + threadIdx.x] = make_float2(m[threadIdx.x], l[threadIdx.x]);
+        *ml_of<DIM>(rows, (int)threadIdx.x) = make_float2(m[threadIdx.x], l[threadIdx.x]);
 }
 
 /* The shares of n tiles of a split, for the row of this warp: in shares[row][0] the old ones, in
  * [1] the new ones, in [2] the tiles' l. Takes the m of what is before, returns that of all. */
+template <int DIM>
 static __device__ float work_out_shares(float shares[ROWS][3][MERGED_TILES], float m,
-                                        const struct partial_results *p, size_t place, int n) {
+                                        const struct partial_results *p, int place, int n) {
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32;
     for (int i = 0; i < n; i += 32) {
         bool exists = i + lane < n;
-        float2 ml = exists ? p->ml[(place + (size_t)(i + lane)) * ROWS + (size_t)row]
+        float2 ml = exists ? *ml_of<DIM>(rows_at<DIM>(p, place + i + lane), row)
                            : make_float2(-INFINITY, 0);
         float max = fmaxf(m, ml.x);
         UNROLL
@@ -567,21 +575,21 @@ static __device__ void merge_split(const struct attention_arguments *a, const st
     share_table *shares = (share_table *)shared;
     const int EACH = ROWS * DIM / THREADS; /* a thread: one dimension of several rows */
     float o[EACH], l[EACH];
-    size_t begin = first_place(p) + (size_t)split->partial;
-    float m = p->ml[begin * ROWS + threadIdx.x / 32].x;
+    const int NEXT = ROWS * partial_floats(DIM);
+    float *begin = rows_at<DIM>(p, split->partial);
+    float m = ml_of<DIM>(begin, (int)threadIdx.x / 32)->x;
     UNROLL
     for (int i = 0; i < EACH; i++) {
         int row = ((int)threadIdx.x + i * THREADS) / DIM,
             d = ((int)threadIdx.x + i * THREADS) % DIM;
-        size_t at = begin * ROWS + (size_t)row;
-        o[i] = p->o[at * DIM + (size_t)d];
-        l[i] = p->ml[at].y;
+        o[i] = begin[row * partial_floats(DIM) + d];
+        l[i] = ml_of<DIM>(begin, row)->y;
     }
     for (int tile = split->first_end; tile < split->n_tiles; tile += MERGED_TILES) {
         int n = min((int)MERGED_TILES, split->n_tiles - tile);
-        size_t place = begin + (size_t)(1 + tile - split->first_end);
+        int place = split->partial + 1 + tile - split->first_end;
         __syncthreads();
-        m = work_out_shares(shares, m, p, place, n);
+        m = work_out_shares<DIM>(shares, m, p, place, n);
         __syncthreads();
         UNROLL
         for (int i = 0; i < EACH; i++) {
@@ -589,11 +597,12 @@ static __device__ void merge_split(const struct attention_arguments *a, const st
             int d = ((int)threadIdx.x + i * THREADS) % DIM;
             int sees = visible_to(a, &c->group, row) - tile * TILE;
             int n_seen = min(n, (sees + TILE - 1) / TILE);
-            const float *from = p->o + (place * ROWS + (size_t)row) * DIM + d;
+            const float *from = rows_at<DIM>(p, place) + row * partial_floats(DIM) + d;
             UNROLL_8
             for (int j = 0; j < n_seen; j++) {
                 l[i] = l[i] * shares[row][0][j] + shares[row][2][j] * shares[row][1][j];
-                o[i] = o[i] * shares[row][0][j] + from[(size_t)j * ROWS * DIM] * shares[row][1][j];
+                o[i] = o[i] * shares[row][0][j] +
+                       from[(size_t)j * (size_t)(NEXT * p->n_kv_heads)] * shares[row][1][j];
             }
         }
     }
@@ -792,18 +801,13 @@ template <int DIM>
 static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    const struct attention_plan *plan) {
     typedef struct decode_sizes<DIM> size;
-    struct partial_results partial;
-    size_t places = (size_t)plan->n_partial * (size_t)a->n_kv_heads * ROWS;
-    partial.o = (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL,
-                                     sizeof(float) * places * (DIM + 2) + 16, "attention_paged");
-    if (!partial.o || !gpu_ok(gpu,
-                              cudaFuncSetAttribute((const void *)decode<DIM>,
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   size::SHARED_BYTES),
-                              "attention's shared memory"))
+    struct partial_results partial = {plan->partial, a->n_kv_heads};
+    if (!gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)decode<DIM>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     size::SHARED_BYTES),
+                "attention's shared memory"))
         return;
-    partial.ml = (float2 *)(partial.o + places * DIM);
-    partial.places = plan->n_partial;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
     if (plan->n_tiles <= EARLY_TILES * plan->n_shares)
         GPU_LAUNCH_EARLY(gpu, decode<DIM>, grid, THREADS, size::SHARED_BYTES, *a, plan->arrays,
@@ -814,17 +818,18 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct attention_plan *plan) {
-    int dim = a->head_dim;
-    if (dim <= 32)
-        launch<32>(gpu, a, plan);
-    else if (dim <= 64)
-        launch<64>(gpu, a, plan);
-    else if (dim <= 96)
-        launch<96>(gpu, a, plan);
-    else if (dim <= 128)
-        launch<128>(gpu, a, plan);
-    else if (dim <= 192)
-        launch<192>(gpu, a, plan);
-    else
-        launch<256>(gpu, a, plan);
+    switch (decode_dim(a->head_dim)) {
+    case 32:
+        return launch<32>(gpu, a, plan);
+    case 64:
+        return launch<64>(gpu, a, plan);
+    case 96:
+        return launch<96>(gpu, a, plan);
+    case 128:
+        return launch<128>(gpu, a, plan);
+    case 192:
+        return launch<192>(gpu, a, plan);
+    default:
+        return launch<256>(gpu, a, plan);
+    }
 }

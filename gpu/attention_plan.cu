@@ -36,11 +36,12 @@ static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_sh
     l.kv_indptr = place(&l.bytes, word * (n + 1));
     l.kv_lens = place(&l.bytes, word * n);
     l.token_sequence = place(&l.bytes, word * (size_t)b->qo_indptr[n]);
-    l.pages = place(&l.bytes, word * (size_t)b->kv_indptr[n]);
     l.groups = place(&l.bytes, sizeof(struct row_group) * (size_t)n_groups);
     l.shares = place(&l.bytes, sizeof(struct decode_share) * (size_t)n_shares);
     l.splits = place(&l.bytes, sizeof(struct decode_split) * (size_t)n_shares);
     l.tiles_done = place(&l.bytes, word * (size_t)n_shares * (size_t)n_heads);
+    /* The last, so that the others stay where they are while the sequences grow. */
+    l.pages = place(&l.bytes, word * (size_t)b->kv_indptr[n]);
     return l;
 }
 
@@ -63,6 +64,19 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
         p->device_bytes = p->host_bytes;
     }
     return 0;
+}
+
+/* Room for the results of splits; version 4 uses it. */
+static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
+    size_t rows = (size_t)p->n_partial * (size_t)p->shape.n_kv_heads * GROUP_ROWS;
+    size_t bytes = rows * sizeof(float) * (size_t)partial_floats(decode_dim(p->shape.head_dim));
+    if (bytes <= p->partial_bytes && p->partial)
+        return 0;
+    dev->ops->free(dev, p->partial, p->partial_bytes);
+    p->partial_bytes = 0;
+    p->partial = (float *)dev->ops->alloc(dev, 2 * bytes, "the partial results of attention", err);
+    p->partial_bytes = p->partial ? 2 * bytes : 0;
+    return p->partial ? 0 : -1;
 }
 
 /* ---- row groups and shares --------------------------------------------------------------------
@@ -220,6 +234,7 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
     if (!p)
         return;
     dev->ops->free(dev, p->device, p->device_bytes);
+    dev->ops->free(dev, p->partial, p->partial_bytes);
     free(p->host);
     free(p->long_sequences);
     free(p);
@@ -249,7 +264,8 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     fill_sequences(&l, p->host, b, p);
     fill_groups(groups, b, heads_per_group);
     if (fill_shares(p, (struct decode_share *)(p->host + l.shares),
-                    (struct decode_split *)(p->host + l.splits), groups, err))
+                    (struct decode_split *)(p->host + l.splits), groups, err) ||
+        reserve_partial(dev, p, err))
         return -1;
     set_arrays(&p->arrays, &l, p->device);
     p->arrays.page_size = b->page_size;

@@ -74,7 +74,20 @@ struct attention_plan {
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
     size_t host_bytes, device_bytes;
+    float *partial; /* device: [n_partial, n_kv_heads, GROUP_ROWS, partial_floats] */
+    size_t partial_bytes;
 };
+
+/* The head dimension as version 4 has it: rounded up to one that a kernel was made for. */
+static inline int decode_dim(int head_dim) {
+    return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
+}
+
+/* What a row leaves of a tile: its values, then m and l, and two floats more to keep vectors
+ * aligned. */
+static inline __host__ __device__ int partial_floats(int dim) {
+    return dim + 4;
+}
 
 /* Version 4 for the row groups of the plan. */
 struct attention_arguments;

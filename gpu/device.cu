@@ -8,9 +8,11 @@
 #ifdef SAMEBITS_EMU
 #define TABLE emu_ops
 #define NAME "emu"
+#define GRAPHS NULL, NULL, NULL, NULL, NULL
 #else
 #define TABLE gpu_ops
 #define NAME "gpu"
+#define GRAPHS gpu_graph_begin, gpu_graph_end, gpu_graph_run, gpu_graph_free, memory_changes
 #endif
 
 bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why) {
@@ -83,6 +85,7 @@ static void *allocate(struct device *dev, size_t bytes, const char *what, struct
         error_set(err, "%s", gpu->failure.text);
         return NULL;
     }
+    gpu->memory_changes++;
     dev->bytes += bytes;
     if (dev->bytes > dev->peak_bytes)
         dev->peak_bytes = dev->bytes;
@@ -93,8 +96,15 @@ static void release(struct device *dev, void *data, size_t bytes) {
     if (!data)
         return;
     dev->bytes -= bytes;
+    gpu_of(dev)->memory_changes++;
     gpu_ok(gpu_of(dev), cudaFree(data), "cudaFree");
 }
+
+#ifndef SAMEBITS_EMU
+static long memory_changes(struct device *dev) {
+    return gpu_of(dev)->memory_changes;
+}
+#endif
 
 static size_t available(struct device *dev) {
     struct gpu_device *gpu = gpu_of(dev);
@@ -333,6 +343,7 @@ static struct device *open_device(const struct device_options *options, struct e
 const struct ops TABLE = {
     NAME,          open_device,   close_device,  versions,       set_version,     allocate,
     release,       available,     upload,        download,       copy,            sync_device,
+    GRAPHS,
     matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
     gpu_linear,    gpu_add_bias,  gpu_rmsnorm,   gpu_add_rmsnorm, gpu_rope,       gpu_kv_append,
     gpu_kv_gather, gpu_attention,

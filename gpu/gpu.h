@@ -54,7 +54,8 @@ struct gpu_device {
     bool has_wgmma;      /* products of four warps: compute capability 9.0, compiled for sm_90a */
     int n_processors;    /* streaming multiprocessors */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
-    long launches; /* kernels and cuBLAS calls so far */
+    long launches; /* kernels, cuBLAS calls and graphs so far */
+    long memory_changes;
     struct {
         void *data;
         size_t bytes;
@@ -169,6 +170,10 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
 }
 
 /* The entries of the table, described in model/ops.h. */
+int gpu_graph_begin(struct device *, struct error *);
+struct device_graph *gpu_graph_end(struct device *, struct error *);
+void gpu_graph_run(struct device *, struct device_graph *);
+void gpu_graph_free(struct device *, struct device_graph *);
 void gpu_embed(struct device *, float *, const int32_t *, const struct matrix *, int);
 void gpu_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
 void gpu_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);

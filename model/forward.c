@@ -1,5 +1,7 @@
 #include "model/forward.h"
 
+#include "model/decode_graph.h"
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -49,7 +51,9 @@ struct workspace {
     int64_t *paged_slots;
     struct kv_layer gathered;
     int max_paged_slots, max_gathered;
-    struct attention_plan *plan; /* of a batch with a page table */
+    struct attention_plan *plan;  /* of a batch with a page table */
+    struct decode_graphs *graphs; /* NULL: none yet */
+    bool no_graphs;
 };
 
 struct workspace *workspace_new(const struct model *model, struct error *err) {
@@ -151,6 +155,8 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    decode_graphs_free(ws->graphs, ws->model->dev);
+    free(ws->graphs);
     free(ws);
 }
 
@@ -393,6 +399,8 @@ static int upload_positions(struct workspace *ws, const struct batch *batch, str
     }
     for (int i = 0; is_paged(batch) && i < batch->n_sequences && !result; i++) {
         const struct kv_cache *cache = batch->caches[i];
+        if (!cache) /* padding */
+            break;
         int first = batch->qo_indptr[i];
         result = cache->slots(cache, batch->positions[first], batch->qo_indptr[i + 1] - first,
                               slots + first, err);
@@ -466,16 +474,44 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
     return 0;
 }
 
+/* The ops of a pass, in order. */
+static void run_ops(void *context) {
+    struct pass p = *(struct pass *)context;
+    p.ops->embed(p.dev, p.ws->x, p.ws->token_ids, &p.model->embedding, p.batch->n_tokens);
+    see(&p, TENSOR_EMBEDDING, p.ws->x, p.batch->n_tokens, p.model->config.hidden);
+    run_layers(&p);
+    output_block(&p);
+}
+
+/* The size in which a recording could run the batch; -1: it must be run op by op. */
+static int size_of_recording(struct workspace *ws, const struct batch *batch,
+                             const struct probe *probe) {
+    if (!ws->model->dev->ops->graph_begin || probe || ws->no_graphs)
+        return -1;
+    if (!ws->graphs)
+        ws->graphs = calloc(1, sizeof *ws->graphs);
+    return ws->graphs ? decode_size_of(batch) : -1;
+}
+
 float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
                const struct probe *probe, struct error *err) {
+    int size = size_of_recording(ws, batch, probe);
+    if (size >= 0) {
+        decode_pad(ws->graphs, batch, size);
+        batch = &ws->graphs->batch;
+    }
     if (prepare(model, ws, batch, err))
         return NULL;
     struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
-    p.ops->embed(p.dev, ws->x, ws->token_ids, &model->embedding, batch->n_tokens);
-    see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
-    run_layers(&p);
-    output_block(&p);
+    if (size < 0)
+        run_ops(&p);
+    else if (decode_run(ws->graphs, size, model->dev, run_ops, &p, err))
+        return NULL;
     return ws->logits;
+}
+
+void workspace_use_graphs(struct workspace *ws, bool use) {
+    ws->no_graphs = !use;
 }
 
 /* Turns a fault into a sentence: which tensor, where in the model, where in the text. */

@@ -18,6 +18,8 @@
 #include "model/kv_cache.h"
 #include "model/model.h"
 
+#include <stdbool.h>
+
 struct batch {
     int n_tokens, n_sequences, n_logits;
     const int32_t *token_ids;  /* host [n_tokens], each in the vocabulary */
@@ -73,6 +75,10 @@ struct workspace *workspace_new(const struct model *model, struct error *err);
 
 /* NULL is fine. */
 void workspace_free(struct workspace *ws);
+
+/* Whether passes that only decode may be replayed from recordings (decode_graph.h), on devices that
+ * have them: yes, unless told otherwise. Changes no bit. */
+void workspace_use_graphs(struct workspace *ws, bool use);
 
 /*
  * Runs the batch. Returns the logits, device memory [n_logits, vocab_size] that stays valid until

@@ -31,7 +31,8 @@ extern "C" {
 #endif
 
 struct ops;
-struct attention_plan; /* a device's own */
+struct attention_plan; /* a device's own, like the next */
+struct device_graph;
 
 /* What every device begins with. Its maker embeds it in a larger struct. */
 struct device {
@@ -118,6 +119,20 @@ struct ops {
     /* Waits for all ops. Returns -1 with err set when the device failed. *fault tells of the first
      * row that could not be snapped and forgets it. */
     int (*sync)(struct device *dev, struct fault *fault, struct error *err);
+
+    /*
+     * Ops recorded as one: between graph_begin and graph_end they are not run but written down, with
+     * the host arguments and the addresses of this moment; graph_run runs them. Nothing but ops that
+     * neither get memory nor copy may be called between. The recording is of no use any more when
+     * memory_changes, the number of allocations and frees so far, has changed.
+     * graph_begin returns 0, graph_end the graph; or -1 and NULL with err set. graph_free: NULL is
+     * fine. All five are NULL on a device without recordings.
+     */
+    int (*graph_begin)(struct device *dev, struct error *err);
+    struct device_graph *(*graph_end)(struct device *dev, struct error *err);
+    void (*graph_run)(struct device *dev, struct device_graph *graph);
+    void (*graph_free)(struct device *dev, struct device_graph *graph);
+    long (*memory_changes)(struct device *dev);
 
     /* Room for W[n][k]; then its rows, from host memory: mantissas [n_rows, k], exponents
      * [n_rows]. Returns 0, or -1 with err set. */

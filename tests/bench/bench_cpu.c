@@ -92,7 +92,7 @@ static void pass(struct model *model, struct workspace *ws, struct kv_cache *cac
         positions[i] = first + i;
         ids[i] = (int32_t)((unsigned)(first + i) * 2654435761u % 4000u);
     }
-    struct batch batch = {n, 1, 1, ids, positions, (int32_t[]){0, n}, &last, &cache};
+    struct batch batch = {n, 1, 1, ids, positions, (int32_t[]){0, n}, &last, &cache, NULL};
     struct sampling greedy = {0};
     if (!forward(model, ws, &batch, NULL, &err) ||
         forward_finish(model, ws, &batch, &greedy, &drawn, &err))

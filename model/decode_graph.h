@@ -1,0 +1,48 @@
+/*
+ * decode_graph.h - a decoding pass recorded once and replayed: a GPU runs its kernels faster than
+ * the host can start them one by one.
+ *
+ * A recording is for a number of rows. So a batch is padded to one of a few sizes; a row of padding
+ * has position -1, which is stored nowhere, and a sequence without pages, which sees nothing. It
+ * changes no bit of the others, because no row ever does.
+ *
+ * CUDA graphs with batch sizes in steps: as vLLM captures them (its documentation, "CUDA Graphs").
+ */
+#ifndef SAMEBITS_DECODE_GRAPH_H
+#define SAMEBITS_DECODE_GRAPH_H
+
+#include "model/forward.h"
+
+#include <stdbool.h>
+
+enum { MOST_DECODE_ROWS = 256, N_DECODE_SIZES = 13 };
+
+struct decode_graphs {
+    struct {
+        struct device_graph *graph; /* NULL: not recorded */
+        long memory;                /* what memory_changes said after the last pass of this size */
+    } sizes[N_DECODE_SIZES];
+    /* The batch with its padding. */
+    struct batch batch;
+    struct paged_batch pages;
+    int32_t token_ids[MOST_DECODE_ROWS], positions[MOST_DECODE_ROWS], logit_rows[MOST_DECODE_ROWS];
+    int32_t qo_indptr[MOST_DECODE_ROWS + 1], kv_indptr[MOST_DECODE_ROWS + 1];
+    int32_t kv_last_page_len[MOST_DECODE_ROWS];
+    struct kv_cache *caches[MOST_DECODE_ROWS]; /* NULL: padding */
+};
+
+/* Which size fits the batch; -1: it is not one that could be replayed: not paged, not one token of
+ * each sequence, not all their logits wanted, or too many. */
+int decode_size_of(const struct batch *batch);
+
+/* Copies the batch into g->batch, padded to the size. */
+void decode_pad(struct decode_graphs *g, const struct batch *batch, int size);
+
+/* Runs the pass: by run(context), or by replaying it. What run does must depend on nothing but the
+ * size and device memory. Returns 0, or -1 with err set. */
+int decode_run(struct decode_graphs *g, int size, struct device *dev, void (*run)(void *context),
+               void *context, struct error *err);
+
+void decode_graphs_free(struct decode_graphs *g, struct device *dev);
+
+#endif

@@ -1,0 +1,99 @@
+/*
+ * bench_serve - decoding many sequences of the shipped model in one pass (phase 8): tokens per
+ * second of all, op by op and with the pass replayed as a CUDA graph. A step is as the engine runs
+ * it: upload, pass, sample, download the tokens and the logits for the fingerprints. Both ways must
+ * draw the same tokens with the same fingerprints.
+ */
+#include "tests/bench/gpu_bench.h"
+
+extern "C" {
+#include "scheduler/generate.h"
+#include "scheduler/kv_paged.h"
+#include "scheduler/pass.h"
+}
+
+enum { PROMPT = 24, STEPS = 100, WARM_UP = 4 };
+
+static struct model model;
+static struct generator generator;
+static struct error err;
+
+static void check_call(int result, const char *what) {
+    if (!result)
+        return;
+    fprintf(stderr, "%s: %s\n", what, err.text);
+    exit(2);
+}
+
+struct result {
+    double tokens_per_second;
+    uint64_t fingerprint; /* of all sequences */
+};
+
+static struct result run(int n, bool graphs) {
+    struct kv_pool pool;
+    struct kv_pool_options options = {16, n * ((PROMPT + STEPS + WARM_UP + 32) / 16), 0};
+    std::vector<struct sequence> sequences((size_t)n);
+    std::vector<struct kv_paged> caches((size_t)n);
+    std::vector<struct pass_part> parts((size_t)n);
+    struct sampling_options greedy = {};
+    greedy.top_p = 1;
+    check_call(kv_pool_start(&pool, &model, &options, &err), "the pool");
+    workspace_use_graphs(generator.ws, graphs);
+    for (int i = 0; i < n; i++) {
+        int32_t prompt[PROMPT];
+        for (int j = 0; j < PROMPT; j++)
+            prompt[j] = (i * 37 + j * 11) % 4000 + 10;
+        struct sequence *s = &sequences[(size_t)i];
+        check_call(sequence_start(s, (uint32_t)i, &greedy, &err), "a sequence");
+        check_call(sequence_ask(s, prompt, PROMPT, STEPS + WARM_UP + 8, &err), "a sequence");
+        check_call(kv_paged_start(&caches[(size_t)i], &pool, NULL, &err), "a cache");
+    }
+    double seconds = 0;
+    for (int step = 0; step <= STEPS + WARM_UP; step++) {
+        double begin = clock_now();
+        for (int i = 0; i < n; i++) {
+            struct sequence *s = &sequences[(size_t)i];
+            parts[(size_t)i] = {s, &caches[(size_t)i].base, s->n_cached, s->n_tokens, 0, true};
+        }
+        check_call(pass_run(&generator, parts.data(), n, &err), "a pass");
+        for (int i = 0; i < n; i++)
+            kv_paged_stored(&caches[(size_t)i], sequences[(size_t)i].tokens,
+                            sequences[(size_t)i].n_cached);
+        if (step > WARM_UP)
+            seconds += clock_now() - begin;
+    }
+    struct fingerprint all;
+    check_call(fingerprint_start(&all, &err), "a fingerprint");
+    for (int i = 0; i < n; i++) {
+        fingerprint_add_sequence(&all, fingerprint_value(&sequences[(size_t)i].fingerprint));
+        kv_paged_end(&caches[(size_t)i]);
+        sequence_end(&sequences[(size_t)i]);
+    }
+    struct result r = {(double)n * STEPS / seconds, fingerprint_value(&all)};
+    fingerprint_end(&all);
+    kv_pool_end(&pool);
+    return r;
+}
+
+int main(void) {
+    open_gpu();
+    check_call(model_load(&model, dev, "data/model", NULL, &err), "data/model");
+    check_call(generator_start(&generator, &model, &err), "the generator");
+    generator.fused = generator.ignore_stop = true;
+    double one = 0;
+    printf("\nsequences  op by op tok/s  graph tok/s  graph ms/step  times op by op  times one\n");
+    for (int n : {1, 2, 8, 16, 64, 256}) {
+        struct result plain = run(n, false), graph = run(n, true);
+        if (plain.fingerprint != graph.fingerprint) {
+            fprintf(stderr, "%d sequences: the graph has other bits. This is a bug\n", n);
+            return 2;
+        }
+        one = n == 1 ? graph.tokens_per_second : one;
+        printf("%9d %15.0f %12.0f %14.3f %15.2f %10.1f\n", n, plain.tokens_per_second,
+               graph.tokens_per_second, 1e3 * n / graph.tokens_per_second,
+               graph.tokens_per_second / plain.tokens_per_second, graph.tokens_per_second / one);
+        fflush(stdout);
+    }
+    return 0; /* the process ends; its device memory goes with it */
+}
