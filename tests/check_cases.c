@@ -148,6 +148,14 @@ static const int attention_shapes[][CHECK_SIZES] = {
     {16, 300, 2, 1, 16}, {33, 33, 4, 2, 64},  {64, 64, 2, 1, 128}, {65, 65, 8, 2, 32},
     {97, 97, 1, 1, 64},  {257, 257, 1, 1, 4}, {31, 513, 1, 1, 16}, {3, 1025, 2, 1, 32}};
 
+/* sequences, positions of each, heads, kv heads, head dim: about pages of 16 and the tile */
+static const int paged_shapes[][CHECK_SIZES] = {
+    {1, 1, 1, 1, 2},     {1, 2, 2, 1, 32},    {2, 15, 2, 2, 16},  {3, 16, 4, 2, 64},
+    {3, 17, 4, 2, 80},   {2, 31, 8, 2, 128},  {2, 33, 7, 1, 96},  {1, 63, 2, 1, 7},
+    {1, 65, 9, 1, 32},   {2, 255, 4, 1, 64},  {2, 256, 4, 4, 32}, {3, 257, 6, 3, 64},
+    {1, 511, 2, 1, 128}, {1, 512, 2, 2, 192}, {1, 513, 7, 1, 32}, {1, 769, 2, 1, 256},
+    {2, 1025, 4, 1, 32}, {1, 1031, 1, 1, 97}, {17, 40, 2, 1, 32}, {33, 20, 4, 2, 16}};
+
 static const int sample_shapes[][CHECK_SIZES] = {
     {1, 1},   {2, 1},   {5, 2},   {5, 3},    {6, 31},   {6, 32},   {6, 33},   {3, 97},
     {3, 127}, {3, 128}, {3, 129}, {3, 255},  {3, 256},  {3, 257},  {3, 509},  {3, 511},
@@ -333,6 +341,57 @@ static void run_attention(const struct ops *ops, struct device *dev, const int *
     ops->attention(dev, at[0], at[1], &kv, size[0], size[1], &shape, CHECK_SITE);
 }
 
+enum { CHECK_PAGE = 16 };
+
+/* Every third sequence has three new tokens, the others one. */
+static int new_tokens(int sequence) {
+    return sequence % 3 == 2 ? 3 : 1;
+}
+
+static void make_attention_paged(struct check_call *call, struct random *r, const int *size) {
+    static const char *keys[2] = {"keys", "keys' exponents"};
+    static const char *values[2] = {"values", "values' exponents"};
+    int dim = size[4], pages = size[0] * ((size[1] + CHECK_PAGE - 1) / CHECK_PAGE), n = 0;
+    for (int i = 0; i < size[0]; i++)
+        n += new_tokens(i);
+    int n_kv = pages * CHECK_PAGE * size[3];
+    add_output(call, "y", n, size[2] * dim);
+    add_filled(call, "q", sizeof(float), n * size[2], dim,
+               random_rows(r, n * size[2], dim, NORMAL));
+    add_snapped(call, keys, n_kv, dim, snapped_rows(r, n_kv, dim, NORMAL));
+    add_snapped(call, values, n_kv, dim, snapped_rows(r, n_kv, dim, N_DISTRIBUTIONS));
+}
+
+/* The pages of the pool go to the sequences from the last one down. */
+static void run_attention_paged(const struct ops *ops, struct device *dev, const int *size,
+                                void *const *at) {
+    struct kv_layer kv = {at[2], at[4], at[3], at[5]};
+    struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4])};
+    int each = (size[1] + CHECK_PAGE - 1) / CHECK_PAGE, pages = size[0] * each;
+    int32_t *indices = host_array((size_t)pages, sizeof *indices);
+    int32_t *qo = host_array((size_t)size[0] + 1, sizeof *qo);
+    int32_t *indptr = host_array((size_t)size[0] + 1, sizeof *indptr);
+    int32_t *last = host_array((size_t)size[0], sizeof *last);
+    struct error err;
+    for (int i = 0; i < pages; i++)
+        indices[i] = pages - 1 - i;
+    qo[0] = indptr[0] = 0;
+    for (int i = 0; i < size[0]; i++) {
+        qo[i + 1] = qo[i] + new_tokens(i);
+        indptr[i + 1] = indptr[i] + each;
+        last[i] = (size[1] - 1) % CHECK_PAGE + 1;
+    }
+    struct paged_batch batch = {size[0], CHECK_PAGE, pages, qo, indptr, indices, last};
+    struct attention_plan *plan = ops->attention_plan_new(dev, &err);
+    if (plan && !ops->attention_plan(dev, plan, &batch, &shape, &err))
+        ops->attention_paged(dev, at[0], at[1], &kv, plan, CHECK_SITE);
+    ops->attention_plan_free(dev, plan); /* waits */
+    free(indices);
+    free(qo);
+    free(indptr);
+    free(last);
+}
+
 static void make_elementwise(struct check_call *call, struct random *r, const int *size) {
     add_output(call, "y", 1, size[0]);
     add_mixed(call, r, "the first input", size[0]);
@@ -397,6 +456,9 @@ static const struct check_op ops[] = {
     OP(attention, attention_shapes, .make = make_attention,
        .sizes = {"tokens", "kv_len", "heads", "kv_heads", "dim"}, .speed = {1, 4096, 32, 8, 128},
        .nan_arrays = {1}),
+    OP(attention_paged, paged_shapes, .make = make_attention_paged,
+       .sizes = {"sequences", "positions", "heads", "kv_heads", "dim"},
+       .speed = {64, 1024, 32, 8, 128}, .nan_arrays = {1}),
     OP(silu_mul, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},
        .over = {1, 2}),
     OP(add, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},

@@ -90,6 +90,7 @@ void op_times_start(struct demo *demo) {
         times[i].seconds = 0;
     }
     demo->dev->ops = &timed;
+    workspace_use_graphs(demo->generator.ws, false); /* a recording cannot wait */
 }
 
 void op_times_show(struct demo *demo, const char *title, long n_passes) {
@@ -99,6 +100,7 @@ void op_times_show(struct demo *demo, const char *title, long n_passes) {
                                             {"share", "of all %", 1}};
     double all = 0;
     demo->dev->ops = inner;
+    workspace_use_graphs(demo->generator.ws, true);
     for (int i = 0; i < N_OPS; i++)
         all += times[i].seconds;
     json_t *rows = json_array();
