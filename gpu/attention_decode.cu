@@ -3,17 +3,17 @@
  *
  * What limits it is reading each key and value once. So
  *
- *   a block of 8 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
- *     share one read of the keys and values;
- *   the blocks' shares of all tiles are equal (attention_plan.cu), whatever the lengths. A share is
- *     walked through without a break, over the ends of sequences, by the blocks of all kv heads at
- *     the same time, because keys of the same position lie side by side;
- *   keys and values come in chunks of 64 positions through a ring in shared memory, four on their
- *     way while one is used, so that the loads never wait for the softmax between them;
- *   products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
- * 8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
- *     already, high signed and low unsigned. For the other operand, which lies in registers, both
- *     are signed.
+ * - a block of 8 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
+ *   share one read of the keys and values;
+ * - the blocks' shares of all tiles are equal (attention_plan.cu), whatever the lengths. A share is
+ *   walked through without a break, over the ends of sequences, by the blocks of all kv heads at the
+ *   same time, because keys of the same position lie side by side;
+ * - keys and values come in chunks of 64 positions through a ring in shared memory, four on their
+ *   way while one is used, so that the loads never wait for the softmax between them;
+ * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of 8
+ *   rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
+ *   already, high signed and low unsigned. For the other operand, which lies in registers, both are
+ *   signed.
  *
  * Per tile of 256 positions:
  *
@@ -234,9 +234,12 @@ template <int DIM> struct loader {
     /* Starts chunk number i of a tile, counted on from its keys to its values and to the keys of
      * the next tile. */
     __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
-        bool values = i / size::CHUNKS == 1, later = i >= 2 * size::CHUNKS;
-        copy(values ? a->kv.v : a->kv.k, later ? 1 - set : set, i % size::CHUNKS,
-             later ? n_next : n);
+        if (i < size::CHUNKS)
+            copy(a->kv.k, set, i, n);
+        else if (i < 2 * size::CHUNKS)
+            copy(a->kv.v, set, i - size::CHUNKS, n);
+        else
+            copy(a->kv.k, 1 - set, i - 2 * size::CHUNKS, n_next);
         cp_async_commit();
     }
 

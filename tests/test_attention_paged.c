@@ -226,13 +226,15 @@ static void test_random_batches(void **state) {
     struct test_device *t = *state;
     struct random r = {301};
     struct error err = {""};
-    int n = device_is_emulated() ? 40 : 2000;
+    int n = device_is_emulated() ? 30 : 2000;
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
 #ifdef __SANITIZE_ADDRESS__
     n = device_is_emulated() ? 10 : 60;
 #endif
     if (!strcmp(t->ops->name, "cpu"))
-        n /= 5;
+        n /= 10;
+    const char *most = getenv("SAMEBITS_BATCHES"); /* for tools that make everything slow */
+    n = most ? atoi(most) : n;
     for (int i = 0; i < n; i++)
         check_random(t, &r, plan);
     t->ops->attention_plan_free(t->dev, plan);
@@ -328,18 +330,20 @@ static void test_every_pair_of_the_grid(void **state) {
                     grid[HEAD_DIM][choice[HEAD_DIM]];
         work += 20000L * grid[BATCH][choice[BATCH]] * grid[KV_HEADS][choice[KV_HEADS]] *
                 grid[GROUP][choice[GROUP]];
-        long most = device_is_emulated() ? 10000000 : 100000000000;
+        long most = device_is_emulated()               ? 4000000
+                    : strcmp(t->ops->name, "cpu") == 0 ? 10000000000
+                                                       : 100000000000;
 #ifdef __SANITIZE_ADDRESS__
         most = device_is_emulated() ? 1000000 : 300000000;
 #endif
-        if (work <= most) {
+        if (work <= most && !getenv("SAMEBITS_BATCHES")) {
             check_grid_case(t, &r, choice, plan);
             n_run++;
         }
     }
     t->ops->attention_plan_free(t->dev, plan);
     print_message("%d of the %d batches that hold every pair of values\n", n_run, n);
-    assert_true(n_run > 0);
+    assert_true(n_run > 0 || getenv("SAMEBITS_BATCHES"));
 }
 
 /* ---- special cases ----------------------------------------------------------------------------
