@@ -209,12 +209,6 @@ softmax_row(int row, int visible, int n, const struct decode_memory *mem,
     rows->m[row] = max;
 }
 
-/* The first of the 8 dimensions that a warp has as its number i, of size::DIMS_8; those from DIM on
- * do not exist. */
-static __device__ __forceinline__ int first_dim(int i) {
-    return ((int)threadIdx.x / 32 + i * WARPS) * 8;
-}
-
 /* Adds the products of a chunk's weights and values, of n positions. */
 template <int DIM>
 static __device__ __forceinline__ void

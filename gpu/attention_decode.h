@@ -135,6 +135,12 @@ static __device__ __forceinline__ int visible_to(const struct attention_argument
     return row < g->n_rows ? g->before + token_of(a, g, row) + 1 : 0;
 }
 
+/* The first of the 8 dimensions that a warp has as its number i, of size::DIMS_8; those from DIM on
+ * do not exist. */
+static __device__ __forceinline__ int first_dim(int i) {
+    return ((int)threadIdx.x / 32 + i * WARPS) * 8;
+}
+
 /* ---- loading ----------------------------------------------------------------------------------
  *
  * While the keys of a tile are used, its values are fetched, chunk by chunk, and while the values
