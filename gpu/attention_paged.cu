@@ -201,7 +201,6 @@ __global__ static void __launch_bounds__(TILE)
             float *o = &a.y[r.at + (size_t)d];
             *o = *o * old_share + weighted_value(&mem, &t, d) * new_share;
         }
-        __syncthreads(); /* the next tile clears the sums */
     }
     for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE)
         if (l > 0)

@@ -370,13 +370,37 @@ static void test_shared_pages(void **state) {
     free_problem(&p);
 }
 
+/* Sequences over several tiles, some long enough for several blocks of a GPU, and a few tokens of
+ * each, of which the earlier ones see less. */
+static void test_split_sequences(void **state) {
+    struct test_device *t = *state;
+    struct random r = {305};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    for (int n = 1; n <= 6; n += 5)
+        for (int tokens = 1; tokens <= 4; tokens++) {
+            int group = tokens == 4 ? 2 : tokens;
+            struct problem p = {.shape = {group, 1, 32, 0.2}, .n = n, .page_size = 16};
+            for (int i = 0; i < n; i++) {
+                p.kv_len[i] = (n == 1 ? 1500 : 700) + 3 * i;
+                p.qo_len[i] = tokens;
+            }
+            lay_out_pages(&r, &p);
+            fill(&r, &p, ORDINARY);
+            check(t, &p, plan);
+            free_problem(&p);
+        }
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
 /* A query that is not a number is a fault of its token, whatever kernel takes it. */
 static void test_faults(void **state) {
     struct test_device *t = *state;
     struct random r = {304};
     struct error err = {""};
-    static const int qo_lens[] = {1, 3, 40};
+    static const int qo_lens[] = {1, 3, 40, 1};
     for (size_t l = 0; l < COUNT(qo_lens); l++) {
+        size_t element = l == 3 ? 6 : 70; /* of the first head, of the second */
         struct problem p = {.shape = {4, 2, 64, 0.125}, .n = 3, .page_size = 16};
         for (int i = 0; i < p.n; i++) {
             p.kv_len[i] = 100;
@@ -385,7 +409,7 @@ static void test_faults(void **state) {
         lay_out_pages(&r, &p);
         fill(&r, &p, ORDINARY);
         int token = p.qo_indptr[1] + qo_lens[l] - 1;
-        p.q[(size_t)token * q_size(&p) + 70] = NAN;
+        p.q[(size_t)token * q_size(&p) + element] = NAN;
         int rows = p.n_pages * p.page_size * p.shape.n_kv_heads;
         struct bfp_rows k = device_put_rows(t, p.k, rows, 64),
                         v = device_put_rows(t, p.v, rows, 64);
@@ -472,8 +496,8 @@ static int close_both(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_batches), cmocka_unit_test(test_every_pair_of_the_grid),
-        cmocka_unit_test(test_shared_pages),   cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_bad_batches),
+        cmocka_unit_test(test_shared_pages),   cmocka_unit_test(test_split_sequences),
+        cmocka_unit_test(test_faults),         cmocka_unit_test(test_bad_batches),
     };
     return cmocka_run_group_tests(tests, open_both, close_both);
 }
