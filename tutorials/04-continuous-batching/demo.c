@@ -66,15 +66,6 @@ static int memory_wall(struct demo *demo, const struct workload *w, struct error
     return 0;
 }
 
-/* Every request of the file twice, so that 32 can run at once. */
-static int twice(struct workload *w, const struct demo *demo, struct error *err) {
-    struct workload more;
-    int result = demo_read_requests(demo, mixed_prompts, w, err);
-    if (!result && !(result = demo_read_requests(demo, mixed_prompts, &more, err)))
-        result = workload_append(w, &more, err);
-    return result;
-}
-
 static int tables(struct demo *demo, struct error *err) {
     struct workload once, doubled;
     int result = demo_read_requests(demo, mixed_prompts, &once, err) ||
@@ -82,7 +73,8 @@ static int tables(struct demo *demo, struct error *err) {
     workload_free(&once);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
-    result = twice(&doubled, demo, err) || memory_wall(demo, &doubled, err);
+    result = demo_read_requests_twice(demo, mixed_prompts, &doubled, err) ||
+             memory_wall(demo, &doubled, err);
     workload_free(&doubled);
     return result ? -1 : 0;
 }

@@ -143,18 +143,10 @@ static int prefixes(struct demo *demo, struct error *err) {
     return 0;
 }
 
-/* Every request of the file twice, so that 32 can run at once. */
-static int twice(struct workload *w, const struct demo *demo, struct error *err) {
-    struct workload more;
-    int result = demo_read_requests(demo, mixed_prompts, w, err);
-    if (!result && !(result = demo_read_requests(demo, mixed_prompts, &more, err)))
-        result = workload_append(w, &more, err);
-    return result;
-}
-
 static int tables(struct demo *demo, struct error *err) {
     struct workload once, doubled;
-    int result = twice(&doubled, demo, err) || memory_and_speed(demo, &doubled, err);
+    int result = demo_read_requests_twice(demo, mixed_prompts, &doubled, err) ||
+                 memory_and_speed(demo, &doubled, err);
     workload_free(&doubled);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;

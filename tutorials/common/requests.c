@@ -56,3 +56,12 @@ int demo_draw_requests(const struct demo *demo, struct workload *w, struct error
     return workload_random(w, o->random, &mix, tokenizer_vocab_size(demo->tokenizer), &o->sampling,
                            o->sampling.seed, err);
 }
+
+int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
+                             struct error *err) {
+    struct workload more;
+    int result = demo_read_requests(demo, path, w, err);
+    if (!result && !(result = demo_read_requests(demo, path, &more, err)))
+        result = workload_append(w, &more, err);
+    return result;
+}

@@ -13,6 +13,10 @@
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
                        struct error *err);
 
+/* The same, every request of the file twice: enough that 32 can run at once. */
+int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
+                             struct error *err);
+
 /* Draws the requests of --random. They have the model's whole vocabulary and fit in its context: a
  * prompt in half of it, and an answer in what is left. Returns as demo_read_requests. */
 int demo_draw_requests(const struct demo *demo, struct workload *w, struct error *err);
