@@ -6,33 +6,34 @@
  * - a block of 8 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
  *   share one read of the keys and values;
  * - the blocks' shares of all tiles are equal (attention_plan.cu), whatever the lengths. A share is
- *   walked through without a break, over the ends of sequences, by the blocks of all kv heads at the
- *   same time, because keys of the same position lie side by side;
- * - keys and values come in chunks of 64 positions through a ring in shared memory, four on their
+ *   walked through without a break, over the ends of sequences, by the blocks of all kv heads at
+ * the same time, because keys of the same position lie side by side;
+ * - keys and values come in chunks of 128 positions through a ring in shared memory, two on their
  *   way while one is used, so that the loads never wait for the softmax between them;
- * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of 8
- *   rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
+ * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
+ * 8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
  *   already, high signed and low unsigned. For the other operand, which lies in registers, both are
  *   signed.
  *
  * Per tile of 256 positions:
  *
- *     4 x   keys of 64 positions: each warp takes 8, its scores go to shared memory
- *     softmax: each warp takes a row; the snapped weights go back as digits
- *     4 x   values of 64 positions: each warp takes an eighth of the dimensions
+ *     2 x   keys of 128 positions: each warp takes 16, its scores stay in registers
+ *     softmax: all warps, each of its own scores; the snapped weights go to shared memory as digits
+ *     2 x   values of 128 positions: each warp takes an eighth of the dimensions
  *     merge into the running result, which stays in registers
  *
- * A row group that several blocks share is merged by the one that comes last, in order
- * (attention_merge.h). attention_decode.h has the loads.
+ * A row group that several blocks share is merged by a kernel of its own (attention_merge.cu).
+ * attention_decode.h has the loads.
  *
  * Keys that are shared by query heads: "multi-query attention", Shazeer, 2019; the split over the
  * context: Dao et al., "Flash-Decoding", 2023; equal shares of all work: "Stream-K", Osama et al.,
  * 2023.
  */
 #include "gpu/attention_decode.h"
-#include "gpu/attention_merge.h"
 
-enum { EARLY_TILES = 6 /* of a share: up to these it pays to start before the previous kernel ends */ };
+enum {
+    EARLY_TILES = 6 /* of a share: up to these it pays to start before the previous kernel ends */
+};
 
 /* ---- queries ----------------------------------------------------------------------------------
  */
@@ -51,13 +52,24 @@ static __device__ __forceinline__ void put_digits(int8_t *high, int8_t *low, int
     *high = (int8_t)((mantissa - digit) >> 8);
 }
 
+/* The digits of two neighbouring summands. */
+static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low, int first,
+                                                      int second) {
+    uint32_t both = __byte_perm((uint32_t)first, (uint32_t)second, 0x5410);
+    /* A low digit is signed: where it is negative, the high one is one more. */
+    uint32_t carry = both >> 7 & 0x00010001u;
+    *(uint16_t *)low = (uint16_t)__byte_perm(both, 0, 0x0020);
+    *(uint16_t *)high = (uint16_t)__byte_perm((uint32_t)first + (carry << 8),
+                                              (uint32_t)second + (carry >> 8), 0x0051);
+}
+
 /* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
 template <int DIM>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
                                     struct row_states *rows) {
-    int lane = (int)threadIdx.x % 32;
-    for (int row = (int)threadIdx.x / 32; row < ROWS; row += WARPS) {
+    int lane = (int)(threadIdx.x % 32);
+    for (int row = (int)(threadIdx.x / 32); row < ROWS; row += WARPS) {
         bool exists = row < c->group.n_rows;
         const float *q = a->q + (exists ? place_of(a, c, row) : 0);
         float x[DIM / 32];
@@ -83,11 +95,8 @@ static __device__ void snap_queries(const struct attention_arguments *a,
                          summand % 4;
             put_digits(at, at + 4, bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
         }
-        if (lane == 0) {
+        if (lane == 0)
             rows->q_unit[row] = num_pow2(e - 30) * a->scale;
-            rows->m[row] = rows->tile_m[row] = -INFINITY;
-            rows->l[row] = rows->tile_l[row] = 0;
-        }
     }
 }
 
@@ -121,92 +130,170 @@ static __device__ __forceinline__ double dot_of(const int32_t high[4], const int
 /* ---- a tile -----------------------------------------------------------------------------------
  */
 
-/* The scores of a chunk's positions `first` ... of the tile; a warp has 8 of them. */
+/* The scores of a chunk's positions `first` ... of the tile. A warp has 8 of each part; a lane
+ * those of row g at 2 t and 2 t + 1. */
 template <int DIM>
 static __device__ __forceinline__ void
-score_chunk(const unsigned char *keys, const struct decode_memory *mem, const uint32_t *units,
-            double q_unit, int visible, int first) {
+score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
+            const uint32_t *units, double q_unit, int visible, int first) {
     typedef struct decode_sizes<DIM> size;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int begin = warp * 8, position = first + begin + lane % 4 * 2;
-    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES + lane / 8 * 16;
-    uint2 unit = *(const uint2 *)(units + position);
-    int32_t high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    uint32_t m[DIM / 32][4];
+    const int N = size::CHUNK / PART;
+    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
+    int32_t high[N][4], low[N][4];
     UNROLL
-    for (int k = 0; k < DIM / 32; k++)
-        ldmatrix_x4(m[k], row + k * 64);
+    for (int i = 0; i < N; i++)
+        UNROLL
+    for (int j = 0; j < 4; j++)
+        high[i][j] = low[i][j] = 0;
     UNROLL
     for (int k = 0; k < DIM / 32; k++) {
         uint4 q = ((const uint4 *)mem->query)[32 * k + lane];
         const uint32_t digits[4] = {q.x, q.y, q.z, q.w};
-        multiply(high, low, digits, m[k]);
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            uint32_t m[4];
+            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+                               16 * column_in_row<DIM>(lane % 8, lane / 8 + 4 * k));
+            multiply(high[i], low[i], digits, m);
+        }
     }
-    float s[2];
     UNROLL
-    for (int j = 0; j < 2; j++) {
-        double k_unit = __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
-        s[j] = num_score(dot_of(high, low, j), k_unit, q_unit);
-        s[j] = position + j < visible ? s[j] : -INFINITY;
+    for (int i = 0; i < N; i++) {
+        int position = first + i * PART + begin + lane % 4 * 2;
+        uint2 unit = *(const uint2 *)(units + position);
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            double k_unit =
+                __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
+            float score = num_score(dot_of(high[i], low[i], j), k_unit, q_unit);
+            s[2 * i + j] = position + j < visible ? score : -INFINITY;
+        }
     }
-    *(float2 *)(mem->scores + lane / 4 * size::SCORE_FLOATS + position) = make_float2(s[0], s[1]);
 }
 
-/* One row's softmax over the tile, by a warp: weights as digits, and what the merge needs. visible:
- * positions of the tile that the row sees; n: that were loaded. */
-template <int DIM>
-static __device__ __forceinline__ void
-softmax_row(int row, int visible, int n, const struct decode_memory *mem,
-            const uint32_t *units_of_values, struct row_states *rows,
-            const struct attention_arguments *a, int token) {
-    typedef struct decode_sizes<DIM> size;
-    const int EACH = TILE / 32;
-    int lane = (int)threadIdx.x % 32;
-    float s[EACH], m = -INFINITY, largest = 0;
-    uint32_t units = 0;
+/*
+ * The softmax of a tile. Its scores stay where the products leave them: a lane has those of row g
+ * at two positions of each part, s[2 i] and s[2 i + 1]. What a row needs of all warps goes through
+ * shared memory: the largest score, then the sum and the largest weight.
+ *
+ * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
+ * their own and take half of the positions of row g - 4.
+ */
+struct softmax {
+    int row;           /* whose scores this lane has */
+    int first_part, n; /* of the n scores */
+    bool halves;
+    float tile_m, tile_l; /* of that row */
+    double unit;          /* 2^(e-30) of its weights */
+};
+
+/* Tells the other warps the largest score. */
+static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
+    const int N = 2 * PARTS;
+    int lane = (int)(threadIdx.x % 32);
+    float m = s[0];
     UNROLL
-    for (int i = 0; i < EACH; i++) {
-        int j = lane + 32 * i;
-        s[i] = j < n ? mem->scores[row * size::SCORE_FLOATS + j] : -INFINITY;
+    for (int i = 1; i < N; i++)
         m = fmaxf(m, s[i]);
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    if (lane % 4 == 0)
+        rows->largest_score[lane / 4][threadIdx.x / 32] = m;
+}
+
+/* Scores become weights, as far as without the others' sums. sees: whether the row sees anything.
+ */
+static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n_rows, int visible,
+                                             const uint32_t *units_of_values,
+                                             struct row_states *rows) {
+    const int N = 2 * PARTS;
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    x->halves = n_rows <= ROWS / 2;
+    x->row = lane / 4;
+    x->first_part = 0;
+    x->n = N;
+    if (x->halves) {
+        x->row %= ROWS / 2;
+        x->n = N / 2;
+        UNROLL
+        for (int i = 0; i < N / 2; i++) {
+            float other = __shfl_xor_sync(0xffffffffu, s[N / 2 + i], 16);
+            s[i] = lane < 16 ? s[i] : other;
+        }
+        visible = __shfl_sync(0xffffffffu, visible, lane % 16);
+        x->first_part = lane < 16 ? 0 : PARTS / 2;
     }
-    m = warp_max(m);
+    const float4 *largest = (const float4 *)rows->largest_score[x->row];
+    float4 m0 = largest[0], m1 = largest[1];
+    float m = fmaxf(fmaxf(fmaxf(m0.x, m0.y), fmaxf(m0.z, m0.w)),
+                    fmaxf(fmaxf(m1.x, m1.y), fmaxf(m1.z, m1.w)));
     bool sees = visible > 0;
     bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
     float base = sees && !bad ? m : 0;
+    uint32_t units = 0;
+    float heaviest = 0;
+    const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
     UNROLL
-    for (int i = 0; i < EACH; i++) {
-        float p = num_exp_below_0(s[i] - base);
-        units += num_probability_units(p);
-        /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-        s[i] = p * num_float(units_of_values[lane + 32 * i]);
-        largest = fmaxf(largest, s[i]);
+    for (int half = 0; half < N; half += N / 2) {
+        if (half >= x->n)
+            break;
+        UNROLL
+        for (int i = half; i < half + N / 2; i++) {
+            float p = num_exp_below_0(s[i] - base);
+            units += num_probability_units(p);
+            /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+            s[i] = p * num_float(value_units[i / 2 * PART + i % 2]);
+            heaviest = fmaxf(heaviest, s[i]);
+        }
     }
-    float l = (float)warp_sum(units) * 0x1p-23f;
-    int e = num_row_exponent(num_bits(warp_max(largest)));
-    bad = bad || e > BFP_MAX_EXPONENT;
+    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
+        units += __shfl_xor_sync(0xffffffffu, units, step);
+        heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
+    }
+    if (lane % 4 == 0 && lane / 4 == x->row) /* one lane for all of the row's */
+        rows->units_and_weight[x->row][warp] =
+            make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
+    x->tile_m = m;
+}
+
+/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
+ * snapped. */
+template <int DIM>
+static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
+                                                    const struct decode_memory *mem,
+                                                    const struct row_states *rows) {
+    typedef struct decode_sizes<DIM> size;
+    const int N = 2 * PARTS;
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
+    uint32_t units = 0, largest = 0;
+    UNROLL
+    for (int i = 0; i < WARPS / 2; i++) {
+        uint4 two = of_warps[i];
+        units += two.x + two.z;
+        largest = max(largest, max(two.y, two.w));
+    }
+    int e = num_row_exponent(largest);
+    bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
+    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES +
+                 summand_of(x->first_part * PART + warp * 8 + lane % 4 * 2);
     UNROLL
-    for (int i = 0; i < EACH; i++) {
-        int at = row * size::WEIGHT_BYTES + summand_of(lane + 32 * i);
-        put_digits(mem->weights + at, mem->weights + at + ROWS * size::WEIGHT_BYTES,
-                   num_mantissa(s[i], scale));
+    for (int half = 0; half < N; half += N / 2) {
+        if (half >= x->n)
+            break;
+        UNROLL
+        for (int i = half; i < half + N / 2; i += 2) {
+            int8_t *high = to + i / 2 * PART;
+            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
+                           num_mantissa(s[i + 1], scale));
+        }
     }
-    if (lane)
-        return;
-    if (bad)
-        gpu_fault(a->fault, a->site, token);
-    rows->unit[row] = num_pow2(e - 30);
-    rows->tile_m[row] = m;
-    rows->tile_l[row] = l;
-    if (!sees)
-        return;
-    float old = rows->m[row], max = old > m ? old : m;
-    rows->old_share[row] = num_exp(old - max);
-    rows->new_share[row] = num_exp(m - max);
-    rows->l[row] = rows->l[row] * rows->old_share[row] + l * rows->new_share[row];
-    rows->m[row] = max;
+    x->tile_l = (float)units * 0x1p-23f;
+    x->unit = num_pow2(e - 30);
+    return !bad;
 }
 
 /* Adds the products of a chunk's weights and values, of n positions. */
@@ -215,7 +302,7 @@ static __device__ __forceinline__ void
 add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
           const struct decode_memory *mem, int first, int n) {
     typedef struct decode_sizes<DIM> size;
-    int lane = (int)threadIdx.x % 32;
+    int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
         uint32_t weights[4];
@@ -229,7 +316,8 @@ add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
             uint32_t m[4];
             if (first_dim(i) >= DIM)
                 break;
-            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES + first_dim(i) * 2);
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<DIM>(lane, first_dim(i) / 8));
             multiply(high[i], low[i], weights, m);
         }
     }
@@ -241,48 +329,70 @@ add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
 /* Zeros behind the dimensions that exist: the products reach over all of DIM. */
 template <int DIM> static __device__ void clear_padding(unsigned char *ring, int head_dim) {
     typedef struct decode_sizes<DIM> size;
-    int words = (DIM - head_dim) / 2;
-    for (int i = (int)threadIdx.x; i < words * size::STAGES * size::CHUNK; i += THREADS)
-        ((uint32_t *)(ring + i / words * size::ROW_BYTES + head_dim * 2))[i % words] = 0;
+    int first = head_dim / VECTOR, columns = DIM / VECTOR - first;
+    for (int i = (int)threadIdx.x; i < columns * size::STAGES * size::CHUNK; i += THREADS) {
+        int row = i / columns, column = first + i % columns;
+        *(uint4 *)(ring + row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column)) =
+            make_uint4(0, 0, 0, 0);
+    }
 }
 
-/* A stretch of tiles of one row group, as a block goes through it. */
+/* A stretch of tiles of one row group, as a block goes through it; of row g. */
 template <int DIM> struct stretch {
-    float o[decode_sizes<DIM>::DIMS_8]
-           [2];    /* merged so far: dimension first_dim(i) + 2 t + j of row g */
-    double q_unit; /* of row g */
-    int visible;   /* positions that row g sees */
+    float o[decode_sizes<DIM>::DIMS_8][2]; /* merged so far: dimension first_dim(i) + 2 t + j */
+    float m, l;
+    double q_unit;
+    int visible; /* positions that it sees */
 };
 
-/* One tile, and the loads for the next. Sets tile_o, the tile's own result. set: of the slots and
- * units that are this tile's. */
+/* What one tile gives for row g. */
+template <int DIM> struct tile_result { float o[decode_sizes<DIM>::DIMS_8][2], m, l; };
+
+/* Merges a tile's result. */
+template <int DIM>
+static __device__ __forceinline__ void merge_tile(struct stretch<DIM> *s,
+                                                  const struct tile_result<DIM> *t) {
+    float max = s->m > t->m ? s->m : t->m;
+    float old_share = num_exp(s->m - max), new_share = num_exp(t->m - max);
+    s->l = s->l * old_share + t->l * new_share;
+    s->m = max;
+    UNROLL
+    for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
+        UNROLL
+    for (int j = 0; j < 2; j++)
+        s->o[i][j] = s->o[i][j] * old_share + t->o[i][j] * new_share;
+}
+
+/* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
 template <int DIM>
 static __device__ __forceinline__ void
-run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
-         const struct tile_cursor *at, struct tile_cursor *next, int set,
-         const struct decode_memory *mem, struct row_states *rows,
-         const struct attention_arguments *a) {
+run_tile(struct stretch<DIM> *s, struct tile_result<DIM> *result, struct loader<DIM> *chunks,
+         const struct tile_cursor *at, const struct tile_cursor *next,
+         struct tile_cursor *after_next, int set, const struct decode_memory *mem,
+         struct row_states *rows, const struct attention_arguments *a) {
     typedef struct decode_sizes<DIM> size;
-    int n = positions_of(&at->group, at->tile), first = at->tile * TILE;
-    int n_next = 0, row = (int)threadIdx.x / 32, visible = s->visible - first;
-    struct next_position position = {};
+    int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
+    int warp = (int)(threadIdx.x / 32), visible = s->visible - at->tile * TILE;
+    const int EACH = 2 * size::CHUNK / PART; /* scores of a chunk */
+    float scores[2 * PARTS];
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait();
         chunks->start(c + size::AHEAD, n, set, n_next);
         if (c == 0 && threadIdx.x == 0) /* everybody is done with the tile that was there */
-            find_next(next, at, chunks->plan);
-        if (c == 1) {
-            n_next = next->left ? positions_of(&next->group, next->tile) : 0;
-            chunks->fetch_page(&position, next, n_next);
-        }
-        if (c == 3)
-            chunks->fetch_exponents(&position, next, n_next, 1 - set);
-        if (c * size::CHUNK + row * 8 < n) /* of this warp's 8, the first exists */
-            score_chunk<DIM>(chunks->chunk(), mem, mem->k_units + set * TILE, s->q_unit, visible,
-                             c * size::CHUNK);
+            find_next(after_next, next, chunks->plan);
+        if (c == size::SLOTS_AT)
+            chunks->fetch_exponents(next, n_next, 1 - set);
+        UNROLL
+        for (int i = 0; i < EACH; i++)
+            scores[c * EACH + i] = -INFINITY;
+        if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
+            score_chunk<DIM>(scores + c * EACH, chunks->chunk(), mem, mem->k_units + set * TILE,
+                             s->q_unit, visible, c * size::CHUNK);
         chunks->step();
     }
+    tell_largest(scores, rows);
+    struct softmax softmax;
     int32_t high[size::DIMS_8][4], low[size::DIMS_8][4];
     UNROLL
     for (int i = 0; i < size::DIMS_8; i++)
@@ -291,46 +401,50 @@ run_tile(struct stretch<DIM> *s, float tile_o[][2], struct loader<DIM> *chunks,
         high[i][j] = low[i][j] = 0;
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
-        chunks->wait(); /* the first time, all scores are there, too */
+        chunks->wait(); /* the first time, all have told their largest score, too */
         chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
         if (c == 0) {
-            if (row < at->group.n_rows)
-                softmax_row<DIM>(row, visible_to(a, &at->group, row) - first, n, mem,
-                                 mem->v_units + set * TILE, rows, a,
-                                 at->group.first_token + token_of(a, &at->group, row));
-            chunks->store_units(&position, 1 - set);
+            weigh(&softmax, scores, at->group.n_rows, visible, mem->v_units + set * TILE, rows);
+            chunks->store_units(1 - set);
+            __syncthreads();
+            bool stored = snap_weights<DIM>(&softmax, scores, mem, rows);
+            int row = (int)(threadIdx.x / 4);
+            if (!stored && threadIdx.x % 4 == 0 && row < at->group.n_rows)
+                gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
             __syncthreads(); /* the weights are there */
         }
+        if (c == 1)
+            chunks->fetch_page(after_next, chunks->size_of(after_next));
         add_chunk<DIM>(high, low, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK);
         chunks->step();
     }
-    row = (int)threadIdx.x % 32 / 4;
-    double unit = visible > 0 ? rows->unit[row] : 0;
+    bool sees = visible > 0;
+    result->m = sees ? softmax.tile_m : -INFINITY;
+    result->l = sees ? softmax.tile_l : 0;
     UNROLL
     for (int i = 0; i < size::DIMS_8; i++)
         UNROLL
-    for (int j = 0; j < 2; j++) {
-        tile_o[i][j] = (float)(dot_of(high[i], low[i], j) * unit);
-        if (visible > 0)
-            s->o[i][j] = s->o[i][j] * rows->old_share[row] + tile_o[i][j] * rows->new_share[row];
-    }
+    for (int j = 0; j < 2; j++)
+        result->o[i][j] = sees ? (float)(dot_of(high[i], low[i], j) * softmax.unit) : 0;
+    if (sees)
+        merge_tile<DIM>(s, result);
 }
 
 template <int DIM>
-static __device__ __forceinline__ void
-write_result(const struct stretch<DIM> *s, const struct tile_cursor *at,
-             const struct row_states *rows, const struct attention_arguments *a) {
-    int lane = (int)threadIdx.x % 32, row = lane / 4;
+static __device__ __forceinline__ void write_result(const struct stretch<DIM> *s,
+                                                    const struct tile_cursor *at,
+                                                    const struct attention_arguments *a) {
+    int lane = (int)(threadIdx.x % 32), row = lane / 4;
     if (row >= at->group.n_rows)
         return;
-    float *y = a->y + place_of(a, at, row), l = rows->l[row];
+    float *y = a->y + place_of(a, at, row);
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         UNROLL
     for (int j = 0; j < 2; j++) {
         int d = first_dim(i) + lane % 4 * 2 + j;
         if (d < a->head_dim)
-            y[d] = l > 0 ? s->o[i][j] / l : s->o[i][j];
+            y[d] = s->l > 0 ? s->o[i][j] / s->l : s->o[i][j];
     }
 }
 
@@ -342,28 +456,32 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
     SHARED(struct row_states, rows);
     struct decode_memory mem = cut_memory<DIM>(memory);
     let_next_kernel_start();
-    struct decode_share share = plan.shares[blockIdx.y];
-    if (!share.n_tiles)
+    const struct decode_share *at_share = &plan.shares[blockIdx.y];
+    int4 share_begin = *(const int4 *)&at_share->begin;
+    if (!share_begin.x)
         return;
-    SHARED(struct tile_cursor, cursors, [2]); /* this tile and the next, in turns */
+    struct decode_share share = *at_share;
+    struct tile_cursor begin = first_tile(&share, share_begin);
+    SHARED(struct tile_cursor, cursors, [3]); /* this tile and the next two, in turns */
     if (threadIdx.x == 0)
-        cursors[0] = first_tile(&share);
-    __syncthreads();
+        cursors[0] = begin;
     struct loader<DIM> chunks;
     chunks.a = &a;
     chunks.plan = &plan;
     chunks.memory = mem;
-    chunks.begin(&cursors[0]);
+    chunks.begin(&begin, cursors);
     if (a.head_dim < DIM)
         clear_padding<DIM>(mem.ring, a.head_dim);
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct stretch<DIM> s;
-    int set = 0, first = 0, lane = (int)threadIdx.x % 32;
+    int set = 0, first = 0, turn = 0, lane = (int)(threadIdx.x % 32);
     bool begins = true;
     for (bool goes_on = true; goes_on; set = 1 - set) {
-        struct tile_cursor *at = &cursors[set], *next = &cursors[1 - set];
+        struct tile_cursor *at = &cursors[turn];
+        turn = turn < 2 ? turn + 1 : 0;
+        struct tile_cursor *next = &cursors[turn], *after_next = &cursors[turn < 2 ? turn + 1 : 0];
         if (begins) {
             first = at->tile;
             __syncthreads(); /* all are done with the rows before */
@@ -372,25 +490,26 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
             UNROLL
             for (int i = 0; i < size::DIMS_8; i++)
                 s.o[i][0] = s.o[i][1] = 0;
+            s.m = -INFINITY;
+            s.l = 0;
             s.q_unit = rows.q_unit[lane / 4];
             s.visible = visible_to(&a, &at->group, lane / 4);
         }
-        float tile_o[size::DIMS_8][2];
-        run_tile<DIM>(&s, tile_o, &chunks, at, next, set, &mem, &rows, &a);
+        struct tile_result<DIM> tile;
+        run_tile<DIM>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a);
         if (first) { /* of a split, not its beginning: each tile for itself */
             const struct decode_split *split = &plan.splits[share.split_first];
-            keep<DIM>(&partial, split->partial + 1 + at->tile - split->first_end, tile_o,
-                      rows.tile_m, rows.tile_l);
+            keep<DIM>(&partial, split->partial + 1 + at->tile - split->first_end, at->group.n_rows,
+                      tile.o, tile.m, tile.l);
         }
         goes_on = next->left > 0;
         begins = !goes_on || next->tile == 0;
-        if (begins && first == 0 && at->tile + 1 == at->group.n_tiles) {
-            write_result<DIM>(&s, at, &rows, &a);
-        } else if (begins) {
-            int split = first ? share.split_first : share.split_last;
-            if (!first)
-                keep<DIM>(&partial, plan.splits[split].partial, s.o, rows.m, rows.l);
-            arrive<DIM>(&a, &plan, at, split, at->tile + 1 - first, &partial, mem.scores);
+        if (begins && first == 0) {
+            if (at->tile + 1 == at->group.n_tiles)
+                write_result<DIM>(&s, at, &a);
+            else
+                keep<DIM>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
+                          s.m, s.l);
         }
     }
 }

@@ -1,6 +1,6 @@
 /*
- * attention_decode.h - for attention_decode.cu: the sizes and the memory of a block, the order of its
- * work, and how keys and values come to shared memory.
+ * attention_decode.h - for attention_decode.cu: the sizes and the memory of a block, the order of
+ * its work, how keys and values come to shared memory, and where results of splits go.
  */
 #ifndef SAMEBITS_ATTENTION_DECODE_H
 #define SAMEBITS_ATTENTION_DECODE_H
@@ -14,46 +14,53 @@ enum {
     ROWS = GROUP_ROWS,
     WARPS = 8,
     THREADS = 32 * WARPS,
-    VECTOR = 8,        /* mantissas in 16 bytes */
-    MERGED_TILES = 64, /* whose shares are worked out together */
+    PART = 8 * WARPS,    /* positions: 8 for each warp */
+    PARTS = TILE / PART, /* of a tile */
+    VECTOR = 8,          /* mantissas in 16 bytes */
 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. Rows in shared
- * memory are 16 bytes longer than they must be: then 8 rows of a column lie in different banks. */
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. */
 template <int DIM> struct decode_sizes {
-    static const int CHUNK = 64;            /* positions */
+    static const int CHUNK = 128;           /* positions */
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
-    static const int AHEAD = 4;             /* chunks on their way while one is used */
+    static const int AHEAD = 2;             /* chunks on their way while one is used */
     static const int STAGES = AHEAD + 1;
+    /* The chunk of a tile at which the slots of the next one are worked out: two before they are
+     * used. */
+    static const int SLOTS_AT = 2 * CHUNKS - AHEAD - 2;
     static const int BLOCKS = DIM > 128 ? 1 : 2; /* on a processor */
     static const int DIMS_8 = (DIM + 63) / 64;   /* times 8 dimensions: a warp's share */
-    static const int ROW_BYTES = 2 * DIM + 16;   /* of a position in a chunk */
+    static const int ROW_BYTES = 2 * DIM;        /* of a position in a chunk */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
     static const int QUERY_BYTES = 2 * ROWS * DIM; /* of all rows' digits */
-    static const int WEIGHT_BYTES = TILE + 16;
-    static const int SCORE_FLOATS = TILE + 4;
-    static const int SHARED_BYTES = STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES +
-                                    4 * ROWS * SCORE_FLOATS + 2 * 8 * TILE + 2 * 4 * TILE;
+    static const int WEIGHT_BYTES = TILE + 16;     /* 8 rows of a column: different banks */
+    static const int SHARED_BYTES =
+        STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
 };
+
+/* Where 16 bytes of a row lie in it. Rows have no padding between them, because copies of whole
+ * lines of 128 bytes are faster; instead, the columns of each row change places, so that 8 rows of
+ * a column lie in different banks all the same. */
+template <int DIM> static __device__ __forceinline__ int column_in_row(int row, int column) {
+    return column ^ (DIM % 64 ? row / 2 % 4 : row % 8);
+}
 
 /* The memory of a block. */
 struct decode_memory {
     unsigned char *ring; /* [STAGES] chunks */
     uint32_t *slots;     /* [2][TILE] where the positions of a tile are */
-    float *scores;       /* [ROWS][SCORE_FLOATS]; in the merge, shares */
     int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
     int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES] */
     uint32_t *k_units;   /* [2][TILE] 2^exponent as a double: the upper word */
     uint32_t *v_units;   /* [2][TILE] as a float */
 };
 
-/* What the warps tell each other of a row. */
-struct row_states {
-    double q_unit[ROWS];                    /* 2^(e-30) * scale of the query */
-    double unit[ROWS];                      /* 2^(e-30) of the tile's weights */
-    float old_share[ROWS], new_share[ROWS]; /* of the merge with this tile */
-    float m[ROWS], l[ROWS];                 /* merged so far */
-    float tile_m[ROWS], tile_l[ROWS];
+/* What the warps tell each other of the rows: of their own positions, the largest score, and the
+ * sum of the probabilities, in units, with the bits of the largest weight. */
+struct alignas(16) row_states {
+    double q_unit[ROWS]; /* 2^(e-30) * scale of the query */
+    float largest_score[ROWS][WARPS];
+    uint2 units_and_weight[ROWS][WARPS];
 };
 
 template <int DIM> static __device__ struct decode_memory cut_memory(unsigned char *memory) {
@@ -61,8 +68,7 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
     struct decode_memory m;
     m.ring = memory;
     m.slots = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
-    m.scores = (float *)(m.slots + 2 * TILE);
-    m.k_units = (uint32_t *)(m.scores + ROWS * size::SCORE_FLOATS);
+    m.k_units = m.slots + 2 * TILE;
     m.v_units = m.k_units + 2 * TILE;
     m.query = (int8_t *)(m.v_units + 2 * TILE);
     m.weights = m.query + size::QUERY_BYTES;
@@ -78,12 +84,16 @@ struct tile_cursor {
     int number, tile, left; /* number: of the row group */
 };
 
-static __device__ struct tile_cursor first_tile(const struct decode_share *share) {
+/* b: of the share, loaded before. */
+static __device__ __forceinline__ struct tile_cursor first_tile(const struct decode_share *share,
+                                                                int4 b) {
     struct tile_cursor c;
-    c.number = share->group;
-    c.tile = share->tile;
-    c.left = share->n_tiles;
     c.group = share->first;
+    c.number = share->group;
+    c.left = b.x;
+    c.tile = b.y;
+    c.group.pages = b.z;
+    c.group.kv_len = b.w;
     return c;
 }
 
@@ -95,7 +105,7 @@ find_next(struct tile_cursor *next, const struct tile_cursor *at, const struct p
         return;
     next->tile = 0;
     next->number++;
-    if (next->left)
+    if (next->left > 0)
         next->group = plan->groups[next->number];
 }
 
@@ -107,12 +117,6 @@ static __device__ __forceinline__ int kv_head(void) {
 /* Positions of a tile that the last row sees. */
 static __device__ __forceinline__ int positions_of(const struct row_group *g, int tile) {
     return max(0, min((int)TILE, g->kv_len - tile * TILE));
-}
-
-/* Positions of a tile that are loaded: products take 32 at a time. Those that do not exist are the
- * last one again; they are hidden from the softmax and have no weight. */
-static __device__ __forceinline__ int loaded_of(int n) {
-    return (n + 31) / 32 * 32;
 }
 
 /* Row of the group: its token, counted in the sequence, and its place in q and y. */
@@ -138,14 +142,53 @@ static __device__ __forceinline__ int visible_to(const struct attention_argument
 /* The first of the 8 dimensions that a warp has as its number i, of size::DIMS_8; those from DIM on
  * do not exist. */
 static __device__ __forceinline__ int first_dim(int i) {
-    return ((int)threadIdx.x / 32 + i * WARPS) * 8;
+    return ((int)(threadIdx.x / 32) + i * WARPS) * 8;
+}
+
+/* ---- results of splits ------------------------------------------------------------------------
+ */
+
+/* Device memory [places, n_kv_heads, ROWS, partial_floats(DIM)]: what a row leaves of a tile. */
+struct partial_results {
+    float *rows;
+    int n_kv_heads;
+};
+
+/* The first of the rows of a place, for this block's kv head. */
+template <int DIM>
+static __device__ __forceinline__ float *rows_at(const struct partial_results *p, int place) {
+    size_t number = (size_t)place * (size_t)p->n_kv_heads + (size_t)kv_head();
+    return p->rows + number * (size_t)(ROWS * partial_floats(DIM));
+}
+
+/* m and l of a row. */
+template <int DIM> static __device__ __forceinline__ float2 *ml_of(float *rows, int row) {
+    return (float2 *)(rows + row * partial_floats(DIM) + DIM);
+}
+
+/* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + 2 t + j. */
+template <int DIM>
+static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
+                                            const float o[][2], float m, float l) {
+    int lane = (int)(threadIdx.x % 32);
+    if (lane / 4 >= n_rows)
+        return;
+    float *rows = rows_at<DIM>(p, place);
+    float2 *to = (float2 *)(rows + lane / 4 * partial_floats(DIM));
+    UNROLL
+    for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
+        if (first_dim(i) < DIM)
+            to[first_dim(i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
+    if (threadIdx.x < 32 && lane % 4 == 0)
+        *ml_of<DIM>(rows, lane / 4) = make_float2(m, l);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------
  *
  * While the keys of a tile are used, its values are fetched, chunk by chunk, and while the values
  * are used, the keys of the next tile. A chunk takes the place in the ring of the one that was used
- * before it. What a chunk needs to be fetched is worked out a phase earlier, a position a thread.
+ * before it. What a chunk needs to be fetched is worked out earlier, a position a thread: the page
+ * a tile earlier, the slot and the exponents a phase.
  */
 
 /* A position of the next tile, on its way. */
@@ -156,75 +199,87 @@ struct next_position {
 
 template <int DIM> struct loader {
     typedef struct decode_sizes<DIM> size;
+    static const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS; /* rows copied at once */
+    static const bool EVEN = STEP * VECTORS == THREADS; /* a thread's column is always the same */
     const struct attention_arguments *a;
     const struct plan_arrays *plan;
     struct decode_memory memory;
     int used, before; /* the chunk in use and the one before it: bytes from the ring's beginning */
+    struct next_position position;
 
-    /* The number of this thread's position in its sequence, of those loaded. */
+    /* Where the slot of a position of a chunk is kept: those that a thread copies lie side by side.
+     */
+    static __device__ __forceinline__ int place_of_slot(int position) {
+        return EVEN ? position % STEP * (size::CHUNK / STEP) + position / STEP : position;
+    }
+
+    /* The position of this thread in its sequence. Those behind the n that exist are the last one
+     * again: they are hidden from the softmax and have no weight. */
     __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n) const {
         return at->tile * TILE + min((int)threadIdx.x, n - 1);
     }
 
-    __device__ __forceinline__ void fetch_page(struct next_position *p,
-                                               const struct tile_cursor *at, int n) const {
-        if ((int)threadIdx.x < loaded_of(n))
-            p->page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
+    __device__ __forceinline__ void fetch_page(const struct tile_cursor *at, int n) {
+        if (n)
+            position.page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
     }
 
-    __device__ __forceinline__ void
-    fetch_exponents(struct next_position *p, const struct tile_cursor *at, int n, int set) const {
-        p->k_exponent = p->v_exponent = 0;
-        if ((int)threadIdx.x >= loaded_of(n))
+    __device__ __forceinline__ void fetch_exponents(const struct tile_cursor *at, int n, int set) {
+        position.k_exponent = position.v_exponent = 0;
+        if (!n)
             return;
         uint32_t slot =
-            (uint32_t)(p->page * plan->page_size + position_in(at, n) % plan->page_size);
+            (uint32_t)(position.page * plan->page_size + position_in(at, n) % plan->page_size);
         uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)kv_head();
-        memory.slots[set * TILE + (int)threadIdx.x] = slot;
-        p->k_exponent = a->kv.k_exponents[row];
-        p->v_exponent = a->kv.v_exponents[row];
+        int j = (int)threadIdx.x;
+        memory.slots[set * TILE + j / size::CHUNK * size::CHUNK + place_of_slot(j % size::CHUNK)] =
+            slot;
+        position.k_exponent = a->kv.k_exponents[row];
+        position.v_exponent = a->kv.v_exponents[row];
     }
 
-    __device__ __forceinline__ void store_units(const struct next_position *p, int set) const {
+    __device__ __forceinline__ void store_units(int set) const {
         int j = set * TILE + (int)threadIdx.x;
-        memory.k_units[j] = (uint32_t)(p->k_exponent + 1023) << 20; /* the upper word of 2^e */
-        memory.v_units[j] = (uint32_t)(p->v_exponent + 127) << 23;
+        memory.k_units[j] = (uint32_t)(position.k_exponent + 1023) << 20; /* of 2^e, upper word */
+        memory.v_units[j] = (uint32_t)(position.v_exponent + 127) << 23;
     }
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
     __device__ __forceinline__ void copy(const int16_t *mantissas, int set, int c, int n) const {
-        const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS;
+        if (c * size::CHUNK >= n)
+            return;
         const char *from = (const char *)(mantissas + kv_head() * a->head_dim);
         uint32_t slot_bytes = (uint32_t)(a->n_kv_heads * a->head_dim * 2);
         const uint32_t *slots = memory.slots + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
-        int left = loaded_of(n) - c * size::CHUNK;
-        if constexpr (STEP * VECTORS == THREADS) { /* a thread's column is always the same */
-            int row = (int)threadIdx.x / VECTORS, column = (int)threadIdx.x % VECTORS * 16;
-            to += row * size::ROW_BYTES + column;
-            from += column;
-            if (column >= a->head_dim * 2)
+        if constexpr (EVEN) {
+            static_assert(STEP % 8 == 0, "a thread's rows have their columns in the same places");
+            int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);
+            if (column * VECTOR >= a->head_dim)
                 return;
-            if (left >= size::CHUNK) {
-                uint32_t slot[size::CHUNK / STEP];
+            to += row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column);
+            from += 16 * column;
+            const int EACH = size::CHUNK / STEP;
+            alignas(16)
+                uint32_t slot[EACH]; /* all before the first copy, which the compiler waits for */
+            if constexpr (EACH % 4 == 0) {
                 UNROLL
-                for (int i = 0; i < size::CHUNK / STEP; i++)
-                    slot[i] = slots[row + i * STEP];
-                UNROLL
-                for (int i = 0; i < size::CHUNK / STEP; i++)
-                    cp_async_16(to + i * STEP * size::ROW_BYTES,
-                                from + (uint64_t)slot[i] * slot_bytes);
+                for (int i = 0; i < EACH; i += 4)
+                    *(uint4 *)(slot + i) = *(const uint4 *)(slots + row * EACH + i);
             } else {
-                for (int i = 0; row + i < left; i += STEP)
-                    cp_async_16(to + i * size::ROW_BYTES,
-                                from + (uint64_t)slots[row + i] * slot_bytes);
+                UNROLL
+                for (int i = 0; i < EACH; i++)
+                    slot[i] = slots[row * EACH + i];
             }
+            UNROLL
+            for (int i = 0; i < EACH; i++)
+                cp_async_16(to + i * STEP * size::ROW_BYTES, from + (uint64_t)slot[i] * slot_bytes);
         } else {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
-                int row = i / VECTORS, column = i % VECTORS * 16;
-                if (row < left && column < a->head_dim * 2)
-                    cp_async_16(to + row * size::ROW_BYTES + column,
-                                from + (uint64_t)slots[row] * slot_bytes + column);
+                int row = i / VECTORS, column = i % VECTORS;
+                if (column * VECTOR < a->head_dim)
+                    cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column),
+                                from + (uint64_t)slots[row] * slot_bytes + 16 * column);
             }
         }
     }
@@ -233,26 +288,26 @@ template <int DIM> struct loader {
         return chunk < (size::STAGES - 1) * size::STAGE_BYTES ? chunk + size::STAGE_BYTES : 0;
     }
 
-    /* Starts chunk number i of a tile, counted on from its keys to its values and to the keys of
-     * the next tile. */
+    /* Starts chunk number i of a tile, counted on from its keys to its values and to those of the
+     * next tile. */
     __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
-        if (i < size::CHUNKS)
-            copy(a->kv.k, set, i, n);
-        else if (i < 2 * size::CHUNKS)
-            copy(a->kv.v, set, i - size::CHUNKS, n);
-        else
-            copy(a->kv.k, 1 - set, i - 2 * size::CHUNKS, n_next);
+        bool of_next = i >= 2 * size::CHUNKS;
+        int c = i % size::CHUNKS;
+        copy(i / size::CHUNKS % 2 ? a->kv.v : a->kv.k, of_next ? 1 - set : set, c,
+             of_next ? n_next : n);
         cp_async_commit();
     }
 
-    /* The first chunks of the first tile. */
-    __device__ __forceinline__ void begin(const struct tile_cursor *at) {
+    /* The first chunks of the first tile. cursors: the first one is set; sets the second. */
+    __device__ __forceinline__ void begin(const struct tile_cursor *at,
+                                          struct tile_cursor cursors[]) {
         int n = positions_of(&at->group, at->tile);
-        struct next_position p;
-        fetch_page(&p, at, n);
+        fetch_page(at, n);
         wait_for_previous_kernel(); /* the plan is older */
-        fetch_exponents(&p, at, n, 0);
-        store_units(&p, 0);
+        fetch_exponents(at, n, 0);
+        store_units(0);
+        if (threadIdx.x == 0)
+            find_next(&cursors[1], at, plan);
         __syncthreads();
         before = 0;
         for (int c = 0; c < size::AHEAD; c++) {
@@ -260,6 +315,12 @@ template <int DIM> struct loader {
             before = after(before);
         }
         used = 0; /* the next one; `before` is the last place of the ring, still empty */
+        fetch_page(&cursors[1], size_of(&cursors[1]));
+    }
+
+    /* Positions of a tile; 0 when there is none. */
+    static __device__ __forceinline__ int size_of(const struct tile_cursor *at) {
+        return at->left > 0 ? positions_of(&at->group, at->tile) : 0;
     }
 
     /* Waits for the next chunk. All threads are done with the one before. */

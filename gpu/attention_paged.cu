@@ -275,8 +275,10 @@ static void launch_3(struct gpu_device *gpu, const struct attention_arguments *a
 /* Version 4: row groups together, each long sequence by itself. */
 static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a,
                      const struct attention_plan *plan) {
-    if (plan->n_groups)
+    if (plan->n_groups) {
         gpu_attention_decode(gpu, a, plan);
+        gpu_attention_merge(gpu, a, plan);
+    }
     for (int i = 0; i < plan->n_long; i++) {
         const struct long_sequence *s = &plan->long_sequences[i];
         struct attention_arguments one = *a;

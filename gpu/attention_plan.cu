@@ -6,7 +6,8 @@
 enum {
     TILE = ATTENTION_TILE,
     SHORT_TOKENS = 4, /* sequences with more go to the kernels for many tokens */
-    TILE_COST = 32    /* what a tile costs beside its positions, in positions */
+    TILE_COST = 32,   /* what a tile costs beside its positions, in positions */
+    SPLIT_COST = 160  /* and merging what was split */
 };
 
 static int blocks_of(int count, int size) {
@@ -25,11 +26,11 @@ static size_t place(size_t *at, size_t bytes) {
 
 /* Where the arrays begin in the piece. */
 struct layout {
-    size_t qo_indptr, kv_indptr, kv_lens, token_sequence, pages, groups, shares, splits, tiles_done;
+    size_t qo_indptr, kv_indptr, kv_lens, token_sequence, pages, groups, shares, splits;
     size_t bytes;
 };
 
-static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares, int n_heads) {
+static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares) {
     struct layout l = {};
     size_t n = (size_t)b->n_sequences, word = sizeof(int32_t);
     l.qo_indptr = place(&l.bytes, word * (n + 1));
@@ -39,7 +40,6 @@ static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_sh
     l.groups = place(&l.bytes, sizeof(struct row_group) * (size_t)n_groups);
     l.shares = place(&l.bytes, sizeof(struct decode_share) * (size_t)n_shares);
     l.splits = place(&l.bytes, sizeof(struct decode_split) * (size_t)n_shares);
-    l.tiles_done = place(&l.bytes, word * (size_t)n_shares * (size_t)n_heads);
     /* The last, so that the others stay where they are while the sequences grow. */
     l.pages = place(&l.bytes, word * (size_t)b->kv_indptr[n]);
     return l;
@@ -142,46 +142,74 @@ static void find_cut(struct cut *at, int64_t *before, const struct row_group *gr
 static void split_at(struct attention_plan *p, struct decode_share *share,
                      struct decode_split *splits, const struct row_group *groups, struct cut end,
                      bool same) {
-    if (!same || !share->tile) { /* this share has its beginning */
+    if (!same || !share->begin.tile) { /* this share has its beginning */
         struct decode_split *d = &splits[p->n_splits++];
         d->partial = p->n_partial;
         d->n_tiles = groups[end.group].n_tiles;
         d->first_end = end.tile;
-        p->n_partial += 1 + d->n_tiles - d->first_end;
+        d->group = end.group;
+        int later = d->n_tiles - d->first_end;
+        p->n_partial += 1 + later;
+        p->longest_split = later > p->longest_split ? later : p->longest_split;
     }
     share->split_last = p->n_splits - 1;
 }
 
-/* Cuts the work into shares of equal cost. Returns 0, or -1 with err set: too much work. */
-static int fill_shares(struct attention_plan *p, struct decode_share *shares,
-                       struct decode_split *splits, const struct row_group *groups,
-                       struct error *err) {
-    int64_t all = 0, before = 0, tiles = 0;
-    for (int i = 0; i < p->n_groups; i++) {
-        all += cost_of(&groups[i]);
-        tiles += groups[i].n_tiles;
-    }
-    p->n_splits = p->n_partial = 0;
-    if (tiles > INT32_MAX / 2)
-        return error_set(err, "attention over %lld tiles in one pass: too many", (long long)tiles);
-    p->n_tiles = (int)tiles;
+/* Cuts the work, which costs `all`, into n shares of equal cost. Returns what the dearest one
+ * costs, and the merge. */
+static int64_t cut_into(int n, struct attention_plan *p, struct decode_share *shares,
+                        struct decode_split *splits, const struct row_group *groups, int64_t all) {
+    int64_t before = 0, begun_at = 0, dearest = 0;
+    p->n_splits = p->n_partial = p->longest_split = 0;
+    memset(shares, 0, sizeof *shares * (size_t)p->n_shares);
+    memset(splits, 0, sizeof *splits * (size_t)p->n_shares);
     struct cut at = {0, 0};
-    for (int i = 0; i < p->n_shares; i++) {
+    for (int i = 0; i < n; i++) {
         struct decode_share *s = &shares[i];
         struct cut begin = at;
         s->group = at.group;
-        s->tile = at.tile;
+        s->begin.tile = at.tile;
         s->split_first = at.tile ? p->n_splits - 1 : -1;
         s->split_last = -1;
-        find_cut(&at, &before, groups, p->n_groups, all * (i + 1) / p->n_shares);
-        s->n_tiles = at.tile - begin.tile;
+        find_cut(&at, &before, groups, p->n_groups, all * (i + 1) / n);
+        s->begin.n_tiles = at.tile - begin.tile;
         for (int g = begin.group; g < at.group; g++)
-            s->n_tiles += groups[g].n_tiles;
-        if (s->n_tiles)
+            s->begin.n_tiles += groups[g].n_tiles;
+        if (s->begin.n_tiles) {
             s->first = groups[s->group];
-        if (at.tile && s->n_tiles)
+            s->begin.pages = s->first.pages;
+            s->begin.kv_len = s->first.kv_len;
+        }
+        if (at.tile && s->begin.n_tiles)
             split_at(p, s, splits, groups, at, begin.group == at.group);
+        int64_t ends_at = before + (int64_t)at.tile * (TILE + TILE_COST);
+        dearest = ends_at - begun_at > dearest ? ends_at - begun_at : dearest;
+        begun_at = ends_at;
     }
+    return dearest + (p->n_splits ? SPLIT_COST : 0);
+}
+
+/* Cuts the work into shares: as many as there are thread blocks at once, or, when that is no
+ * dearer, the next smaller multiple of 8. Sequences of equal lengths often come in such numbers,
+ * and what is cut between them need not be merged. Returns 0, or -1 with err set: too much work. */
+static int fill_shares(struct attention_plan *p, struct decode_share *shares,
+                       struct decode_split *splits, const struct row_group *groups,
+                       struct error *err) {
+    int64_t all = 0, tiles = 0;
+    p->most_rows = 1;
+    for (int i = 0; i < p->n_groups; i++) {
+        all += cost_of(&groups[i]);
+        tiles += groups[i].n_tiles;
+        p->most_rows = groups[i].n_rows > p->most_rows ? groups[i].n_rows : p->most_rows;
+    }
+    if (tiles > INT32_MAX / 2)
+        return error_set(err, "attention over %lld tiles in one pass: too many", (long long)tiles);
+    p->n_tiles = (int)tiles;
+    int rounded = p->n_shares / 8 * 8;
+    int64_t cost = cut_into(p->n_shares, p, shares, splits, groups, all);
+    if (p->n_splits && rounded >= p->n_shares - p->n_shares / 16 &&
+        cut_into(rounded, p, shares, splits, groups, all) > cost)
+        cut_into(p->n_shares, p, shares, splits, groups, all);
     return 0;
 }
 
@@ -219,7 +247,6 @@ static void set_arrays(struct plan_arrays *a, const struct layout *l, const unsi
     a->groups = (const struct row_group *)(at + l->groups);
     a->shares = (const struct decode_share *)(at + l->shares);
     a->splits = (const struct decode_split *)(at + l->splits);
-    a->tiles_done = (int32_t *)(at + l->tiles_done);
 }
 
 struct attention_plan *gpu_attention_plan_new(struct device *dev, struct error *err) {
@@ -249,7 +276,7 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     int n_groups = count_groups(b, heads_per_group);
     int blocks = gpu_of(dev)->n_processors * 2; /* at once */
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
-    struct layout l = lay_out(b, n_groups, p->n_shares, shape->n_kv_heads);
+    struct layout l = lay_out(b, n_groups, p->n_shares);
     struct long_sequence *more = (struct long_sequence *)realloc(
         p->long_sequences, sizeof *more * ((size_t)b->n_sequences + 1));
     if (!more)

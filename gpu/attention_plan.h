@@ -5,6 +5,7 @@
  *     attention_plan.cu    makes it
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
+ *     attention_merge.cu   its end, where several thread blocks worked on a sequence
  *
  * A row is one token and one query head; the rows of one kv head of a sequence are numbered
  * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
@@ -31,18 +32,22 @@ struct row_group {
  * share begins in the middle of, split_last of the one that it leaves for others to go on with; -1:
  * none.
  */
-struct decode_share {
-    int32_t group, tile, n_tiles;
-    int32_t split_first, split_last;
+struct alignas(16) decode_share {
+    struct share_begin {
+        int32_t n_tiles, tile; /* how many, from which one of the first row group on */
+        int32_t pages, kv_len; /* copies of the group's: what the first loads need, in 16 bytes */
+    } begin;
+    int32_t group, split_first, split_last;
     struct row_group first; /* a copy of the group's: one load less to wait for */
 };
 
 /* A row group in several shares. The first share merges its tiles; each later tile's result is
- * kept, and the block that comes last merges them in order. */
+ * kept, and a kernel of its own merges them in order. */
 struct decode_split {
     int32_t partial; /* where its results are: the first share's merged ones, then a place a tile */
-    int32_t n_tiles; /* in all */
+    int32_t n_tiles; /* in all; 0: no split */
     int32_t first_end; /* the tiles 0 ... first_end - 1 are the first share's */
+    int32_t group;     /* its row group */
 };
 
 /* What the kernels see of the plan; device memory. */
@@ -54,8 +59,7 @@ struct plan_arrays {
     const int32_t *pages;          /* [kv_indptr[n_sequences]] */
     const struct row_group *groups;
     const struct decode_share *shares; /* [n_shares] */
-    const struct decode_split *splits;
-    int32_t *tiles_done; /* [splits, n_kv_heads], 0 between launches */
+    const struct decode_split *splits; /* [n_shares] */
     int page_size, n_sequences, n_tokens;
 };
 
@@ -70,6 +74,7 @@ struct attention_plan {
     int n_tokens, longest; /* most positions of a sequence */
     int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
     int n_groups, n_tiles, n_splits, n_partial;
+    int longest_split, most_rows; /* most tiles that are left to be merged; most rows of a group */
     struct long_sequence *long_sequences; /* host */
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
@@ -89,10 +94,12 @@ static inline __host__ __device__ int partial_floats(int dim) {
     return dim + 4;
 }
 
-/* Version 4 for the row groups of the plan. */
+/* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */
 struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct attention_plan *plan);
+void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
+                         const struct attention_plan *plan);
 
 struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);
 void gpu_attention_plan_free(struct device *, struct attention_plan *);
