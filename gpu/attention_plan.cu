@@ -3,17 +3,6 @@
 
 #include <stdlib.h>
 
-enum {
-    TILE = ATTENTION_TILE,
-    SHORT_TOKENS = 4, /* sequences with more go to the kernels for many tokens */
-    TILE_COST = 32,   /* what a tile costs beside its positions, in positions */
-    SPLIT_COST = 160  /* and merging what was split */
-};
-
-static int blocks_of(int count, int size) {
-    return (count + size - 1) / size;
-}
-
 /* ---- the arrays, in one piece -----------------------------------------------------------------
  */
 
@@ -79,140 +68,6 @@ static int reserve_partial(struct device *dev, struct attention_plan *p, struct 
     return p->partial ? 0 : -1;
 }
 
-/* ---- row groups and shares --------------------------------------------------------------------
- */
-
-static bool is_long(const struct paged_batch *b, int i) {
-    return b->qo_indptr[i + 1] - b->qo_indptr[i] > SHORT_TOKENS;
-}
-
-static int count_groups(const struct paged_batch *b, int heads_per_group) {
-    int n = 0;
-    for (int i = 0; i < b->n_sequences; i++)
-        if (!is_long(b, i))
-            n += blocks_of((b->qo_indptr[i + 1] - b->qo_indptr[i]) * heads_per_group, GROUP_ROWS);
-    return n;
-}
-
-static void fill_groups(struct row_group *out, const struct paged_batch *b, int heads_per_group) {
-    for (int i = 0; i < b->n_sequences; i++) {
-        int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
-        for (int first = 0; !is_long(b, i) && first < rows; first += GROUP_ROWS, out++) {
-            int end = first + GROUP_ROWS < rows ? first + GROUP_ROWS : rows;
-            out->sequence = i;
-            out->pages = b->kv_indptr[i];
-            out->first_token = b->qo_indptr[i];
-            out->first_row = first;
-            out->n_rows = end - first;
-            out->before = paged_batch_kv_len(b, i) - n_tokens;
-            int sees = out->before + (end - 1) / heads_per_group + 1;
-            out->kv_len = sees > 0 ? sees : 0;
-            out->n_tiles =
-                sees > 0 ? blocks_of(sees, TILE) : 1; /* an empty one: zeros are written */
-        }
-    }
-}
-
-static int64_t cost_of(const struct row_group *g) {
-    return g->kv_len + (int64_t)TILE_COST * g->n_tiles;
-}
-
-/* Where the work of all is cut: a row group and a tile. */
-struct cut {
-    int group, tile;
-};
-
-/* Moves *at on, from group to group, to the tile at which the cost of all before it is `target`.
- * before: the cost of the groups before at->group. */
-static void find_cut(struct cut *at, int64_t *before, const struct row_group *groups, int n_groups,
-                     int64_t target) {
-    while (at->group < n_groups && *before + cost_of(&groups[at->group]) <= target)
-        *before += cost_of(&groups[at->group++]);
-    at->tile = 0;
-    if (at->group == n_groups || target <= *before) /* rounding may be ahead */
-        return;
-    at->tile = (int)((target - *before + (TILE + TILE_COST) / 2) / (TILE + TILE_COST));
-    if (at->tile >= groups[at->group].n_tiles) {
-        *before += cost_of(&groups[at->group++]);
-        at->tile = 0;
-    }
-}
-
-/* The share ends inside a row group: who goes on with it must know. same: it began there, too. */
-static void split_at(struct attention_plan *p, struct decode_share *share,
-                     struct decode_split *splits, const struct row_group *groups, struct cut end,
-                     bool same) {
-    if (!same || !share->begin.tile) { /* this share has its beginning */
-        struct decode_split *d = &splits[p->n_splits++];
-        d->partial = p->n_partial;
-        d->n_tiles = groups[end.group].n_tiles;
-        d->first_end = end.tile;
-        d->group = end.group;
-        int later = d->n_tiles - d->first_end;
-        p->n_partial += 1 + later;
-        p->longest_split = later > p->longest_split ? later : p->longest_split;
-    }
-    share->split_last = p->n_splits - 1;
-}
-
-/* Cuts the work, which costs `all`, into n shares of equal cost. Returns what the dearest one
- * costs, and the merge. */
-static int64_t cut_into(int n, struct attention_plan *p, struct decode_share *shares,
-                        struct decode_split *splits, const struct row_group *groups, int64_t all) {
-    int64_t before = 0, begun_at = 0, dearest = 0;
-    p->n_splits = p->n_partial = p->longest_split = 0;
-    memset(shares, 0, sizeof *shares * (size_t)p->n_shares);
-    memset(splits, 0, sizeof *splits * (size_t)p->n_shares);
-    struct cut at = {0, 0};
-    for (int i = 0; i < n; i++) {
-        struct decode_share *s = &shares[i];
-        struct cut begin = at;
-        s->group = at.group;
-        s->begin.tile = at.tile;
-        s->split_first = at.tile ? p->n_splits - 1 : -1;
-        s->split_last = -1;
-        find_cut(&at, &before, groups, p->n_groups, all * (i + 1) / n);
-        s->begin.n_tiles = at.tile - begin.tile;
-        for (int g = begin.group; g < at.group; g++)
-            s->begin.n_tiles += groups[g].n_tiles;
-        if (s->begin.n_tiles) {
-            s->first = groups[s->group];
-            s->begin.pages = s->first.pages;
-            s->begin.kv_len = s->first.kv_len;
-        }
-        if (at.tile && s->begin.n_tiles)
-            split_at(p, s, splits, groups, at, begin.group == at.group);
-        int64_t ends_at = before + (int64_t)at.tile * (TILE + TILE_COST);
-        dearest = ends_at - begun_at > dearest ? ends_at - begun_at : dearest;
-        begun_at = ends_at;
-    }
-    return dearest + (p->n_splits ? SPLIT_COST : 0);
-}
-
-/* Cuts the work into shares: as many as there are thread blocks at once, or, when that is no
- * dearer, the next smaller multiple of 8. Sequences of equal lengths often come in such numbers,
- * and what is cut between them need not be merged. Returns 0, or -1 with err set: too much work. */
-static int fill_shares(struct attention_plan *p, struct decode_share *shares,
-                       struct decode_split *splits, const struct row_group *groups,
-                       struct error *err) {
-    int64_t all = 0, tiles = 0;
-    p->most_rows = 1;
-    for (int i = 0; i < p->n_groups; i++) {
-        all += cost_of(&groups[i]);
-        tiles += groups[i].n_tiles;
-        p->most_rows = groups[i].n_rows > p->most_rows ? groups[i].n_rows : p->most_rows;
-    }
-    if (tiles > INT32_MAX / 2)
-        return error_set(err, "attention over %lld tiles in one pass: too many", (long long)tiles);
-    p->n_tiles = (int)tiles;
-    int rounded = p->n_shares / 8 * 8;
-    int64_t cost = cut_into(p->n_shares, p, shares, splits, groups, all);
-    if (p->n_splits && rounded >= p->n_shares - p->n_shares / 16 &&
-        cut_into(rounded, p, shares, splits, groups, all) > cost)
-        cut_into(p->n_shares, p, shares, splits, groups, all);
-    return 0;
-}
-
 /* ---- the plan ---------------------------------------------------------------------------------
  */
 
@@ -230,7 +85,7 @@ static void fill_sequences(const struct layout *l, unsigned char *at, const stru
         p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
         for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
             token_sequence[t] = i;
-        if (is_long(b, i)) {
+        if (attention_plan_is_long(b, i)) {
             struct long_sequence s = {b->qo_indptr[i], b->qo_indptr[i + 1] - b->qo_indptr[i],
                                       kv_lens[i], b->kv_indptr[i]};
             p->long_sequences[p->n_long++] = s;
@@ -273,7 +128,7 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     if (paged_batch_check(b, err))
         return -1;
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
-    int n_groups = count_groups(b, heads_per_group);
+    int n_groups = attention_plan_count_groups(b, heads_per_group);
     int blocks = gpu_of(dev)->n_processors * 2; /* at once */
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
     struct layout l = lay_out(b, n_groups, p->n_shares);
@@ -289,9 +144,8 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     p->n_groups = n_groups;
     struct row_group *groups = (struct row_group *)(p->host + l.groups);
     fill_sequences(&l, p->host, b, p);
-    fill_groups(groups, b, heads_per_group);
-    if (fill_shares(p, (struct decode_share *)(p->host + l.shares),
-                    (struct decode_split *)(p->host + l.splits), groups, err) ||
+    if (attention_plan_share(p, (struct decode_share *)(p->host + l.shares),
+                             (struct decode_split *)(p->host + l.splits), groups, b, err) ||
         reserve_partial(dev, p, err))
         return -1;
     set_arrays(&p->arrays, &l, p->device);

@@ -3,6 +3,7 @@
  * pass, so that the kernels of every layer find their work in a few arrays.
  *
  *     attention_plan.cu    makes it
+ *     attention_shares.cu  which thread block does what
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
  *     attention_merge.cu   its end, where several thread blocks worked on a sequence
@@ -93,6 +94,16 @@ static inline int decode_dim(int head_dim) {
 static inline __host__ __device__ int partial_floats(int dim) {
     return dim + 4;
 }
+
+/* Whether sequence i has too many tokens for row groups; how many groups the others have. */
+bool attention_plan_is_long(const struct paged_batch *b, int i);
+int attention_plan_count_groups(const struct paged_batch *b, int heads_per_group);
+
+/* Fills groups, shares and splits, and the plan's counts of them. Returns 0, or -1 with err set:
+ * too much work. */
+int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
+                         struct decode_split *splits, struct row_group *groups,
+                         const struct paged_batch *b, struct error *err);
 
 /* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */
 struct attention_arguments;

@@ -5,7 +5,7 @@
  * run, is a kernel that only reads. Bytes counted: mantissas and exponents of all keys and values.
  *
  *     bench_paged            decode, every version; mixed lengths; page sizes; prefill
- *     bench_paged BxN ...    version 4 for B sequences of N positions
+ *     bench_paged BxN ...    version 4 for B sequences of N positions; mixed: of 1 to 8192
  *
  * paged_beside_pytorch.py runs it beside PyTorch.
  */
@@ -178,6 +178,10 @@ int main(int argc, char **argv) {
     heading("sequences x positions");
     for (int i = 1; i < argc; i++) {
         int n = 0, length = 0;
+        if (!strcmp(argv[i], "mixed")) {
+            decode("64 of 1 ... 8192", mixed_lengths(), 16, 4);
+            continue;
+        }
         check(sscanf(argv[i], "%dx%d", &n, &length) == 2 && n > 0 && length > 0, argv[i]);
         decode(argv[i], std::vector<int>((size_t)n, length), 16, 4);
     }
