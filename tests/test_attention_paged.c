@@ -393,6 +393,87 @@ static void test_split_sequences(void **state) {
     t->ops->attention_plan_free(t->dev, plan);
 }
 
+/* Appends keys and values of all sequences to a pool at the slots of other pages: numbers[i] is what
+ * page i is called there. */
+static void append_all(struct test_device *t, const struct problem *p, const struct kv_layer *pool,
+                       const int32_t *numbers) {
+    int heads = p->shape.n_kv_heads, dim = p->shape.head_dim;
+    size_t width = (size_t)heads * (size_t)dim;
+    for (int i = 0; i < p->n; i++) {
+        size_t n = (size_t)p->kv_len[i];
+        float *k = host_array(n * width, sizeof *k), *v = host_array(n * width, sizeof *v);
+        int64_t *slots = host_array(n, sizeof *slots);
+        for (int j = 0; j < p->kv_len[i]; j++) {
+            int32_t page = p->pages[p->kv_indptr[i] + j / p->page_size];
+            slots[j] = (int64_t)numbers[page] * p->page_size + j % p->page_size;
+            for (size_t d = 0; d < width; d++) {
+                size_t row = row_of(p, i, j, (int)d / dim), at = row * (size_t)dim + d % (size_t)dim;
+                k[(size_t)j * width + d] = ldexpf(p->k.mantissas[at], p->k.exponents[row] - 15);
+                v[(size_t)j * width + d] = ldexpf(p->v.mantissas[at], p->v.exponents[row] - 15);
+            }
+        }
+        t->ops->kv_append(t->dev, pool, device_put(t, k, n * width * sizeof *k),
+                          device_put(t, v, n * width * sizeof *v),
+                          device_put(t, slots, n * sizeof *slots), p->kv_len[i], heads, dim, SITE,
+                          SITE);
+        free(k);
+        free(v);
+        free(slots);
+    }
+}
+
+/* A pool of more than 2^31 elements, and of more than 2^32 bytes: slots on both sides of each bound.
+ * For devices with the memory of a GPU. */
+static void test_a_pool_beyond_32_bits(void **state) {
+    struct test_device *t = *state;
+    if (strcmp(t->ops->name, "gpu"))
+        skip();
+    struct random r = {306};
+    struct error err = {""};
+    struct problem p = {.shape = {32, 8, 128, 0.0884}, .n = 3, .page_size = 16};
+    const int qo_lens[] = {1, 3, 40};
+    for (int i = 0; i < p.n; i++) {
+        p.kv_len[i] = 1100 + i;
+        p.qo_len[i] = qo_lens[i];
+    }
+    lay_out_pages(&r, &p);
+    fill(&r, &p, ORDINARY);
+    const int n_pages = 5 << 16; /* 5 * 2^20 slots of 1024 elements: 5 * 2^30 of them */
+    size_t n_rows = (size_t)n_pages * 16 * 8, bytes = n_rows * 128 * sizeof(int16_t);
+    int32_t *numbers = host_array((size_t)p.n_pages, sizeof *numbers);
+    for (int i = 0; i < p.n_pages; i++) /* all different, all over the pool */
+        numbers[i] = (int32_t)((int64_t)(i + 1) * n_pages / p.n_pages - 1);
+    struct kv_layer pool = {t->ops->alloc(t->dev, bytes, "a large pool", &err),
+                            t->ops->alloc(t->dev, bytes, "a large pool", &err),
+                            t->ops->alloc(t->dev, n_rows, "a large pool", &err),
+                            t->ops->alloc(t->dev, n_rows, "a large pool", &err)};
+    if (!pool.k || !pool.v || !pool.k_exponents || !pool.v_exponents)
+        fail_msg("%s", err.text);
+    append_all(t, &p, &pool, numbers);
+    float *want = expected(&p);
+    for (int i = 0; i < p.kv_indptr[p.n]; i++)
+        p.pages[i] = numbers[p.pages[i]];
+    p.n_pages = n_pages;
+    struct paged_batch batch = batch_of(&p);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &p.shape, &err))
+        fail_msg("%s", err.text);
+    size_t q_bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
+    float *y = device_poisoned(t, q_bytes);
+    t->ops->attention_paged(t->dev, y, device_put(t, p.q, q_bytes), &pool, plan, SITE);
+    device_expect_floats(t, "attention over a large pool", want, y, p.n_tokens, (int)q_size(&p));
+    device_expect_fault(t, -1, 0);
+    t->ops->attention_plan_free(t->dev, plan);
+    t->ops->free(t->dev, pool.k, bytes);
+    t->ops->free(t->dev, pool.v, bytes);
+    t->ops->free(t->dev, pool.k_exponents, n_rows);
+    t->ops->free(t->dev, pool.v_exponents, n_rows);
+    device_clear(t);
+    free(want);
+    free(numbers);
+    free_problem(&p);
+}
+
 /* A query that is not a number is a fault of its token, whatever kernel takes it. */
 static void test_faults(void **state) {
     struct test_device *t = *state;
@@ -498,6 +579,7 @@ int main(void) {
         cmocka_unit_test(test_random_batches), cmocka_unit_test(test_every_pair_of_the_grid),
         cmocka_unit_test(test_shared_pages),   cmocka_unit_test(test_split_sequences),
         cmocka_unit_test(test_faults),         cmocka_unit_test(test_bad_batches),
+        cmocka_unit_test(test_a_pool_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, open_both, close_both);
 }

@@ -3,8 +3,14 @@
  * second of all, op by op and with the pass replayed as a CUDA graph. A step is as the engine runs
  * it: upload, pass, sample, download the tokens and the logits for the fingerprints. Both ways must
  * draw the same tokens with the same fingerprints.
+ *
+ *     bench_serve                the shipped model
+ *     bench_serve qwen3-0.6b     that shape with random weights: for the speed only
+ *     bench_serve llama-3-8b     the same
+ *
+ * serve_beside_transformers.py runs the two shapes beside Hugging Face transformers.
  */
-#include "tests/bench/gpu_bench.h"
+#include "tests/bench/random_model.h"
 
 extern "C" {
 #include "scheduler/generate.h"
@@ -76,9 +82,23 @@ static struct result run(int n, bool graphs) {
     return r;
 }
 
-int main(void) {
+static void get_model(const char *name) {
+    if (!name) {
+        check_call(model_load(&model, dev, "data/model", NULL, &err), "data/model");
+        return;
+    }
+    for (const struct model_shape &shape : model_shapes)
+        if (!strcmp(name, shape.name)) {
+            printf("the shape of %s, random weights\n", name);
+            return random_model(&model, &shape);
+        }
+    fprintf(stderr, "%s: a shape that is not known; see the head of bench_serve.cu\n", name);
+    exit(2);
+}
+
+int main(int argc, char **argv) {
     open_gpu();
-    check_call(model_load(&model, dev, "data/model", NULL, &err), "data/model");
+    get_model(argc > 1 ? argv[1] : NULL);
     check_call(generator_start(&generator, &model, &err), "the generator");
     generator.fused = generator.ignore_stop = true;
     double one = 0;
