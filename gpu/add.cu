@@ -5,6 +5,7 @@
  * 2  four elements per thread, as silu_mul 2
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 __global__ static void add_1(float *y, const float *x, const float *z, size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -13,6 +14,7 @@ __global__ static void add_1(float *y, const float *x, const float *z, size_t co
 }
 
 __global__ static void add_2(float *y, const float *x, const float *z, size_t count) {
+    run_in_turn();
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i + 4 <= count) {
         float4 a = *(const float4 *)(x + i), b = *(const float4 *)(z + i);
@@ -34,10 +36,11 @@ void gpu_add(struct device *dev, float *y, /* [count] */
     if (gpu->version[GPU_ADD] == 1 || !aligned)
         GPU_LAUNCH(gpu, add_1, gpu_blocks(count, 256), 256, 0, y, x, z, count);
     else
-        GPU_LAUNCH(gpu, add_2, gpu_blocks(count, 1024), 256, 0, y, x, z, count);
+        GPU_LAUNCH_EARLY(gpu, add_2, gpu_blocks(count, 1024), 256, 0, y, x, z, count);
 }
 
 __global__ static void add_bias_1(float *y, const float *bias, size_t count, int n) {
+    run_in_turn();
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count)
         y[i] += bias[i % (size_t)n];
@@ -49,5 +52,5 @@ void gpu_add_bias(struct device *dev, float *y, /* [n_tokens, n] */
     struct gpu_device *gpu = gpu_of(dev);
     size_t count = (size_t)n_tokens * (size_t)n;
     if (count)
-        GPU_LAUNCH(gpu, add_bias_1, gpu_blocks(count, 256), 256, 0, y, bias, count, n);
+        GPU_LAUNCH_EARLY(gpu, add_bias_1, gpu_blocks(count, 256), 256, 0, y, bias, count, n);
 }

@@ -62,7 +62,8 @@ __global__ static void merge_splits(struct attention_arguments a, struct plan_ar
     SHARED_DYNAMIC(float, tiles); /* [section, dim] */
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
-    struct decode_split split = plan.splits[blockIdx.x];
+    struct decode_split split = plan.splits[blockIdx.x]; /* the plan is older than the results */
+    wait_for_previous_kernel(); /* all do, so that who waits for this kernel waits for that one */
     if (!split.n_tiles)
         return;
     int head = (int)blockIdx.y, row = (int)blockIdx.z, d = (int)threadIdx.x;
@@ -75,7 +76,6 @@ __global__ static void merge_splits(struct attention_arguments a, struct plan_ar
     size_t floats = (size_t)partial_floats(dim), next = (size_t)a.n_kv_heads * GROUP_ROWS * floats;
     const float *begin =
         partial + (size_t)split.partial * next + (size_t)(head * GROUP_ROWS + row) * floats;
-    wait_for_previous_kernel(); /* the plan is older than the results */
     float o = 0, m = begin[dim], l = begin[dim + 1];
     if (d < dim)
         o = begin[d];

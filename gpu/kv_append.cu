@@ -3,10 +3,12 @@
  * slot of the cache. A warp per row; the second half of the grid (y = 1) does the values.
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 __global__ static void kv_append_1(struct kv_layer kv, const float *k, const float *v,
                                    const int64_t *slots, int n_tokens, int n_kv_heads, int head_dim,
                                    int site_k, int site_v, unsigned long long *fault) {
+    run_in_turn();
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     bool values = blockIdx.y == 1;
     if (row >= n_tokens * n_kv_heads)
@@ -40,6 +42,6 @@ void gpu_kv_append(struct device *dev, const struct kv_layer *kv,
     struct gpu_device *gpu = gpu_of(dev);
     int rows = n_tokens * n_kv_heads;
     if (rows)
-        GPU_LAUNCH(gpu, kv_append_1, dim3(gpu_blocks(rows, 4), 2), dim3(32, 4), 0, *kv, k, v, slots,
+        GPU_LAUNCH_EARLY(gpu, kv_append_1, dim3(gpu_blocks(rows, 4), 2), dim3(32, 4), 0, *kv, k, v, slots,
                    n_tokens, n_kv_heads, head_dim, site_k, site_v, gpu->fault);
 }

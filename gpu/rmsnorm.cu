@@ -16,6 +16,7 @@
  *    8192 columns in whole vectors; others take version 1)
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 __global__ static void rmsnorm_1(float *y, const float *x, const float *gain, int n_rows,
                                  int n_cols, int rows_per_token, double eps, int site,
@@ -48,6 +49,7 @@ template <int WARPS>
 __global__ static void rmsnorm_2(float *y, const float *x, const float *gain, int n_rows,
                                  int n_cols, int rows_per_token, double eps, int site,
                                  unsigned long long *fault) {
+    run_in_turn();
     SHARED(uint32_t, part_max, [WARPS]);
     SHARED(long long, part_sum, [WARPS]);
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
@@ -118,6 +120,7 @@ template <int VECTORS>
 __global__ static void rmsnorm_3(float4 *y, const float4 *x, const float4 *gain, int n_vectors,
                                  int n_cols, int rows_per_token, double eps, int site,
                                  unsigned long long *fault) {
+    run_in_turn();
     int row = (int)blockIdx.x, lane = (int)threadIdx.x;
     size_t at = (size_t)row * (size_t)n_vectors;
     float4 v[VECTORS];
@@ -148,16 +151,16 @@ void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
         GPU_LAUNCH(gpu, rmsnorm_1, gpu_blocks(n_rows, 128), 128, 0, y, x, gain, n_rows, n_cols,
                    rows_per_token, eps, site, gpu->fault);
     else if (version == 3 && vectors && n_cols <= 4096)
-        GPU_LAUNCH(gpu, rmsnorm_3<4>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
+        GPU_LAUNCH_EARLY(gpu, rmsnorm_3<4>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
                    (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site, gpu->fault);
     else if (version == 3 && vectors)
-        GPU_LAUNCH(gpu, rmsnorm_3<8>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
+        GPU_LAUNCH_EARLY(gpu, rmsnorm_3<8>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
                    (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site, gpu->fault);
     else if (n_cols <= 512)
-        GPU_LAUNCH(gpu, rmsnorm_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, gain, n_rows,
+        GPU_LAUNCH_EARLY(gpu, rmsnorm_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, gain, n_rows,
                    n_cols, rows_per_token, eps, site, gpu->fault);
     else
-        GPU_LAUNCH(gpu, rmsnorm_2<8>, n_rows, dim3(256), 0, y, x, gain, n_rows, n_cols,
+        GPU_LAUNCH_EARLY(gpu, rmsnorm_2<8>, n_rows, dim3(256), 0, y, x, gain, n_rows, n_cols,
                    rows_per_token, eps, site, gpu->fault);
 }
 
@@ -166,6 +169,7 @@ template <int WARPS, int VECTORS>
 __global__ static void add_rmsnorm_2(float4 *y, float4 *x, const float4 *branch, const float4 *gain,
                                      int n_rows, int n_vectors, double eps, int site,
                                      unsigned long long *fault) {
+    run_in_turn();
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     if (row >= n_rows)
         return;
@@ -204,13 +208,13 @@ void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
         gpu_add(dev, x, x, branch, (size_t)n_rows * (size_t)n_cols);
         gpu_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site);
     } else if (n_cols <= 512) {
-        GPU_LAUNCH(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to, sum, add,
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to, sum, add,
                    by, n_rows, n_cols / 4, eps, site, gpu->fault);
     } else if (n_cols <= 4096) {
-        GPU_LAUNCH(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
                    n_cols / 4, eps, site, gpu->fault);
     } else {
-        GPU_LAUNCH(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
                    n_cols / 4, eps, site, gpu->fault);
     }
 }

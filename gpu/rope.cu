@@ -7,6 +7,7 @@
  * 2  a thread per four pairs: 16-byte loads (head_dim a multiple of 8)
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 __global__ static void rope_1(float *x, const int32_t *positions, const float *cos_table,
                               const float *sin_table, size_t n_pairs, int n_heads, int half) {
@@ -23,6 +24,7 @@ __global__ static void rope_1(float *x, const int32_t *positions, const float *c
 
 __global__ static void rope_2(float4 *x, const int32_t *positions, const float4 *cos_table,
                               const float4 *sin_table, size_t n_quads, int n_heads, int half) {
+    run_in_turn();
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n_quads)
         return;
@@ -51,7 +53,7 @@ void gpu_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
         GPU_LAUNCH(gpu, rope_1, gpu_blocks(n_pairs, 256), 256, 0, x, positions, cos_table,
                    sin_table, n_pairs, n_heads, half);
     else
-        GPU_LAUNCH(gpu, rope_2, gpu_blocks(n_pairs / 4, 256), 256, 0, (float4 *)x, positions,
+        GPU_LAUNCH_EARLY(gpu, rope_2, gpu_blocks(n_pairs / 4, 256), 256, 0, (float4 *)x, positions,
                    (const float4 *)cos_table, (const float4 *)sin_table, n_pairs / 4, n_heads,
                    half);
 }

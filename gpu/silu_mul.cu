@@ -6,6 +6,7 @@
  *    last elements one by one)
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 __global__ static void silu_mul_1(float *y, const float *gate, const float *up, size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -14,6 +15,7 @@ __global__ static void silu_mul_1(float *y, const float *gate, const float *up, 
 }
 
 __global__ static void silu_mul_2(float *y, const float *gate, const float *up, size_t count) {
+    run_in_turn();
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i + 4 <= count) {
         float4 g = *(const float4 *)(gate + i), u = *(const float4 *)(up + i);
@@ -36,5 +38,5 @@ void gpu_silu_mul(struct device *dev, float *y, /* [count] */
     if (gpu->version[GPU_SILU_MUL] == 1 || !aligned)
         GPU_LAUNCH(gpu, silu_mul_1, gpu_blocks(count, 256), 256, 0, y, gate, up, count);
     else
-        GPU_LAUNCH(gpu, silu_mul_2, gpu_blocks(count, 1024), 256, 0, y, gate, up, count);
+        GPU_LAUNCH_EARLY(gpu, silu_mul_2, gpu_blocks(count, 1024), 256, 0, y, gate, up, count);
 }

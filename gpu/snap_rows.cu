@@ -8,6 +8,7 @@
  *    addresses, the maximum is found by shuffles
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 __global__ static void snap_rows_1(struct bfp_rows y, const float *x, int n_rows, int n_cols,
                                    int site, unsigned long long *fault) {
@@ -24,6 +25,7 @@ __global__ static void snap_rows_1(struct bfp_rows y, const float *x, int n_rows
 template <int WARPS>
 __global__ static void snap_rows_2(struct bfp_rows y, const float *x, int n_rows, int n_cols,
                                    int site, unsigned long long *fault) {
+    run_in_turn();
     SHARED(uint32_t, part, [WARPS]);
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     if (row >= n_rows)
@@ -55,9 +57,9 @@ void gpu_snap_rows(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
         GPU_LAUNCH(gpu, snap_rows_1, gpu_blocks(n_rows, 128), 128, 0, y, x, n_rows, n_cols, site,
                    gpu->fault);
     else if (n_cols <= 512)
-        GPU_LAUNCH(gpu, snap_rows_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, n_rows, n_cols,
+        GPU_LAUNCH_EARLY(gpu, snap_rows_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, n_rows, n_cols,
                    site, gpu->fault);
     else
-        GPU_LAUNCH(gpu, snap_rows_2<8>, n_rows, dim3(256), 0, y, x, n_rows, n_cols, site,
+        GPU_LAUNCH_EARLY(gpu, snap_rows_2<8>, n_rows, dim3(256), 0, y, x, n_rows, n_cols, site,
                    gpu->fault);
 }

@@ -197,6 +197,9 @@ template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
  * Programmatic dependent launch. A kernel that was started with LAUNCH_EARLY may prefetch what
  * nobody writes (weights), then waits here for all that the kernel before it wrote; and any kernel
  * may let the next one start early. Nothing happens on GPUs before compute capability 9.0.
+ *
+ * At least one thread of every kernel that was started early must wait, whatever there is to do: the
+ * next one knows only that this one has ended, and takes it that all before it have.
  */
 #if defined(SAMEBITS_EMU) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
 static __device__ __forceinline__ void wait_for_previous_kernel(void) {
@@ -211,6 +214,13 @@ static __device__ __forceinline__ void let_next_kernel_start(void) {
     SAMEBITS_PTX("griddepcontrol.launch_dependents;" ::: "memory");
 }
 #endif
+
+/* The first line of a kernel that is started early and needs what the one before it wrote: only the
+ * launches overlap. */
+static __device__ __forceinline__ void run_in_turn(void) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+}
 
 #undef SAMEBITS_PTX
 

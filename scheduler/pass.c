@@ -131,7 +131,8 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
                   struct error *err) {
     if (sequence_append(s, drawn, err))
         return -1;
-    fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
+    if (logits)
+        fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
     if (is_stop(&g->model->config, drawn) && !g->ignore_stop)
         s->finish = FINISH_STOP;
     else if (sequence_new_tokens(s) >= s->max_new)
@@ -155,7 +156,7 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
         return -1;
-    if (batch->n_logits) /* before forward_finish, which tells when a copy has failed, too */
+    if (batch->n_logits && !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
         dev->ops->download(dev, a->logits, on_device,
                            sizeof *a->logits * (size_t)batch->n_logits * vocab);
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
@@ -164,7 +165,8 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
         parts[i].sequence->n_cached = parts[i].cache ? parts[i].end : 0;
         if (!parts[i].draw)
             continue;
-        if (accept(g, parts[i].sequence, a->drawn[draw], a->logits + (size_t)draw * vocab, err))
+        const float *logits = g->ids_only ? NULL : a->logits + (size_t)draw * vocab;
+        if (accept(g, parts[i].sequence, a->drawn[draw], logits, err))
             return -1;
         draw++;
     }
@@ -180,8 +182,8 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
     }
     if (!n_tokens)
         return 0;
-    int result =
-        get_arrays(&a, n_tokens, (size_t)n, n_draws * (size_t)g->model->config.vocab_size, err);
+    size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
+    int result = get_arrays(&a, n_tokens, (size_t)n, n_logits, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .n_sequences = n,
