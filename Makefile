@@ -79,7 +79,7 @@ help:
 	@echo "make phase7        build ./demo: paged caches, preemption, shared prefixes"
 	@echo "make phase8        build ./demo: one pass for all, attention through block tables"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
-	@echo "make test-slow     the long ones: exp over every float, 50 workloads, long tables (minutes)"
+	@echo "make test-slow     the long ones: exp, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (20 minutes)"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"

@@ -3,7 +3,7 @@
  *
  * gcc, g++ and nvcc compile these lines with contraction off, so a value computed here has the
  * same bits on every CPU and GPU. Only IEEE 754 operations, fmaf and bit patterns are used: never
- * libm's or CUDA's exp, whose last bit differs between versions.
+ * libm's or CUDA's exp, log or tanh, whose last bits differ between versions.
  *
  * BFP16 (block floating point, 16 bits): a row of n values is stored as int16 mantissas q[i] and
  * one exponent e and stands for q[i] * 2^(e-15). The sum of products of two such rows is an
@@ -174,6 +174,82 @@ NUM_FN float num_exp_below_0(float x) {
 /* silu(x) = x / (1 + e^-x) (Elfwing et al., 2017; SwiGLU: Shazeer, 2020). */
 NUM_FN float num_silu(float x) {
     return x / (1.0f + num_exp(-x));
+}
+
+/*
+ * tanh(x) to within 1 ulp for every float; odd, tanh(-0) = -0, tanh(+-inf) = +-1, NaN stays NaN.
+ *
+ * With 2|x| = n*ln2 + r, E = e^r - 1 and h = 2^-n, tanh|x| = (1 - h + E) / (1 + h + E): for small
+ * x, h is 1 and nothing cancels, so one path does for all. E, numerator and denominator are sums
+ * of two floats each, the second being what rounding took from the first; the remainder of the
+ * quotient of the first ones then corrects it.
+ */
+NUM_FN float num_tanh(float x) {
+    const float shift = 12582912.0f;
+    /* From 9.02 on the result is 1; NaN fails the comparison and is put back at the end. */
+    float y = num_float(num_magnitude(x));
+    y = y < 9.25f ? y * 2.0f : 18.5f;
+    float shifted = fmaf(y, 0x1.715476p+0f, shift);
+    float whole = shifted - shift;
+    float r = fmaf(whole, -0x1.62e430p-1f, y); /* as in num_exp_reduced */
+    r = fmaf(whole, 0x1.05c610p-29f, r);
+    /* E = r + r^2 * q(r) to within 5e-10 of E; num_exp's is good to 4e-9 of e^r only. */
+    float q = 0x1.9e69e6p-13f;
+    q = fmaf(q, r, 0x1.6d3a38p-10f);
+    q = fmaf(q, r, 0x1.1112dcp-7f);
+    q = fmaf(q, r, 0x1.5554f8p-5f);
+    q = fmaf(q, r, 0x1.555554p-3f);
+    q = fmaf(q, r, 0.5f);
+    float curve = r * r * q;
+    float e = r + curve, e_rest = curve - (e - r);
+    /* From n = 24 on, 1 + h is rounded, which is harmless as long as the numerator stays 2h below
+     * the denominator: not 1 - h, whose rounding is another. */
+    float h = num_pow2f(-(int)(num_bits(shifted) - num_bits(shift)));
+    float above = 1.0f + h, below = above - 2.0f * h;
+    float top = below + e, top_rest = e - (top - below) + e_rest;
+    float bottom = above + e, bottom_rest = e - (bottom - above) + e_rest;
+    float inverse = 1.0f / bottom;
+    float t = top * inverse;
+    float remainder = fmaf(-t, bottom, top) + fmaf(-t, bottom_rest, top_rest);
+    t = fmaf(remainder, inverse, t);
+    t = num_float(num_bits(t) | (num_bits(x) & 0x80000000u));
+    return x == x ? t : x;
+}
+
+/*
+ * The natural logarithm to within 1 ulp for every float; log(1) = +0, log(+-0) = -inf, log(inf) =
+ * inf; below zero, and of a NaN, the one NaN 0x7fc00000.
+ *
+ * x = 2^k * (1 + f) with 1 + f in [2/3, 4/3): around 1, k is 0 and f is exact, so that the result
+ * loses nothing where it is small. log x = k*ln2 + f + f^2 * q(f).
+ */
+NUM_FN float num_log(float x) {
+    const uint32_t two_thirds = 0x3f2aaaabu;
+    /* 2^23 makes the subnormals normal. Arguments without a logarithm go along: the bit patterns
+     * are unsigned, and the last lines replace the result. */
+    float scaled = x < 0x1p-126f ? x * 0x1p23f : x;
+    int scaled_by = x < 0x1p-126f ? 23 : 0;
+    uint32_t steps = num_bits(scaled) - two_thirds + (128u << 23); /* 128 more: not below zero */
+    float k = (float)((int)(steps >> 23) - 128 - scaled_by);
+    float f = num_float(two_thirds + (steps & 0x007fffffu)) - 1.0f;
+    /* log(1 + f) = f + f^2 * q(f) to within 5e-9 of itself. */
+    float q = -0x1.07c894p-3f;
+    q = fmaf(q, f, 0x1.1e678cp-3f);
+    q = fmaf(q, f, -0x1.f332f8p-4f);
+    q = fmaf(q, f, 0x1.1ed662p-3f);
+    q = fmaf(q, f, -0x1.559c44p-3f);
+    q = fmaf(q, f, 0x1.99d044p-3f);
+    q = fmaf(q, f, -0x1.fffefcp-3f);
+    q = fmaf(q, f, 0x1.555506p-2f);
+    q = fmaf(q, f, -0.5f);
+    float whole = k * 0x1.62e4p-1f; /* exact: ln2's first 16 bits, and k has 8 */
+    float low = fmaf(f * f, q, k * 0x1.7f7d1cp-20f);
+    /* |whole| > |f|, or whole = 0: the difference is exactly what rounding took from the sum. */
+    float sum = whole + f;
+    float y = sum + (f - (sum - whole) + low);
+    y = x < INFINITY ? y : x;
+    y = x == 0.0f ? -INFINITY : y;
+    return x >= 0.0f ? y : num_float(0x7fc00000u);
 }
 
 /* 0 <= x <= 2^23 rounded to the nearest integer, ties to even: adding 2^23 leaves no fraction bits,

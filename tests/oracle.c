@@ -46,17 +46,32 @@ float oracle_round(int64_t n, int exponent) {
     return y;
 }
 
-double oracle_exp_error(float x, float y) {
-    double exact = x > 88.8f ? 0x1p128 : x < -200 ? 0 : fmin(exp((double)x), 0x1p128);
+/* |y - exact| in units of the last place of a float of the size of `exact`, which libm's double
+ * gives to within 2^-28 of that unit. */
+static double error_in_ulp(float y, double exact) {
+    double size = fabs(exact);
     uint64_t bits;
-    memcpy(&bits, &exact, sizeof bits);
+    memcpy(&bits, &size, sizeof bits);
     int exponent = (int)(bits >> 52) - 1023;
     if (exponent > 127)
         exponent = 127;
     if (exponent < -126)
         exponent = -126;
-    double value = isinf(y) ? 0x1p128 : (double)y;
+    double value = isinf(y) ? copysign(0x1p128, (double)y) : (double)y;
     return fabs(value - exact) * num_pow2(23 - exponent);
+}
+
+double oracle_exp_error(float x, float y) {
+    double exact = x > 88.8f ? 0x1p128 : x < -200 ? 0 : fmin(exp((double)x), 0x1p128);
+    return error_in_ulp(y, exact);
+}
+
+double oracle_tanh_error(float x, float y) {
+    return error_in_ulp(y, tanh((double)x));
+}
+
+double oracle_log_error(float x, float y) {
+    return error_in_ulp(y, log((double)x));
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

@@ -4,8 +4,9 @@
  * Written from the specification (docs and the comments of ops.h), not from ref/: sums are int64,
  * roundings are integer arithmetic, no BLAS, no blocks, no bit tricks. Two things are shared with
  * the engine, because they are part of the specification as source: num_exp, which test_numerics
- * and slow_exp check against libm, and num_philox, which test_numerics checks against published
- * vectors. Everything is host memory. Rows that cannot be snapped are the caller's to avoid.
+ * and slow_numerics check against libm, and num_philox, which test_numerics checks against
+ * published vectors. Everything is host memory. Rows that cannot be snapped are the caller's to
+ * avoid.
  */
 #ifndef SAMEBITS_TESTS_ORACLE_H
 #define SAMEBITS_TESTS_ORACLE_H
@@ -20,6 +21,10 @@ float oracle_round(int64_t n, int exponent);
 /* How far y is from e^x, in units of the last place of a float of that size (infinity counts as
  * 2^128). x is not a NaN. */
 double oracle_exp_error(float x, float y);
+
+/* The same for tanh(x), and for the natural logarithm of a positive, finite x. */
+double oracle_tanh_error(float x, float y);
+double oracle_log_error(float x, float y);
 
 /* Snaps a row; ORACLE_NO_EXPONENT, with q all zero, when it cannot be stored. */
 int oracle_snap(int16_t *q, const float *x, int n);

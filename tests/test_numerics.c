@@ -110,6 +110,104 @@ static void test_silu(void **state) {
     }
 }
 
+/* ---- tanh and log ---------------------------------------------------------------------------- */
+
+static void assert_tanh_within_1_ulp(float x) {
+    float y = num_tanh(x);
+    double error = oracle_tanh_error(x, y);
+    if (!(error < 1.0) || !(fabsf(y) <= 1))
+        fail_msg("num_tanh(%a) = %a is %.4f ulp off", (double)x, (double)y, error);
+    assert_bits(num_tanh(-x), -y);
+}
+
+static void assert_log_within_1_ulp(float x) {
+    float y = num_log(x);
+    double error = oracle_log_error(x, y);
+    if (!(error < 1.0))
+        fail_msg("num_log(%a) = %a is %.4f ulp off", (double)x, (double)y, error);
+}
+
+static void test_tanh_and_log_sample_of_all_floats(void **state) {
+    (void)state;
+    for (uint32_t bits = 1; bits < num_bits(INFINITY); bits += 1009) {
+        assert_tanh_within_1_ulp(num_float(bits));
+        assert_log_within_1_ulp(num_float(bits));
+    }
+}
+
+/* Between 2^-13, below which tanh(x) rounds to x, and 10, from where on it is 1; and all floats
+ * about the bounds of n, of small and subnormal results, and of 1. */
+static void test_tanh_where_it_is_hard(void **state) {
+    (void)state;
+    for (uint32_t bits = num_bits(0x1p-13f); bits < num_bits(10.0f); bits += 97)
+        assert_tanh_within_1_ulp(num_float(bits));
+    static const float edges[] = {0x1p-126f, 0x1p-63f, 0x1p-25f, 0x1p-12f, 0.17328680f, 0.5198604f,
+                                  7.9711924f, 8.1444788f, 8.4910526f, 8.6643398f, 8.8376265f,
+                                  9.0109133f, 9.25f};
+    for (size_t i = 0; i < COUNT(edges); i++)
+        for (uint32_t step = 0; step < 10000; step++)
+            assert_tanh_within_1_ulp(num_float(num_bits(edges[i]) - 5000 + step));
+}
+
+/* One octave on either side of 1, where the result is small; and all floats about 1, about the
+ * bounds of k, and about the largest subnormals. */
+static void test_log_where_it_is_hard(void **state) {
+    (void)state;
+    for (uint32_t bits = num_bits(0.5f); bits < num_bits(2.0f); bits += 53)
+        assert_log_within_1_ulp(num_float(bits));
+    static const float edges[] = {0x1p-149f, 0x1p-148f, 0x1p-126f, 0x1.555556p-1f, 1,
+                                  0x1.555556p+0f, 0x1.555556p-127f, 0x1.555556p-126f,
+                                  0x1.555556p+127f};
+    for (size_t i = 0; i < COUNT(edges); i++)
+        for (uint32_t step = 0; step < 20000; step++) {
+            float x = num_float(num_bits(edges[i]) - 10000 + step);
+            if (x > 0)
+                assert_log_within_1_ulp(x);
+        }
+}
+
+static void test_tanh_and_log_exact_cases(void **state) {
+    (void)state;
+    static const float same[] = {0, 0x1p-149f, 0x1.fffffcp-127f, 0x1p-126f, 0x1.fffffep-14f};
+    for (size_t i = 0; i < COUNT(same); i++) {
+        assert_bits(num_tanh(same[i]), same[i]);
+        assert_bits(num_tanh(-same[i]), -same[i]);
+    }
+    static const float large[] = {9.25f, 18.5f, 0x1p22f, FLT_MAX, INFINITY};
+    for (size_t i = 0; i < COUNT(large); i++) {
+        assert_bits(num_tanh(large[i]), 1);
+        assert_bits(num_tanh(-large[i]), -1);
+    }
+    assert_bits(num_log(1), 0.0f);
+    assert_bits(num_log(0.0f), -INFINITY);
+    assert_bits(num_log(-0.0f), -INFINITY);
+    assert_bits(num_log(INFINITY), INFINITY);
+    static const float none[] = {-0x1p-149f, -0x1p-126f, -1, -FLT_MAX, -INFINITY};
+    for (size_t i = 0; i < COUNT(none); i++)
+        assert_bits(num_log(none[i]), num_float(0x7fc00000));
+    static const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7fffffff, 0x7f800001, 0xff800001};
+    for (size_t i = 0; i < COUNT(nans); i++) {
+        assert_true(isnan(num_tanh(num_float(nans[i]))));
+        assert_bits(num_log(num_float(nans[i])), num_float(0x7fc00000));
+    }
+}
+
+static void test_tanh_and_log_have_these_bits(void **state) {
+    (void)state;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (uint32_t bits = 0; bits <= num_bits(INFINITY); bits += 1024) {
+        hash = (hash ^ num_bits(num_tanh(num_float(bits)))) * 0x100000001b3u;
+        hash = (hash ^ num_bits(num_log(num_float(bits + 1)))) * 0x100000001b3u;
+    }
+    /* The last place of a high coefficient shows in few results. */
+    for (uint32_t bits = num_bits(0x1p-4f); bits < num_bits(10.0f); bits += 29)
+        hash = (hash ^ num_bits(num_tanh(num_float(bits)))) * 0x100000001b3u;
+    for (uint32_t bits = num_bits(0.5f); bits < num_bits(2.0f); bits += 29)
+        hash = (hash ^ num_bits(num_log(num_float(bits)))) * 0x100000001b3u;
+    if (hash != 0xd09970cbdc611b11u)
+        fail_msg("the hash is %016llx", (unsigned long long)hash);
+}
+
 /* ---- rounding to integers, powers of two ----------------------------------------------------- */
 
 static void test_powers_of_two(void **state) {
@@ -423,6 +521,11 @@ int main(void) {
         cmocka_unit_test(test_exp_exact_cases),
         cmocka_unit_test(test_exp_has_these_bits),
         cmocka_unit_test(test_silu),
+        cmocka_unit_test(test_tanh_and_log_sample_of_all_floats),
+        cmocka_unit_test(test_tanh_where_it_is_hard),
+        cmocka_unit_test(test_log_where_it_is_hard),
+        cmocka_unit_test(test_tanh_and_log_exact_cases),
+        cmocka_unit_test(test_tanh_and_log_have_these_bits),
         cmocka_unit_test(test_powers_of_two),
         cmocka_unit_test(test_rounding_ties_to_even),
         cmocka_unit_test(test_probability_units),

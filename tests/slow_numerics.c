@@ -1,0 +1,113 @@
+/* num_exp, num_tanh and num_log of every float: less than 1 ulp off, and the rules for NaN, zeros
+ * and signs. Prints the worst error of each. */
+#include "model/numerics.h"
+#include "tests/oracle.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+enum { N_PARTS = 2 };
+
+/* Each returns the error of a function at x in ulp, infinity where it breaks another rule. */
+
+static double exp_error(float x) {
+    float y = num_exp(x);
+    if (isnan(x))
+        return isnan(y) ? 0 : INFINITY;
+    if (signbit(y) || (x <= 0 && num_bits(num_exp_below_0(x)) != num_bits(y)))
+        return INFINITY;
+    return oracle_exp_error(x, y);
+}
+
+static double tanh_error(float x) {
+    float y = num_tanh(x);
+    if (isnan(x))
+        return isnan(y) ? 0 : INFINITY;
+    if (!(fabsf(y) <= 1) || num_bits(num_tanh(-x)) != (num_bits(y) ^ 0x80000000u) ||
+        signbit(x) != signbit(y))
+        return INFINITY;
+    return oracle_tanh_error(x, y);
+}
+
+static double log_error(float x) {
+    float y = num_log(x);
+    uint32_t want = isnan(x) || x < 0 ? 0x7fc00000u : x == 0 ? num_bits(-INFINITY) : num_bits(x);
+    if (isnan(x) || x <= 0 || isinf(x))
+        return num_bits(y) == want ? 0 : INFINITY;
+    return oracle_log_error(x, y);
+}
+
+/* The floats whose bit patterns are first, first + N_PARTS, ...: each part has as much work. */
+struct part {
+    double (*error)(float x);
+    uint32_t first;
+    uint64_t n_seen, n_wrong; /* wrong: an error that is not below 1 */
+    double worst;
+    float worst_at;
+};
+
+static void *sweep(void *argument) {
+    struct part *p = argument;
+    for (uint64_t bits = p->first; bits < (uint64_t)1 << 32; bits += N_PARTS) {
+        float x = num_float((uint32_t)bits);
+        double error = p->error(x);
+        p->n_seen++;
+        p->n_wrong += !(error < 1.0);
+        if (error > p->worst) {
+            p->worst = error;
+            p->worst_at = x;
+        }
+    }
+    return NULL;
+}
+
+static void assert_every_float(const char *name, double (*error)(float x)) {
+    struct part parts[N_PARTS], all = {0};
+    pthread_t threads[N_PARTS];
+    for (int i = 0; i < N_PARTS; i++) {
+        parts[i] = (struct part){.error = error, .first = (uint32_t)i};
+        assert_int_equal(pthread_create(&threads[i], NULL, sweep, &parts[i]), 0);
+    }
+    for (int i = 0; i < N_PARTS; i++) {
+        pthread_join(threads[i], NULL);
+        all.n_seen += parts[i].n_seen;
+        all.n_wrong += parts[i].n_wrong;
+        if (parts[i].worst > all.worst) {
+            all.worst = parts[i].worst;
+            all.worst_at = parts[i].worst_at;
+        }
+    }
+    print_message("%s: worst error %.4f ulp at %a, %llu wrong\n", name, all.worst,
+                  (double)all.worst_at, (unsigned long long)all.n_wrong);
+    assert_true(all.n_seen == (uint64_t)1 << 32);
+    assert_int_equal(all.n_wrong, 0);
+}
+
+static void test_exp_of_every_float(void **state) {
+    (void)state;
+    assert_every_float("num_exp", exp_error);
+}
+
+static void test_tanh_of_every_float(void **state) {
+    (void)state;
+    assert_every_float("num_tanh", tanh_error);
+}
+
+static void test_log_of_every_float(void **state) {
+    (void)state;
+    assert_every_float("num_log", log_error);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exp_of_every_float),
+        cmocka_unit_test(test_tanh_of_every_float),
+        cmocka_unit_test(test_log_of_every_float),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
