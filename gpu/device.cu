@@ -348,5 +348,6 @@ const struct ops TABLE = {
     gpu_linear,    gpu_add_bias,  gpu_rmsnorm,   gpu_add_rmsnorm, gpu_rope,       gpu_kv_append,
     gpu_kv_gather, gpu_attention,
     gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_paged,
+    gpu_attend,    gpu_kv_store,  gpu_kv_convert,
     gpu_silu_mul,  gpu_add,       gpu_sample,
 };

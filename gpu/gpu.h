@@ -193,6 +193,12 @@ void gpu_attention(struct device *, float *, const float *, const struct kv_laye
                    const struct attention_shape *, int);
 void gpu_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
                          const struct attention_plan *, int);
+void gpu_attend(struct device *, float *, const float *, const struct kv_views *,
+                const struct attention_plan *, const struct attention_variant *, int);
+void gpu_kv_store(struct device *, const struct kv_views *, const float *, const float *,
+                  const int64_t *, int, int, int, int, int, int);
+void gpu_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,
+                    int);
 void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);
 void gpu_add(struct device *, float *, const float *, const float *, size_t);
 void gpu_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);

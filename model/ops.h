@@ -21,6 +21,8 @@
 #define SAMEBITS_OPS_H
 
 #include "model/error.h"
+#include "model/attention_variant.h"
+#include "model/kv_view.h"
 #include "model/paged_batch.h"
 
 #include <stddef.h>
@@ -236,6 +238,31 @@ struct ops {
     void (*attention_paged)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                             const float *q,               /* [n_tokens, n_heads, head_dim] */
                             const struct kv_layer *kv, const struct attention_plan *plan, int site);
+
+    /*
+     * The same over a cache in any layout (kv_view.h), with any masks and scores
+     * (attention_variant.h); what attention_paged does is attend with NHD views and
+     * attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged. Layouts
+     * and variants: FlashInfer (Ye et al., 2025) and vLLM (Kwon et al., 2023).
+     */
+    void (*attend)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                   const float *q,               /* [n_tokens, n_heads, head_dim] */
+                   const struct kv_views *kv, const struct attention_plan *plan,
+                   const struct attention_variant *variant, int site);
+
+    /* Snaps each key row and value row, and writes it to its slot = page * page_size + position in
+     * a cache of any layout; a negative slot is skipped. paged_batch_slots gives the slots of
+     * positions of sequences. */
+    void (*kv_store)(struct device *dev, const struct kv_views *kv,
+                     const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
+                     const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
+                     const int64_t *slots, /* [n_tokens] */
+                     int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
+                     int site_v);
+
+    /* Copies all keys, or all values, of a cache to one of another layout, with the same sizes. */
+    void (*kv_convert)(struct device *dev, const struct kv_view *to, const struct kv_view *from,
+                       int n_pages, int page_size, int n_kv_heads, int head_dim);
 
     /* y = silu(gate) * up; y may be gate or up. */
     void (*silu_mul)(struct device *dev, float *y, /* [count] */

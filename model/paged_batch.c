@@ -47,3 +47,41 @@ int paged_batch_check(const struct paged_batch *b, struct error *err) {
             return -1;
     return 0;
 }
+
+struct paged_batch paged_batch_of_ragged(int n_sequences, const int32_t *qo_indptr,
+                                         const int32_t *kv_indptr, int32_t *indices,
+                                         int32_t *ones) {
+    int32_t n_rows = kv_indptr[n_sequences];
+    for (int32_t i = 0; i < n_rows; i++)
+        indices[i] = i;
+    for (int i = 0; i < n_sequences; i++)
+        ones[i] = 1;
+    return (struct paged_batch){.n_sequences = n_sequences,
+                                .page_size = 1,
+                                .n_pages = n_rows,
+                                .qo_indptr = qo_indptr,
+                                .kv_indptr = kv_indptr,
+                                .kv_page_indices = indices,
+                                .kv_last_page_len = ones};
+}
+
+int paged_batch_slots(const struct paged_batch *b, int64_t *slots, const int32_t *sequences,
+                      const int32_t *positions, int n, struct error *err) {
+    for (int t = 0; t < n; t++) {
+        int i = sequences[t];
+        if (i < -1 || i >= b->n_sequences)
+            return error_set(err, "token %d: there is no sequence %d, only 0 to %d (-1: skipped)", t,
+                             i, b->n_sequences - 1);
+        int kv_len = i < 0 ? 0 : paged_batch_kv_len(b, i);
+        if (i >= 0 && (positions[t] < 0 || positions[t] >= kv_len))
+            return error_set(err, "token %d: sequence %d has %d positions, and none is %d", t, i,
+                             kv_len, positions[t]);
+        slots[t] = -1;
+        if (i >= 0)
+            slots[t] =
+                (int64_t)b->kv_page_indices[b->kv_indptr[i] + positions[t] / b->page_size] *
+                    b->page_size +
+                positions[t] % b->page_size;
+    }
+    return 0;
+}

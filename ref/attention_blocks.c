@@ -1,5 +1,5 @@
 /*
- * Causal attention over BFP16 caches.
+ * Attention over BFP16 caches.
  *
  * The KV positions are cut into tiles of 256. Per tile, query and head: exact scores, one softmax
  * with the tile's own maximum, weights snapped to BFP16 and an exact weighted sum of values. The
@@ -63,57 +63,96 @@ static void load_queries(struct block *b) {
     }
 }
 
-static size_t slot_of(const struct block *b, int position) {
-    const int32_t *pages = b->sequence->pages;
-    int size = b->call->page_size;
-    if (!pages)
-        return (size_t)position;
-    return (size_t)pages[position / size] * (size_t)size + (size_t)(position % size);
+static void widen_row(double *out, const struct kv_view *view, int64_t row, int dim) {
+    const int16_t *from = view->mantissas + row;
+    if (view->element_step == 1 && view->group_step == view->x) /* in one piece */
+        for (int d = 0; d < dim; d++)
+            out[d] = from[d];
+    else
+        for (int d = 0; d < dim; d++)
+            out[d] = from[kv_view_element(view, d)];
 }
 
 static void load_tile(struct block *b, int first, int n) {
-    const struct kv_layer *kv = b->call->kv;
-    size_t dim = (size_t)b->call->shape.head_dim, n_heads = (size_t)b->call->shape.n_kv_heads;
+    const struct kv_views *kv = &b->call->kv;
+    const int32_t *pages = b->sequence->pages;
+    int dim = b->call->shape.head_dim, size = b->call->page_size;
     for (int j = 0; j < n; j++) {
-        size_t row = slot_of(b, first + j) * n_heads + (size_t)b->head;
-        const int16_t *k = kv->k + row * dim, *v = kv->v + row * dim;
-        double *k_wide = b->k + (size_t)j * dim, *v_wide = b->v + (size_t)j * dim;
-        for (size_t d = 0; d < dim; d++) {
-            k_wide[d] = k[d];
-            v_wide[d] = v[d];
-        }
-        b->k_unit[j] = num_pow2(kv->k_exponents[row]);
-        b->v_exponents[j] = kv->v_exponents[row];
+        int position = first + j, page = pages ? pages[position / size] : 0;
+        position = pages ? position % size : position;
+        widen_row(b->k + (size_t)j * (size_t)dim, &kv->k,
+                  kv_view_row(&kv->k, page, position, b->head), dim);
+        widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
+                  kv_view_row(&kv->v, page, position, b->head), dim);
+        b->k_unit[j] = num_pow2(kv->k.exponents[kv_view_exponent(&kv->k, page, position, b->head)]);
+        b->v_exponents[j] = kv->v.exponents[kv_view_exponent(&kv->v, page, position, b->head)];
     }
 }
 
-/* One row of one tile: turns the dot products of its n visible keys into integer weights (0 for
- * the rest of the tile), in place. Returns the exponent of the weights; gives the tile's m and l.
- */
-static int softmax_row(struct block *b, int r, int n, int n_tile, float *max_out, float *l_out) {
+/* What changes a score but the scale, for the positions first ... end - 1 of a tile; hidden ones
+ * become -infinity, whose probability and weight are 0. Returns whether one is visible. */
+static bool vary_scores(struct block *b, int r, int tile, int first, int end, float *s) {
+    const struct attention_variant *v = &b->call->variant;
+    const struct attention_sequence *sequence = b->sequence;
+    int group = group_of(b->call), i = (b->first_row + r) / group;
+    int head = b->head * group + (b->first_row + r) % group;
+    int at = sequence->kv_len - sequence->n_tokens + i; /* the query's position */
+    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[sequence->number] : NULL;
+    float slope = v->alibi_slopes ? v->alibi_slopes[head] : 0;
+    bool visible = false;
+    for (int j = first; j < end; j++) {
+        bool shows = attention_shows(v, mask, i, tile + j, sequence->kv_len);
+        s[j] = shows ? attention_score(v, s[j], at, tile + j, slope) : -INFINITY;
+        visible |= shows;
+    }
+    return visible;
+}
+
+/* What a row finds in a tile. */
+struct found {
+    bool any;       /* a position that it sees */
+    int first, end; /* all that it sees lie between */
+    int exponent;   /* of the weights */
+    float max, l;
+};
+
+/* One row of one tile: turns the dot products into integer weights (0 for what it does not see), in
+ * place. */
+static void softmax_row(struct block *b, int r, int tile, int n_tile, struct found *f) {
+    const struct attention_variant *v = &b->call->variant;
     double *row = b->scores + (size_t)r * TILE;
+    int first = f->first, end = f->end;
     float s[TILE], w[TILE];
-    for (int j = 0; j < n; j++)
+    for (int j = first; j < end; j++)
         s[j] = num_score(row[j], b->k_unit[j], b->q_unit[r]);
+    f->any = first < end;
+    if (v->mask_form || v->soft_cap > 0 || v->alibi_slopes)
+        f->any = vary_scores(b, r, tile, first, end, s);
+    for (int j = 0; j < n_tile && !f->any; j++)
+        row[j] = 0;
+    if (!f->any)
+        return;
     float max = -INFINITY;
-    for (int j = 0; j < n; j++)
+    for (int j = first; j < end; j++)
         max = s[j] > max ? s[j] : max;
     uint32_t units = 0; /* at most 256 * 2^23: fits */
-    for (int j = 0; j < n; j++) {
+    for (int j = first; j < end; j++) {
         s[j] = num_exp(s[j] - max);
         units += num_probability_units(s[j]);
     }
-    for (int j = 0; j < n; j++)
+    for (int j = first; j < end; j++)
         w[j] = num_value_weight(s[j], b->v_exponents[j]);
     int16_t mantissas[TILE];
-    int e = ref_snap_or_fault(b->call->dev, mantissas, w, n, b->call->site, token_of(b, r));
-    for (int j = 0; j < n; j++)
-        row[j] = mantissas[j];
-    for (int j = n; j < n_tile; j++)
+    f->exponent = ref_snap_or_fault(b->call->dev, mantissas, w + first, end - first, b->call->site,
+                                    token_of(b, r));
+    for (int j = 0; j < first; j++)
         row[j] = 0;
-    *max_out = max;
-    *l_out = (float)units * 0x1p-23f;
-    return e;
+    for (int j = first; j < end; j++)
+        row[j] = mantissas[j - first];
+    for (int j = end; j < n_tile; j++)
+        row[j] = 0;
+    f->max = max;
+    f->l = (float)units * 0x1p-23f;
 }
 
 /* Merges a tile's (m, l, o) into the row's. Each operation is rounded, in this order. */
@@ -127,46 +166,73 @@ static void merge_row(float *o, float *m, float *l, const double *tile_o, float 
     *m = max;
 }
 
-/* One tile, for the rows of the block from `skip` on: those before it see nothing of it. */
-static void block_tile(struct block *b, int tile, int skip) {
+/* One tile, for all rows of the block that see something of it. */
+static void block_tile(struct block *b, int tile) {
     const struct attention_sequence *s = b->sequence;
-    int dim = b->call->shape.head_dim, n_rows = b->n_rows - skip, group = group_of(b->call);
-    int visible[BLOCK_ROWS], exponent[BLOCK_ROWS];
-    float max[BLOCK_ROWS], l[BLOCK_ROWS];
-    for (int r = skip; r < b->n_rows; r++) {
-        int sees = s->kv_len - s->n_tokens + (b->first_row + r) / group + 1 - tile;
-        visible[r] = sees < TILE ? sees : TILE;
+    int dim = b->call->shape.head_dim, group = group_of(b->call), n_tile = 0;
+    int skip = b->n_rows, n_rows = 0; /* rows before and behind those that see something */
+    struct found found[BLOCK_ROWS];
+    for (int r = 0; r < b->n_rows; r++) {
+        int i = (b->first_row + r) / group, before = s->kv_len - s->n_tokens;
+        int first = attention_first(&b->call->variant, before, i) - tile;
+        int end = attention_end(&b->call->variant, before, i, s->kv_len) - tile;
+        found[r].first = first > 0 ? first : 0;
+        found[r].end = end < TILE ? end : TILE;
+        if (found[r].first >= found[r].end)
+            continue;
+        skip = skip < r ? skip : r;
+        n_rows = r + 1 - skip;
+        n_tile = n_tile > found[r].end ? n_tile : found[r].end; /* nobody needs the rest */
     }
-    int n_tile = visible[b->n_rows - 1]; /* the last row sees most: nobody needs the rest */
+    if (!n_rows)
+        return;
     load_tile(b, tile, n_tile);
     double *x = b->x + (size_t)skip * (size_t)dim, *scores = b->scores + (size_t)skip * TILE;
     double *values = b->values + (size_t)skip * (size_t)dim;
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n_rows, n_tile, dim, 1, x, dim, b->k, dim,
                 0, scores, TILE);
-    for (int r = skip; r < b->n_rows; r++)
-        exponent[r] = softmax_row(b, r, visible[r], n_tile, &max[r], &l[r]);
+    for (int r = skip; r < skip + n_rows; r++)
+        softmax_row(b, r, tile, n_tile, &found[r]);
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n_rows, dim, n_tile, 1, scores, TILE,
                 b->v, dim, 0, values, dim);
-    for (int r = skip; r < b->n_rows; r++)
-        merge_row(b->call->y + place_of(b, r), &b->max[r], &b->l[r],
-                  b->values + (size_t)r * (size_t)dim, max[r], l[r], exponent[r], dim);
+    for (int r = skip; r < skip + n_rows; r++)
+        if (found[r].any)
+            merge_row(b->call->y + place_of(b, r), &b->max[r], &b->l[r],
+                      b->values + (size_t)r * (size_t)dim, found[r].max, found[r].l,
+                      found[r].exponent, dim);
+}
+
+/* The end of a row: its sink, its sum's logarithm, and the division. */
+static void finish_row(struct block *b, int r) {
+    const struct attention_variant *v = &b->call->variant;
+    size_t place = place_of(b, r), dim = (size_t)b->call->shape.head_dim;
+    size_t row = place / dim, head = row % (size_t)b->call->shape.n_heads;
+    float *y = b->call->y + place;
+    if (v->sinks) { /* a tile of values that are 0 */
+        double *nothing = b->values + (size_t)r * dim;
+        memset(nothing, 0, sizeof *nothing * dim);
+        merge_row(y, &b->max[r], &b->l[r], nothing, v->sinks[head], 1, 0, (int)dim);
+    }
+    if (v->lse)
+        v->lse[row] = attention_lse(v, b->max[r], b->l[r]);
+    for (size_t d = 0; d < dim && b->l[r] > 0; d++) /* who sees nothing has l = 0 and stays zero */
+        y[d] /= b->l[r];
 }
 
 static void run_block(struct block *b) {
     const struct attention_sequence *s = b->sequence;
-    int group = group_of(b->call), dim = b->call->shape.head_dim;
+    const struct attention_variant *v = &b->call->variant;
+    int group = group_of(b->call), last = (b->first_row + b->n_rows - 1) / group;
     load_queries(b);
-    /* Token t of the sequence sees the positions before `before` + t + 1; with padding in front,
-     * `before` is negative and the first tokens see nothing. */
+    /* Token t of the sequence has the position `before` + t; with padding in front, `before` is
+     * negative and the first tokens see nothing. */
     int before = s->kv_len - s->n_tokens;
-    int end = before + (b->first_row + b->n_rows - 1) / group + 1;
-    for (int tile = 0; tile < end; tile += TILE) {
-        int skip = (tile - before) * group - b->first_row;
-        block_tile(b, tile, skip > 0 ? skip : 0);
-    }
+    int first = attention_first(v, before, b->first_row / group);
+    int end = attention_end(v, before, last, s->kv_len);
+    for (int tile = first / TILE * TILE; tile < end; tile += TILE)
+        block_tile(b, tile);
     for (int r = 0; r < b->n_rows; r++)
-        for (int d = 0; d < dim && b->l[r] > 0; d++) /* who sees nothing has l = 0 and stays zero */
-            b->call->y[place_of(b, r) + (size_t)d] /= b->l[r];
+        finish_row(b, r);
 }
 
 struct work {
@@ -208,7 +274,27 @@ static void run_item(void *context, int item, int worker) {
     run_block(&b);
 }
 
-void ref_attend(const struct attention_call *c) {
+struct kv_views ref_views_of(const struct kv_layer *kv, int page_size,
+                             const struct attention_shape *shape) {
+    int64_t dim = shape->head_dim, heads = shape->n_kv_heads;
+    struct kv_view k = {kv->k,
+                        kv->k_exponents,
+                        page_size * heads * dim,
+                        heads * dim,
+                        dim,
+                        dim,
+                        1,
+                        page_size * heads,
+                        heads,
+                        1,
+                        shape->head_dim};
+    struct kv_view v = k;
+    v.mantissas = kv->v;
+    v.exponents = kv->v_exponents;
+    return (struct kv_views){k, v};
+}
+
+void ref_attend_all(const struct attention_call *c) {
     size_t dim = (size_t)c->shape.head_dim;
     struct work w = {.call = c};
     w.memory_each = BLOCK_ROWS * (dim * 2 + TILE) + TILE * (dim * 2 + 1) + dim;

@@ -1,14 +1,7 @@
-/* attention_paged: many sequences over one paged cache, each through its page table. */
+/* attention_paged and attend: many sequences over one paged cache, each through its page table. */
 #include "ref/attention.h"
 
 #include <stdlib.h>
-
-struct attention_plan {
-    struct attention_shape shape;
-    int page_size, n_sequences;
-    struct attention_sequence *sequences; /* [n_sequences]; their pages are in `pages` */
-    int32_t *pages;
-};
 
 struct attention_plan *ref_attention_plan_new(struct device *dev, struct error *err) {
     (void)dev;
@@ -47,6 +40,7 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
             .n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i],
             .kv_len = paged_batch_kv_len(b, i),
             .pages = pages + b->kv_indptr[i],
+            .number = i,
         };
     p->shape = *shape;
     p->page_size = b->page_size;
@@ -54,17 +48,27 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
     return 0;
 }
 
+void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                const float *q,               /* [n_tokens, n_heads, head_dim] */
+                const struct kv_views *kv, const struct attention_plan *p,
+                const struct attention_variant *variant, int site) {
+    ref_attend_all(&(struct attention_call){.dev = dev,
+                                            .op = "attention",
+                                            .y = y,
+                                            .q = q,
+                                            .kv = *kv,
+                                            .variant = *variant,
+                                            .shape = p->shape,
+                                            .page_size = p->page_size,
+                                            .site = site,
+                                            .n_sequences = p->n_sequences,
+                                            .sequences = p->sequences});
+}
+
 void ref_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                          const float *q,               /* [n_tokens, n_heads, head_dim] */
                          const struct kv_layer *kv, const struct attention_plan *p, int site) {
-    ref_attend(&(struct attention_call){.dev = dev,
-                                        .op = "attention",
-                                        .y = y,
-                                        .q = q,
-                                        .kv = kv,
-                                        .shape = p->shape,
-                                        .page_size = p->page_size,
-                                        .site = site,
-                                        .n_sequences = p->n_sequences,
-                                        .sequences = p->sequences});
+    struct kv_views views = ref_views_of(kv, p->page_size, &p->shape);
+    struct attention_variant causal = attention_variant_causal();
+    ref_attend(dev, y, q, &views, p, &causal, site);
 }

@@ -74,6 +74,12 @@ int ref_attention_plan(struct device *, struct attention_plan *, const struct pa
                        const struct attention_shape *, struct error *);
 void ref_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
                          const struct attention_plan *, int);
+void ref_attend(struct device *, float *, const float *, const struct kv_views *,
+                const struct attention_plan *, const struct attention_variant *, int);
+void ref_kv_store(struct device *, const struct kv_views *, const float *, const float *,
+                  const int64_t *, int, int, int, int, int, int);
+void ref_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,
+                    int);
 void ref_silu_mul(struct device *, float *, const float *, const float *, size_t);
 void ref_add(struct device *, float *, const float *, const float *, size_t);
 void ref_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);

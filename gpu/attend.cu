@@ -1,0 +1,173 @@
+/*
+ * attend: attention over a cache of any layout, with any masks and scores: the definition of
+ * ref/attention_blocks.c in plain loops.
+ *
+ * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
+ * score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that the
+ *    window or the causal mask hide are left out.
+ */
+#include "gpu/attention_plan.h"
+#include "gpu/tensor_core.h"
+
+enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
+
+/* The arguments of the op, as the kernel gets them. */
+struct attend_arguments {
+    float *y;       /* [n_tokens, n_heads, head_dim] */
+    const float *q; /* [n_tokens, n_heads, head_dim] */
+    struct kv_views kv;
+    struct attention_variant variant;
+    struct attention_shape shape;
+    int site;
+    unsigned long long *fault;
+};
+
+/* One query token and head. */
+struct query_row {
+    int token, head, kv_head; /* token: of the batch */
+    int i, at, kv_len;        /* number among the sequence's queries; its position */
+    int first, end;           /* positions that it may see */
+    const int32_t *pages;
+    const uint8_t *mask;
+    float slope;
+    double q_unit;
+    bool bad; /* it cannot be snapped */
+};
+
+static __device__ void find_query(struct query_row *r, const struct attend_arguments *a,
+                                  const struct plan_arrays *plan) {
+    const struct attention_variant *v = &a->variant;
+    r->token = (int)blockIdx.x;
+    r->head = (int)blockIdx.y;
+    r->kv_head = r->head / (a->shape.n_heads / a->shape.n_kv_heads);
+    int sequence = plan->token_sequence[r->token], qo_begin = plan->qo_indptr[sequence];
+    int before = plan->kv_lens[sequence] - (plan->qo_indptr[sequence + 1] - qo_begin);
+    r->i = r->token - qo_begin;
+    r->at = before + r->i;
+    r->kv_len = plan->kv_lens[sequence];
+    r->first = attention_first(v, before, r->i);
+    r->end = attention_end(v, before, r->i, r->kv_len);
+    r->pages = plan->pages + plan->kv_indptr[sequence];
+    r->mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
+    r->slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
+}
+
+/* Snaps the block's query to shared memory. */
+static __device__ void load_query(struct query_row *r, int16_t *mantissas,
+                                  const struct attend_arguments *a, const float *q,
+                                  uint32_t *part) {
+    uint32_t largest = 0;
+    int dim = a->shape.head_dim;
+    for (int d = (int)threadIdx.x; d < dim; d += TILE)
+        largest = max(largest, num_magnitude(q[d]));
+    int e = num_row_exponent(row_max<WARPS>(largest, part));
+    r->bad = e > BFP_MAX_EXPONENT;
+    if (r->bad && threadIdx.x == 0)
+        gpu_fault(a->fault, a->site, r->token);
+    e = r->bad ? BFP_MIN_EXPONENT : e;
+    for (int d = (int)threadIdx.x; d < dim; d += TILE)
+        mantissas[d] = r->bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
+    r->q_unit = num_pow2(e - 30) * a->shape.scale;
+    __syncthreads();
+}
+
+/* The score of this thread's position, which the row sees. */
+static __device__ float score_of(const struct query_row *r, const struct attend_arguments *a,
+                                 const int16_t *query, int64_t page, int64_t in_page,
+                                 int position) {
+    const struct kv_view *k = &a->kv.k;
+    const int16_t *row = k->mantissas + kv_view_row(k, page, in_page, r->kv_head);
+    long long dot = 0;
+    for (int d = 0; d < a->shape.head_dim; d++)
+        dot += query[d] * row[kv_view_element(k, d)];
+    double unit = num_pow2(k->exponents[kv_view_exponent(k, page, in_page, r->kv_head)]);
+    return attention_score(&a->variant, num_score((double)dot, unit, r->q_unit), r->at, position,
+                           r->slope);
+}
+
+__global__ static void __launch_bounds__(TILE)
+    attend_1(struct attend_arguments a, struct plan_arrays plan) {
+    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
+    SHARED(int16_t, weights, [TILE]);
+    SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
+    SHARED(float, part_float, [WARPS]);
+    SHARED(uint32_t, part, [WARPS]);
+    run_in_turn();
+    struct query_row r;
+    find_query(&r, &a, &plan);
+    const struct attention_variant *variant = &a.variant;
+    const struct kv_view *v = &a.kv.v;
+    int j = (int)threadIdx.x, dim = a.shape.head_dim;
+    size_t row = (size_t)r.token * (size_t)a.shape.n_heads + (size_t)r.head;
+    const float *q = a.q + row * (size_t)dim;
+    float *y = a.y + row * (size_t)dim, m = -INFINITY, l = 0;
+    load_query(&r, query, &a, q, part);
+    for (int d = j; d < dim; d += TILE)
+        y[d] = 0;
+    for (int tile = r.first / TILE * TILE; tile < r.end; tile += TILE) {
+        int position = tile + j;
+        bool sees = position >= r.first && position < r.end &&
+                    attention_shows(variant, r.mask, r.i, position, r.kv_len);
+        if (!row_max<WARPS>((uint32_t)sees, part)) /* nothing of this tile: it does not take part */
+            continue;
+        float s = -INFINITY;
+        int v_exponent = 0;
+        if (sees) {
+            int64_t page = r.pages[position / plan.page_size], in_page = position % plan.page_size;
+            s = score_of(&r, &a, query, page, in_page, position);
+            value_rows[j] = kv_view_row(v, page, in_page, r.kv_head);
+            v_exponent = v->exponents[kv_view_exponent(v, page, in_page, r.kv_head)];
+        }
+        float tile_m = row_max<WARPS>(s, part_float);
+        float p = sees ? num_exp(s - tile_m) : 0;
+        uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
+        float w = sees ? num_value_weight(p, v_exponent) : 0;
+        int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && j == 0)
+            gpu_fault(a.fault, a.site, r.token);
+        e = bad ? BFP_MIN_EXPONENT : e;
+        int16_t weight = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
+        weights[j] = weight;
+        if (!sees)
+            value_rows[j] = -1;
+        __syncthreads();
+        float new_m = m > tile_m ? m : tile_m;
+        float old_share = num_exp(m - new_m), new_share = num_exp(tile_m - new_m);
+        l = l * old_share + (float)units * 0x1p-23f * new_share;
+        for (int d = j; d < dim; d += TILE) {
+            long long sum = 0;
+            for (int i = 0; i < TILE; i++)
+                if (value_rows[i] >= 0)
+                    sum += weights[i] * v->mantissas[value_rows[i] + kv_view_element(v, d)];
+            y[d] = y[d] * old_share + num_dot_to_float((double)sum, e - 30) * new_share;
+        }
+        m = new_m;
+        __syncthreads(); /* the next tile writes weights again */
+    }
+    if (variant->sinks) { /* a tile of values that are 0 */
+        float sink = variant->sinks[r.head], new_m = m > sink ? m : sink;
+        float old_share = num_exp(m - new_m), new_share = num_exp(sink - new_m);
+        l = l * old_share + new_share;
+        for (int d = j; d < dim; d += TILE)
+            y[d] = y[d] * old_share + 0.0f * new_share;
+        m = new_m;
+    }
+    if (variant->lse && j == 0)
+        variant->lse[row] = attention_lse(variant, m, l);
+    for (int d = j; d < dim; d += TILE)
+        if (l > 0)
+            y[d] /= l;
+}
+
+void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
+                const float *q,               /* [n_tokens, n_heads, head_dim] */
+                const struct kv_views *kv, const struct attention_plan *plan,
+                const struct attention_variant *variant, int site) {
+    struct gpu_device *gpu = gpu_of(dev);
+    struct attend_arguments a = {y, q, *kv, *variant, plan->shape, site, gpu->fault};
+    if (plan->n_tokens)
+        GPU_LAUNCH_EARLY(gpu, attend_1,
+                         dim3((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads), TILE,
+                         sizeof(int16_t) * (size_t)plan->shape.head_dim, a, plan->arrays);
+}

@@ -1,0 +1,132 @@
+/*
+ * attention_variant.h - what may change in attention beside the lengths: which positions a query
+ * sees, and what happens to a score before the softmax.
+ *
+ * Query i of a sequence with qo_len queries and kv_len positions has the absolute position
+ * kv_len - qo_len + i: the queries are the newest positions, whatever the masks say. It sees
+ * position j when all of these hold:
+ *
+ *     causal     j <= kv_len - qo_len + i
+ *     window     j >= kv_len - qo_len + i - window_left
+ *     mask       mask[i][j] is true; a mask takes the place of causal
+ *
+ * Its score s, after scaling, becomes
+ *
+ *     soft cap   cap * tanh(s / cap)                     (Gemma 2, 2024)
+ *     ALiBi      s + slope * (j - (kv_len - qo_len + i)) (Press et al., 2022)
+ *
+ * in this order, each operation rounded to float32. A sink is one more logit for each head, in the
+ * denominator only (Xiao et al., 2024): merged last, as a tile with m = sink, l = 1, o = 0.
+ *
+ * A masked score is not set to minus infinity: the position does not take part.
+ */
+#ifndef SAMEBITS_ATTENTION_VARIANT_H
+#define SAMEBITS_ATTENTION_VARIANT_H
+
+#include "model/error.h"
+#include "model/numerics.h"
+#include "model/paged_batch.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum mask_form {
+    MASK_NONE,
+    MASK_BYTES, /* a byte for each pair, 0: hidden */
+    MASK_BITS   /* a bit for each pair, the lowest of a byte first; a sequence begins a byte */
+};
+
+enum lse_base { LSE_E, LSE_2 };
+
+/* Arrays are device memory. */
+struct attention_variant {
+    bool causal;
+    int window_left; /* a query sees itself and so many before it; negative: all */
+    float soft_cap;  /* 0: none */
+    enum mask_form mask_form;
+    const uint8_t *mask;         /* the sequences' matrices [qo_len, kv_len], one after the other */
+    const int64_t *mask_offsets; /* [n_sequences]: where each begins, in bytes */
+    const float *alibi_slopes;   /* [n_heads] or NULL */
+    const float *sinks;          /* [n_heads] or NULL */
+    float *lse; /* [n_tokens, n_heads] or NULL: log of the sum of exp of all scores,
+                   sinks included; of a row that sees nothing -infinity */
+    enum lse_base lse_base;
+};
+
+/* Causal, and nothing else: what attention and attention_paged do. */
+struct attention_variant attention_variant_causal(void);
+
+/* Is the variant in range? Returns 0, or -1 with err set: a soft cap that is negative or not
+ * finite, a mask without offsets or the other way round. */
+int attention_variant_check(const struct attention_variant *v, struct error *err);
+
+/*
+ * Where the masks of a batch begin. mask_indptr, host [n_sequences + 1] or NULL: what the caller
+ * takes them to be, counted in elements. offsets, host [n_sequences + 1], is in bytes of the form;
+ * the last is the size of all. Returns 0, or -1 with err set: mask_indptr is not the running sum of
+ * qo_len * kv_len, with the sequence's number. The batch has passed paged_batch_check.
+ */
+int attention_mask_offsets(int64_t *offsets, const struct paged_batch *b, enum mask_form form,
+                           const int64_t *mask_indptr, struct error *err);
+
+enum bit_order {
+    BITS_LITTLE,
+    BITS_BIG
+}; /* which bit of a byte is first: the lowest, the highest */
+
+/* Packs n bytes (0 or not) into ceil(n / 8); bits behind the end are 0. */
+void packbits(uint8_t *out, const uint8_t *x, size_t n, enum bit_order order);
+
+/*
+ * The same for n segments x[indptr[i]] ... x[indptr[i + 1] - 1], each of which begins a new byte:
+ * out_indptr [n + 1] says which. Returns 0, or -1 with err set: indptr does not begin at 0, or
+ * falls.
+ */
+int segment_packbits(uint8_t *out, int64_t *out_indptr, const uint8_t *x, const int64_t *indptr,
+                     int n, enum bit_order order, struct error *err);
+
+/* ---- what every device computes ----------------------------------------------------------------
+ */
+
+/* The first position, and the end of the positions, that query i may see, masks aside. */
+NUM_FN int attention_first(const struct attention_variant *v, int before, int i) {
+    int first = before + i - v->window_left;
+    return v->window_left < 0 || first < 0 ? 0 : first;
+}
+NUM_FN int attention_end(const struct attention_variant *v, int before, int i, int kv_len) {
+    int end = before + i + 1;
+    return !v->causal || v->mask_form ? kv_len : end < 0 ? 0 : end < kv_len ? end : kv_len;
+}
+
+/* Whether the mask of a sequence, at `mask`, shows position j to query i. */
+NUM_FN bool attention_shows(const struct attention_variant *v, const uint8_t *mask, int i, int j,
+                            int kv_len) {
+    int64_t at = (int64_t)i * kv_len + j;
+    return v->mask_form == MASK_NONE ||
+           (v->mask_form == MASK_BYTES ? mask[at] != 0 : (mask[at / 8] >> at % 8 & 1) != 0);
+}
+
+/* The score of query position i (absolute) and position j. */
+NUM_FN float attention_score(const struct attention_variant *v, float s, int i, int j,
+                             float slope) {
+    if (v->soft_cap > 0)
+        s = v->soft_cap * num_tanh(s / v->soft_cap);
+    return v->alibi_slopes ? s + slope * (float)(j - i) : s;
+}
+
+/* The log of what l * e^m stands for. */
+NUM_FN float attention_lse(const struct attention_variant *v, float m, float l) {
+    float lse = l > 0 ? m + num_log(l) : -INFINITY;
+    return v->lse_base == LSE_2 ? lse * 0x1.715476p+0f : lse;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,290 @@
+#include "tests/attend_cases.h"
+
+#include "tests/compare.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+#define ONE_OF(r, array) (array)[random_int(r, 0, COUNT(array) - 1)]
+
+struct attend_wish attend_anything(int most_positions) {
+    return (struct attend_wish){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions};
+}
+
+/* ---- lengths, pages ---------------------------------------------------------------------------
+ */
+
+static void make_lengths(struct attend_case *c, struct random *r, const struct attend_wish *w) {
+    static const int edges[] = {0, 1, 15, 16, 17, 31, 255, 256, 257, 511, 513};
+    int left = w->most_positions;
+    c->qo_indptr[0] = 0;
+    for (int i = 0; i < c->n; i++) {
+        int most = left < 700 ? left : 700;
+        int length = random_int(r, 0, 1) ? ONE_OF(r, edges) : random_int(r, 0, most);
+        if (i == 0 && w->kv_len >= 0)
+            length = w->kv_len;
+        else if (w->kv_len >= 0 && length > 300)
+            length = 300;
+        length = length > left && i ? left : length;
+        int queries = random_int(r, 0, 2) ? 1 : random_int(r, 0, 20);
+        if (i == 0 && w->qo_len >= 0)
+            queries = w->qo_len;
+        c->kv_len[i] = length;
+        left -= length < left ? length : left;
+        c->qo_indptr[i + 1] = c->qo_indptr[i] + queries;
+    }
+    c->n_tokens = c->qo_indptr[c->n];
+}
+
+/* Every page has at most one owner; some have none. */
+static void make_pages(struct attend_case *c, struct random *r) {
+    int size = c->layout.page_size, n = 0;
+    c->kv_indptr[0] = c->first_position[0] = 0;
+    for (int i = 0; i < c->n; i++) {
+        n += (c->kv_len[i] + size - 1) / size;
+        c->kv_indptr[i + 1] = n;
+        c->first_position[i + 1] = c->first_position[i] + c->kv_len[i];
+        c->last_page_len[i] = c->kv_len[i] ? (c->kv_len[i] - 1) % size + 1 : 99;
+    }
+    c->n_positions = c->first_position[c->n];
+    c->layout.n_pages = c->ragged ? (n ? n : 1) : n + random_int(r, 1, 4);
+    c->pages = host_array((size_t)c->layout.n_pages, sizeof *c->pages);
+    for (int i = 0; i < c->layout.n_pages; i++)
+        c->pages[i] = i;
+    for (int i = c->layout.n_pages; i > 1 && !c->ragged; i--) {
+        int j = random_int(r, 0, i - 1);
+        int32_t page = c->pages[j];
+        c->pages[j] = c->pages[i - 1];
+        c->pages[i - 1] = page;
+    }
+}
+
+/* ---- what changes ------------------------------------------------------------------------------
+ */
+
+static void make_mask(struct attend_case *c, struct random *r, enum mask_form form) {
+    struct paged_batch batch = attend_batch(c);
+    struct error err;
+    int64_t elements[MOST_SEQUENCES + 1];
+    assert_int_equal(attention_mask_offsets(elements, &batch, MASK_BYTES, NULL, &err), 0);
+    uint8_t *bytes = host_array((size_t)elements[c->n] + 1, 1);
+    int density = random_int(r, 0, 3); /* none, a few, half, all but a few */
+    for (int64_t i = 0; i < elements[c->n]; i++)
+        bytes[i] = (uint8_t)(density == 0   ? 0
+                             : density == 1 ? random_int(r, 0, 99) == 0
+                             : density == 2 ? random_int(r, 0, 1) * 255
+                                            : random_int(r, 0, 99) != 0);
+    c->variant.mask_form = form;
+    assert_int_equal(attention_mask_offsets(c->mask_offsets, &batch, form, elements, &err), 0);
+    if (form == MASK_BYTES) {
+        c->mask = bytes;
+        return;
+    }
+    int64_t packed[MOST_SEQUENCES + 1];
+    c->mask = host_array((size_t)c->mask_offsets[c->n] + 1, 1);
+    assert_int_equal(segment_packbits(c->mask, packed, bytes, elements, c->n, BITS_LITTLE, &err),
+                     0);
+    assert_memory_equal(packed, c->mask_offsets, sizeof *packed * (size_t)(c->n + 1));
+    free(bytes);
+}
+
+static float *random_vector(struct random *r, int n, float size) {
+    float *x = host_array((size_t)n, sizeof *x);
+    for (int i = 0; i < n; i++)
+        x[i] = size * random_normal(r);
+    return x;
+}
+
+static void make_variant(struct attend_case *c, struct random *r, const struct attend_wish *w) {
+    static const int windows[] = {-1, -1, 0, 3, 33, 128}, caps[] = {0, 0, 30, 50};
+    struct attention_variant *v = &c->variant;
+    *v = attention_variant_causal();
+    v->causal = w->causal >= 0 ? w->causal : random_int(r, 0, 2) != 0;
+    v->window_left = w->window_left >= 0 ? w->window_left : ONE_OF(r, windows);
+    v->soft_cap = (float)(w->cap >= 0 ? w->cap : ONE_OF(r, caps));
+    v->lse_base = random_int(r, 0, 1) ? LSE_E : LSE_2;
+    if (random_int(r, 0, 2) == 0)
+        c->alibi_slopes = random_vector(r, c->shape.n_heads, 0.1f);
+    if (random_int(r, 0, 2) == 0)
+        c->sinks = random_vector(r, c->shape.n_heads, 2);
+    int form = random_int(r, 0, 5);
+    if (form == MASK_BYTES || form == MASK_BITS)
+        make_mask(c, r, (enum mask_form)form);
+}
+
+/* ---- a case ------------------------------------------------------------------------------------
+ */
+
+void attend_case_make(struct attend_case *c, struct random *r, const struct attend_wish *w) {
+    static const int sizes[] = {1, 2, 3, 5, 8, 16, 24, 32, 64, 256},
+                     dims[] = {8, 32, 64, 80, 96, 128};
+    *c = (struct attend_case){0};
+    int heads = w->kv_heads > 0 ? w->kv_heads : random_int(r, 1, 4);
+    int group = w->group > 0 ? w->group : random_int(r, 1, 5);
+    int dim = w->head_dim > 0 ? w->head_dim : ONE_OF(r, dims);
+    c->shape = (struct attention_shape){heads * group, heads, dim, 1 / sqrt((double)dim)};
+    c->n = w->batch >= 0 ? w->batch : random_int(r, 0, 6);
+    c->ragged = w->order < 0 && w->page_size < 0 && random_int(r, 0, 4) == 0;
+    c->layout.order = w->order >= 0 ? (enum kv_order)w->order : (enum kv_order)random_int(r, 0, 2);
+    c->layout.order = c->ragged ? KV_NHD : c->layout.order;
+    c->layout.one_tensor = !c->ragged && c->layout.order != KV_VLLM && random_int(r, 0, 1);
+    c->layout.page_size = c->ragged ? 1 : w->page_size > 0 ? w->page_size : ONE_OF(r, sizes);
+    c->layout.n_kv_heads = heads;
+    c->layout.head_dim = dim;
+    make_lengths(c, r, w);
+    make_pages(c, r);
+    make_variant(c, r, w);
+    size_t width = (size_t)heads * (size_t)dim;
+    c->q = random_vector(r, c->n_tokens * c->shape.n_heads * dim, 1);
+    c->k = random_vector(r, (int)((size_t)c->n_positions * width), 1);
+    c->v = random_vector(r, (int)((size_t)c->n_positions * width), 1);
+}
+
+void attend_case_free(struct attend_case *c) {
+    free(c->pages);
+    free(c->q);
+    free(c->k);
+    free(c->v);
+    free(c->mask);
+    free(c->alibi_slopes);
+    free(c->sinks);
+}
+
+struct paged_batch attend_batch(const struct attend_case *c) {
+    return (struct paged_batch){
+        c->n,     c->layout.page_size, c->layout.n_pages, c->qo_indptr, c->kv_indptr,
+        c->pages, c->last_page_len};
+}
+
+/* ---- on a device -------------------------------------------------------------------------------
+ */
+
+struct kv_views attend_cache(struct test_device *t, const struct attend_case *c) {
+    struct error err = {""};
+    struct kv_views kv;
+    struct paged_batch batch = attend_batch(c);
+    size_t mantissas = sizeof(int16_t) * (size_t)kv_layout_mantissas(&c->layout);
+    size_t exponents = (size_t)kv_layout_exponents(&c->layout);
+    bool one = c->layout.one_tensor;
+    int16_t *k = device_poisoned(t, mantissas), *v = one ? NULL : device_poisoned(t, mantissas);
+    int8_t *k_exponents = device_poisoned(t, exponents);
+    int8_t *v_exponents = one ? NULL : device_poisoned(t, exponents);
+    if (kv_views_of(&kv, &c->layout, k, v, k_exponents, v_exponents, &err))
+        fail_msg("%s", err.text);
+    if (!c->n_positions)
+        return kv;
+    size_t n = (size_t)c->n_positions,
+           width = (size_t)c->shape.n_kv_heads * (size_t)c->shape.head_dim;
+    int32_t *sequences = host_array(n, sizeof *sequences),
+            *positions = host_array(n, sizeof *positions);
+    int64_t *slots = host_array(n, sizeof *slots);
+    for (int i = 0; i < c->n; i++)
+        for (int j = 0; j < c->kv_len[i]; j++) {
+            sequences[c->first_position[i] + j] = i;
+            positions[c->first_position[i] + j] = j;
+        }
+    if (paged_batch_slots(&batch, slots, sequences, positions, c->n_positions, &err))
+        fail_msg("%s", err.text);
+    t->ops->kv_store(t->dev, &kv, device_put(t, c->k, sizeof *c->k * n * width),
+                     device_put(t, c->v, sizeof *c->v * n * width),
+                     device_put(t, slots, sizeof *slots * n), c->n_positions, c->layout.page_size,
+                     c->shape.n_kv_heads, c->shape.head_dim, ATTEND_SITE, ATTEND_SITE);
+    free(sequences);
+    free(positions);
+    free(slots);
+    return kv;
+}
+
+struct attention_variant attend_variant_on(struct test_device *t, const struct attend_case *c,
+                                           float *lse) {
+    struct attention_variant v = c->variant;
+    size_t heads = sizeof(float) * (size_t)c->shape.n_heads;
+    if (v.mask_form) {
+        v.mask = device_put(t, c->mask, (size_t)c->mask_offsets[c->n] + 1);
+        v.mask_offsets =
+            device_put(t, c->mask_offsets, sizeof *c->mask_offsets * (size_t)(c->n + 1));
+    }
+    v.alibi_slopes = c->alibi_slopes ? device_put(t, c->alibi_slopes, heads) : NULL;
+    v.sinks = c->sinks ? device_put(t, c->sinks, heads) : NULL;
+    v.lse = lse;
+    return v;
+}
+
+void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse) {
+    struct error err = {""};
+    struct paged_batch batch = attend_batch(c);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    size_t rows = (size_t)c->n_tokens * (size_t)c->shape.n_heads;
+    size_t bytes = sizeof(float) * rows * (size_t)c->shape.head_dim;
+    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &err))
+        fail_msg("%s", err.text);
+    struct kv_views kv = attend_cache(t, c);
+    float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);
+    struct attention_variant v = attend_variant_on(t, c, on_lse);
+    if (attention_variant_check(&v, &err))
+        fail_msg("%s", err.text);
+    t->ops->attend(t->dev, on_y, device_put(t, c->q, bytes), &kv, plan, &v, ATTEND_SITE);
+    device_expect_fault(t, -1, 0);
+    *y = device_get(t, on_y, bytes);
+    *lse = device_get(t, on_lse, sizeof(float) * rows);
+    t->ops->attention_plan_free(t->dev, plan);
+    device_clear(t);
+}
+
+/* ---- float64 -----------------------------------------------------------------------------------
+ */
+
+static bool sees(const struct attend_case *c, int sequence, int query, int position) {
+    int qo_len = c->qo_indptr[sequence + 1] - c->qo_indptr[sequence], kv_len = c->kv_len[sequence];
+    const struct attention_variant *v = &c->variant;
+    if (v->window_left >= 0 && position + qo_len + v->window_left < kv_len + query)
+        return false;
+    if (!v->mask_form)
+        return !v->causal || position + qo_len <= kv_len + query;
+    int64_t at = (int64_t)query * kv_len + position;
+    const uint8_t *mask = c->mask + c->mask_offsets[sequence];
+    return v->mask_form == MASK_BYTES ? mask[at] != 0 : (mask[at / 8] & 1 << at % 8) != 0;
+}
+
+double attend_exact(const struct attend_case *c, int sequence, int query, int head, double *y) {
+    int dim = c->shape.head_dim, heads = c->shape.n_kv_heads, kv_len = c->kv_len[sequence];
+    int kv_head = head / (c->shape.n_heads / heads);
+    int qo_len = c->qo_indptr[sequence + 1] - c->qo_indptr[sequence];
+    size_t token = (size_t)(c->qo_indptr[sequence] + query);
+    const float *q = c->q + (token * (size_t)c->shape.n_heads + (size_t)head) * (size_t)dim;
+    double *scores = host_array((size_t)kv_len + 1, sizeof *scores), max = -INFINITY, sum = 0;
+    for (int j = 0; j < kv_len; j++) {
+        size_t row = ((size_t)(c->first_position[sequence] + j) * (size_t)heads + (size_t)kv_head) *
+                     (size_t)dim;
+        double s = 0, cap = c->variant.soft_cap;
+        for (int d = 0; d < dim; d++)
+            s += (double)q[d] * c->k[row + (size_t)d];
+        s *= c->shape.scale;
+        s = cap > 0 ? cap * tanh(s / cap) : s;
+        s += c->alibi_slopes ? (double)c->alibi_slopes[head] * (j - (kv_len - qo_len + query)) : 0;
+        scores[j] = sees(c, sequence, query, j) ? s : -INFINITY;
+        max = scores[j] > max ? scores[j] : max;
+    }
+    if (c->sinks)
+        max = c->sinks[head] > max ? c->sinks[head] : max;
+    memset(y, 0, sizeof *y * (size_t)dim);
+    for (int j = 0; j < kv_len; j++) {
+        size_t row = ((size_t)(c->first_position[sequence] + j) * (size_t)heads + (size_t)kv_head) *
+                     (size_t)dim;
+        double p = scores[j] > -INFINITY ? exp(scores[j] - max) : 0;
+        sum += p;
+        for (int d = 0; d < dim; d++)
+            y[d] += p * c->v[row + (size_t)d];
+    }
+    sum += c->sinks ? exp((double)c->sinks[head] - max) : 0;
+    for (int d = 0; d < dim && sum > 0; d++)
+        y[d] /= sum;
+    free(scores);
+    return sum > 0 ? max + log(sum) : -INFINITY;
+}

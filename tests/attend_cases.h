@@ -1,0 +1,63 @@
+/*
+ * attend_cases.h - random problems for the op attend: batches over caches of every layout, with any
+ * masks and scores, and what each must give.
+ */
+#ifndef SAMEBITS_TESTS_ATTEND_CASES_H
+#define SAMEBITS_TESTS_ATTEND_CASES_H
+
+#include "tests/device.h"
+#include "tests/random.h"
+
+enum { MOST_SEQUENCES = 128, ATTEND_SITE = 7 };
+
+/* All on the host. Pages of the cache that belong to nobody, and slots behind the end of a
+ * sequence, hold poison. */
+struct attend_case {
+    struct attention_shape shape;
+    struct kv_layout layout;
+    bool ragged; /* NHD, pages of one position, in order */
+    int n, n_tokens, n_positions;
+    int32_t qo_indptr[MOST_SEQUENCES + 1], kv_indptr[MOST_SEQUENCES + 1];
+    int32_t last_page_len[MOST_SEQUENCES];
+    int kv_len[MOST_SEQUENCES];
+    int first_position[MOST_SEQUENCES + 1]; /* of a sequence, in k and v */
+    int32_t *pages;
+    float *q;                         /* [n_tokens, n_heads, head_dim] */
+    float *k, *v;                     /* [n_positions, n_kv_heads, head_dim] */
+    struct attention_variant variant; /* its arrays are the ones below, on the host */
+    uint8_t *mask;                    /* [mask_bytes] in the form of the variant */
+    int64_t mask_offsets[MOST_SEQUENCES + 1];
+    float *alibi_slopes, *sinks; /* [n_heads] or NULL */
+};
+
+/* What is fixed of a case; -1: random. */
+struct attend_wish {
+    int batch, kv_len, qo_len, page_size, kv_heads, group,
+        head_dim; /* one sequence has the lengths */
+    int order, window_left, cap, causal;
+    int most_positions; /* of all sequences */
+};
+struct attend_wish attend_anything(int most_positions);
+
+void attend_case_make(struct attend_case *c, struct random *r, const struct attend_wish *wish);
+void attend_case_free(struct attend_case *c);
+
+/* The page table: the case's own, or that of sequence i alone. */
+struct paged_batch attend_batch(const struct attend_case *c);
+
+/* A cache of the case's layout on a device, filled by kv_store. */
+struct kv_views attend_cache(struct test_device *t, const struct attend_case *c);
+
+/* The variant with its arrays on the device; lse: device [n_tokens, n_heads]. */
+struct attention_variant attend_variant_on(struct test_device *t, const struct attend_case *c,
+                                           float *lse);
+
+/* Result of the whole batch on a device, host memory: y [n_tokens, n_heads, head_dim], lse
+ * [n_tokens, n_heads]. The caller frees both. */
+void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse);
+
+/* One query row in float64, from the formulas, without any snapping; which positions it sees is
+ * worked out here once more. y [head_dim]; returns the natural log of the sum. */
+double attend_exact(const struct attend_case *c, int sequence, int query, int head, double *y);
+
+#endif
