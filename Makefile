@@ -36,7 +36,7 @@ LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comm
 LIBS_emu    := -lstdc++
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8
+PHASES    := 0 1 2 3 4 5 6 7 8 9
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
              $(filter-out %/requests.c %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
@@ -52,6 +52,7 @@ MODULES_6 := $(MODULES_5) scheduler/block_table.c
 MODULES_7 := $(MODULES_6) scheduler/prefix_cache.c scheduler/kv_paged.c scheduler/paged_memory.c \
              scheduler/engine_paged.c tutorials/common/paged.c
 MODULES_8 := $(MODULES_7) tutorials/common/op_times.c
+MODULES_9 := $(MODULES_8)
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 DEMO_2    := tutorials/02-naive-batching/demo.c
@@ -61,6 +62,7 @@ DEMO_5    := tutorials/05-block-allocator/demo.c
 DEMO_6    := tutorials/06-block-table/demo.c
 DEMO_7    := tutorials/07-paged-cache/demo.c
 DEMO_8    := tutorials/08-fused-attention/demo.c
+DEMO_9    := tutorials/09-layouts-and-variants/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
@@ -78,6 +80,7 @@ help:
 	@echo "make phase6        build ./demo: block tables, and a map of the pool"
 	@echo "make phase7        build ./demo: paged caches, preemption, shared prefixes"
 	@echo "make phase8        build ./demo: one pass for all, attention through block tables"
+	@echo "make phase9        build ./demo: attention over any cache layout, with any mask and score"
 	@echo "make test          all tests, as release and under ASan and UBSan (a few minutes)"
 	@echo "make test-slow     the long ones: exp, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"

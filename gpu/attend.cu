@@ -1,15 +1,20 @@
 /*
- * attend: attention over a cache of any layout, with any masks and scores: the definition of
- * ref/attention_blocks.c in plain loops.
+ * attend: attention over a cache of any layout, with any masks and scores, as
+ * ref/attention_blocks.c.
  *
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
  * score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that the
  *    window or the causal mask hide are left out.
+ * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
+ *    attention_paged; 1 for the others
+ *
+ * The choice (version 0): 2, where it applies.
  */
+#include "gpu/attention.h"
 #include "gpu/attention_plan.h"
 #include "gpu/tensor_core.h"
 
-enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
+enum { TILE = ATTENTION_TILE, WARPS = TILE / 32, VECTOR = 8 /* mantissas in 16 bytes */ };
 
 /* The arguments of the op, as the kernel gets them. */
 struct attend_arguments {
@@ -35,9 +40,9 @@ struct query_row {
 };
 
 static __device__ void find_query(struct query_row *r, const struct attend_arguments *a,
-                                  const struct plan_arrays *plan) {
+                                  const struct plan_arrays *plan, int token) {
     const struct attention_variant *v = &a->variant;
-    r->token = (int)blockIdx.x;
+    r->token = token;
     r->head = (int)blockIdx.y;
     r->kv_head = r->head / (a->shape.n_heads / a->shape.n_kv_heads);
     int sequence = plan->token_sequence[r->token], qo_begin = plan->qo_indptr[sequence];
@@ -86,7 +91,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
 }
 
 __global__ static void __launch_bounds__(TILE)
-    attend_1(struct attend_arguments a, struct plan_arrays plan) {
+    attend_1(struct attend_arguments a, struct plan_arrays plan, int first_token) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
@@ -94,7 +99,7 @@ __global__ static void __launch_bounds__(TILE)
     SHARED(uint32_t, part, [WARPS]);
     run_in_turn();
     struct query_row r;
-    find_query(&r, &a, &plan);
+    find_query(&r, &a, &plan, first_token + (int)blockIdx.x);
     const struct attention_variant *variant = &a.variant;
     const struct kv_view *v = &a.kv.v;
     int j = (int)threadIdx.x, dim = a.shape.head_dim;
@@ -160,14 +165,52 @@ __global__ static void __launch_bounds__(TILE)
             y[d] /= l;
 }
 
+static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,
+                     const struct attention_plan *plan, int first_token, int n_tokens) {
+    GPU_LAUNCH_EARLY(gpu, attend_1, dim3((unsigned)n_tokens, (unsigned)plan->shape.n_heads), TILE,
+                     sizeof(int16_t) * (size_t)plan->shape.head_dim, *a, plan->arrays, first_token);
+}
+
+/* The row groups of the plan, then the long sequences. */
+static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
+                     const struct decode_cache *cache, const struct attention_plan *plan) {
+    struct attention_arguments groups = {};
+    groups.y = a->y;
+    groups.q = a->q;
+    groups.n_heads = a->shape.n_heads;
+    groups.n_kv_heads = a->shape.n_kv_heads;
+    groups.head_dim = a->shape.head_dim;
+    groups.scale = a->shape.scale;
+    groups.site = a->site;
+    groups.fault = a->fault;
+    if (plan->n_groups) {
+        gpu_attention_decode(gpu, &groups, cache, &a->variant, plan);
+        gpu_attention_merge(gpu, &groups, &a->variant, plan);
+    }
+    for (int i = 0; i < plan->n_long; i++)
+        launch_1(gpu, a, plan, plan->long_sequences[i].first_token,
+                 plan->long_sequences[i].n_tokens);
+}
+
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                 const float *q,               /* [n_tokens, n_heads, head_dim] */
                 const struct kv_views *kv, const struct attention_plan *plan,
                 const struct attention_variant *variant, int site) {
     struct gpu_device *gpu = gpu_of(dev);
     struct attend_arguments a = {y, q, *kv, *variant, plan->shape, site, gpu->fault};
-    if (plan->n_tokens)
-        GPU_LAUNCH_EARLY(gpu, attend_1,
-                         dim3((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads), TILE,
-                         sizeof(int16_t) * (size_t)plan->shape.head_dim, a, plan->arrays);
+    const struct attention_variant *planned = &plan->variant;
+    struct decode_cache cache;
+    int dim = plan->shape.head_dim;
+    if (!plan->n_tokens)
+        return;
+    bool as_planned = variant->causal == planned->causal &&
+                      variant->window_left == planned->window_left &&
+                      !variant->mask_form == !planned->mask_form;
+    bool fits = decode_cache_of_views(&cache, kv, dim) && dim % VECTOR == 0 &&
+                plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
+                gpu_attention_fits_tensor_cores(gpu, dim);
+    if (gpu->version[GPU_ATTEND] != 1 && fits && as_planned)
+        launch_2(gpu, &a, &cache, plan);
+    else
+        launch_1(gpu, &a, plan, 0, plan->n_tokens);
 }

@@ -130,12 +130,19 @@ static __device__ __forceinline__ double dot_of(const int32_t high[4], const int
 /* ---- a tile -----------------------------------------------------------------------------------
  */
 
-/* The scores of a chunk's positions `first` ... of the tile. A warp has 8 of each part; a lane
- * those of row g at 2 t and 2 t + 1. */
-template <int DIM>
+/* What stands for the score of a position that a row does not see. With variants, a NaN, which no
+ * visible score can be, because a row may see none of a tile whose positions it might see. */
+template <bool VARIANT> static __device__ __forceinline__ float hidden_score(void) {
+    return VARIANT ? NAN : -INFINITY;
+}
+
+/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
+ * each part; a lane those of row g at 2 t and 2 t + 1. */
+template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
-            const uint32_t *units, double q_unit, int visible, int first) {
+            const uint32_t *units, double q_unit, const struct row_view *row_view,
+            const struct attention_variant *variant, int tile, int first) {
     typedef struct decode_sizes<DIM> size;
     const int N = size::CHUNK / PART;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
@@ -167,7 +174,14 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             double k_unit =
                 __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
             float score = num_score(dot_of(high[i], low[i], j), k_unit, q_unit);
-            s[2 * i + j] = position + j < visible ? score : -INFINITY;
+            int p = tile + position + j;
+            bool sees = p < row_view->end;
+            if (VARIANT) {
+                sees = sees && p >= row_view->first &&
+                       attention_shows(variant, row_view->mask, row_view->i, p, row_view->length);
+                score = attention_score(variant, score, row_view->at, p, row_view->slope);
+            }
+            s[2 * i + j] = sees ? score : hidden_score<VARIANT>();
         }
     }
 }
@@ -181,9 +195,9 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
  * their own and take half of the positions of row g - 4.
  */
 struct softmax {
-    int row;           /* whose scores this lane has */
-    int first_part, n; /* of the n scores */
-    bool halves;
+    int row;              /* whose scores this lane has */
+    int first_part, n;    /* of the n scores */
+    bool halves, sees;    /* sees: the row something of the tile */
     float tile_m, tile_l; /* of that row */
     double unit;          /* 2^(e-30) of its weights */
 };
@@ -202,8 +216,9 @@ static __device__ __forceinline__ void tell_largest(const float s[], struct row_
         rows->largest_score[lane / 4][threadIdx.x / 32] = m;
 }
 
-/* Scores become weights, as far as without the others' sums. sees: whether the row sees anything.
- */
+/* Scores become weights, as far as without the others' sums. visible: positions of the tile that
+ * the row may see. */
+template <bool VARIANT>
 static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n_rows, int visible,
                                              const uint32_t *units_of_values,
                                              struct row_states *rows) {
@@ -228,7 +243,7 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
     float4 m0 = largest[0], m1 = largest[1];
     float m = fmaxf(fmaxf(fmaxf(m0.x, m0.y), fmaxf(m0.z, m0.w)),
                     fmaxf(fmaxf(m1.x, m1.y), fmaxf(m1.z, m1.w)));
-    bool sees = visible > 0;
+    bool sees = VARIANT ? m == m : visible > 0;
     bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
     float base = sees && !bad ? m : 0;
     uint32_t units = 0;
@@ -240,7 +255,8 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
             break;
         UNROLL
         for (int i = half; i < half + N / 2; i++) {
-            float p = num_exp_below_0(s[i] - base);
+            float below = s[i] - base;
+            float p = num_exp_below_0(VARIANT && below != below ? -INFINITY : below);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
             s[i] = p * num_float(value_units[i / 2 * PART + i % 2]);
@@ -255,6 +271,7 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
         rows->units_and_weight[x->row][warp] =
             make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
     x->tile_m = m;
+    x->sees = sees;
 }
 
 /* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
@@ -342,7 +359,7 @@ template <int DIM> struct stretch {
     float o[decode_sizes<DIM>::DIMS_8][2]; /* merged so far: dimension first_dim(i) + 2 t + j */
     float m, l;
     double q_unit;
-    int visible; /* positions that it sees */
+    struct row_view view;
 };
 
 /* What one tile gives for row g. */
@@ -364,15 +381,17 @@ static __device__ __forceinline__ void merge_tile(struct stretch<DIM> *s,
 }
 
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
-template <int DIM>
+template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_tile(struct stretch<DIM> *s, struct tile_result<DIM> *result, struct loader<DIM> *chunks,
          const struct tile_cursor *at, const struct tile_cursor *next,
          struct tile_cursor *after_next, int set, const struct decode_memory *mem,
-         struct row_states *rows, const struct attention_arguments *a) {
+         struct row_states *rows, const struct attention_arguments *a,
+         const struct attention_variant *variant) {
     typedef struct decode_sizes<DIM> size;
     int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
-    int warp = (int)(threadIdx.x / 32), visible = s->visible - at->tile * TILE;
+    int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
+    int visible = s->view.end - tile;
     const int EACH = 2 * size::CHUNK / PART; /* scores of a chunk */
     float scores[2 * PARTS];
     UNROLL
@@ -381,14 +400,15 @@ run_tile(struct stretch<DIM> *s, struct tile_result<DIM> *result, struct loader<
         chunks->start(c + size::AHEAD, n, set, n_next);
         if (c == 0 && threadIdx.x == 0) /* everybody is done with the tile that was there */
             find_next(after_next, next, chunks->plan);
-        if (c == size::SLOTS_AT)
+        if (c == size::ROWS_AT)
             chunks->fetch_exponents(next, n_next, 1 - set);
         UNROLL
         for (int i = 0; i < EACH; i++)
-            scores[c * EACH + i] = -INFINITY;
+            scores[c * EACH + i] = hidden_score<VARIANT>();
         if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
-            score_chunk<DIM>(scores + c * EACH, chunks->chunk(), mem, mem->k_units + set * TILE,
-                             s->q_unit, visible, c * size::CHUNK);
+            score_chunk<DIM, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
+                                      mem->k_units + set * TILE, s->q_unit, &s->view, variant, tile,
+                                      c * size::CHUNK);
         chunks->step();
     }
     tell_largest(scores, rows);
@@ -404,7 +424,8 @@ run_tile(struct stretch<DIM> *s, struct tile_result<DIM> *result, struct loader<
         chunks->wait(); /* the first time, all have told their largest score, too */
         chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
         if (c == 0) {
-            weigh(&softmax, scores, at->group.n_rows, visible, mem->v_units + set * TILE, rows);
+            weigh<VARIANT>(&softmax, scores, at->group.n_rows, visible, mem->v_units + set * TILE,
+                           rows);
             chunks->store_units(1 - set);
             __syncthreads();
             bool stored = snap_weights<DIM>(&softmax, scores, mem, rows);
@@ -418,8 +439,8 @@ run_tile(struct stretch<DIM> *s, struct tile_result<DIM> *result, struct loader<
         add_chunk<DIM>(high, low, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK);
         chunks->step();
     }
-    bool sees = visible > 0;
-    result->m = sees ? softmax.tile_m : -INFINITY;
+    bool sees = VARIANT ? softmax.sees : visible > 0;
+    result->m = sees ? softmax.tile_m : NAN; /* to be left out of the merge */
     result->l = sees ? softmax.tile_l : 0;
     UNROLL
     for (int i = 0; i < size::DIMS_8; i++)
@@ -430,14 +451,25 @@ run_tile(struct stretch<DIM> *s, struct tile_result<DIM> *result, struct loader<
         merge_tile<DIM>(s, result);
 }
 
-template <int DIM>
-static __device__ __forceinline__ void write_result(const struct stretch<DIM> *s,
-                                                    const struct tile_cursor *at,
-                                                    const struct attention_arguments *a) {
+template <int DIM, bool VARIANT>
+static __device__ __forceinline__ void
+write_result(struct stretch<DIM> *s, const struct tile_cursor *at,
+             const struct attention_arguments *a, const struct attention_variant *variant) {
     int lane = (int)(threadIdx.x % 32), row = lane / 4;
     if (row >= at->group.n_rows)
         return;
-    float *y = a->y + place_of(a, at, row);
+    size_t place = place_of(a, at, row);
+    float *y = a->y + place;
+    if (VARIANT) {
+        if (variant->sinks) { /* a tile of values that are 0 */
+            struct tile_result<DIM> sink = {};
+            sink.m = variant->sinks[query_head(a, &at->group, row)];
+            sink.l = 1;
+            merge_tile<DIM>(s, &sink);
+        }
+        if (variant->lse && threadIdx.x < 32 && lane % 4 == 0)
+            variant->lse[place / (size_t)a->head_dim] = attention_lse(variant, s->m, s->l);
+    }
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         UNROLL
@@ -448,9 +480,11 @@ static __device__ __forceinline__ void write_result(const struct stretch<DIM> *s
     }
 }
 
-template <int DIM>
+template <int DIM, bool VARIANT>
 __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
-    decode(struct attention_arguments a, struct plan_arrays plan, struct partial_results partial) {
+    decode(struct attention_arguments a, struct decode_cache cache,
+           struct attention_variant variant, struct plan_arrays plan,
+           struct partial_results partial) {
     typedef struct decode_sizes<DIM> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
@@ -467,6 +501,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
         cursors[0] = begin;
     struct loader<DIM> chunks;
     chunks.a = &a;
+    chunks.cache = &cache;
     chunks.plan = &plan;
     chunks.memory = mem;
     chunks.begin(&begin, cursors);
@@ -493,10 +528,11 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
             s.m = -INFINITY;
             s.l = 0;
             s.q_unit = rows.q_unit[lane / 4];
-            s.visible = visible_to(&a, &at->group, lane / 4);
+            s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
         }
         struct tile_result<DIM> tile;
-        run_tile<DIM>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a);
+        run_tile<DIM, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
+                               &variant);
         if (first) { /* of a split, not its beginning: each tile for itself */
             const struct decode_split *split = &plan.splits[share.split_first];
             keep<DIM>(&partial, split->partial + 1 + at->tile - split->first_end, at->group.n_rows,
@@ -506,7 +542,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
         begins = !goes_on || next->tile == 0;
         if (begins && first == 0) {
             if (at->tile + 1 == at->group.n_tiles)
-                write_result<DIM>(&s, at, &a);
+                write_result<DIM, VARIANT>(&s, at, &a, &variant);
             else
                 keep<DIM>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
                           s.m, s.l);
@@ -514,39 +550,90 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
     }
 }
 
-template <int DIM>
+template <int DIM, bool VARIANT>
 static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct decode_cache *cache, const struct attention_variant *variant,
                    const struct attention_plan *plan) {
     typedef struct decode_sizes<DIM> size;
     struct partial_results partial = {plan->partial, a->n_kv_heads};
     if (!gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)decode<DIM>,
+                cudaFuncSetAttribute((const void *)decode<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
     if (plan->n_tiles <= EARLY_TILES * plan->n_shares)
-        GPU_LAUNCH_EARLY(gpu, decode<DIM>, grid, THREADS, size::SHARED_BYTES, *a, plan->arrays,
-                         partial);
+        GPU_LAUNCH_EARLY(gpu, (decode<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
+                         *variant, plan->arrays, partial);
     else
-        GPU_LAUNCH(gpu, decode<DIM>, grid, THREADS, size::SHARED_BYTES, *a, plan->arrays, partial);
+        GPU_LAUNCH(gpu, (decode<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
+                   *variant, plan->arrays, partial);
+}
+
+/* Variants have fewer sizes of kernels: they take long to compile. */
+static void launch_variant(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct decode_cache *cache,
+                           const struct attention_variant *variant,
+                           const struct attention_plan *plan) {
+    if (decode_dim(a->head_dim, true) == 64)
+        launch<64, true>(gpu, a, cache, variant, plan);
+    else if (decode_dim(a->head_dim, true) == 128)
+        launch<128, true>(gpu, a, cache, variant, plan);
+    else
+        launch<256, true>(gpu, a, cache, variant, plan);
 }
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan) {
-    switch (decode_dim(a->head_dim)) {
+    if (!attention_is_causal_only(variant))
+        return launch_variant(gpu, a, cache, variant, plan);
+    switch (decode_dim(a->head_dim, false)) {
     case 32:
-        return launch<32>(gpu, a, plan);
+        return launch<32, false>(gpu, a, cache, variant, plan);
     case 64:
-        return launch<64>(gpu, a, plan);
+        return launch<64, false>(gpu, a, cache, variant, plan);
     case 96:
-        return launch<96>(gpu, a, plan);
+        return launch<96, false>(gpu, a, cache, variant, plan);
     case 128:
-        return launch<128>(gpu, a, plan);
+        return launch<128, false>(gpu, a, cache, variant, plan);
     case 192:
-        return launch<192>(gpu, a, plan);
+        return launch<192, false>(gpu, a, cache, variant, plan);
     default:
-        return launch<256>(gpu, a, plan);
+        return launch<256, false>(gpu, a, cache, variant, plan);
     }
+}
+
+struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads) {
+    struct decode_cache c = {kv->k,
+                             kv->v,
+                             kv->k_exponents,
+                             kv->v_exponents,
+                             (uint32_t)page_size * (uint32_t)n_kv_heads,
+                             (uint32_t)n_kv_heads,
+                             1};
+    return c;
+}
+
+static bool in_rows(const struct kv_view *v, int head_dim) {
+    return v->element_step == 1 && v->group_step == v->x &&
+           v->page_step == v->page_exponents * head_dim &&
+           v->position_step == v->position_exponents * head_dim &&
+           v->head_step == v->head_exponents * head_dim;
+}
+
+bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
+    const struct kv_view *k = &kv->k, *v = &kv->v;
+    *out = {k->mantissas,
+            v->mantissas,
+            k->exponents,
+            v->exponents,
+            (uint32_t)k->page_exponents,
+            (uint32_t)k->position_exponents,
+            (uint32_t)k->head_exponents};
+    return in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
+           k->position_exponents == v->position_exponents &&
+           k->head_exponents == v->head_exponents &&
+           ((uintptr_t)k->mantissas | (uintptr_t)v->mantissas) % 16 == 0;
 }

@@ -25,9 +25,9 @@ template <int DIM> struct decode_sizes {
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
     static const int AHEAD = 2;             /* chunks on their way while one is used */
     static const int STAGES = AHEAD + 1;
-    /* The chunk of a tile at which the slots of the next one are worked out: two before they are
+    /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
-    static const int SLOTS_AT = 2 * CHUNKS - AHEAD - 2;
+    static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
     static const int BLOCKS = DIM > 128 ? 1 : 2; /* on a processor */
     static const int DIMS_8 = (DIM + 63) / 64;   /* times 8 dimensions: a warp's share */
     static const int ROW_BYTES = 2 * DIM;        /* of a position in a chunk */
@@ -48,7 +48,7 @@ template <int DIM> static __device__ __forceinline__ int column_in_row(int row, 
 /* The memory of a block. */
 struct decode_memory {
     unsigned char *ring; /* [STAGES] chunks */
-    uint32_t *slots;     /* [2][TILE] where the positions of a tile are */
+    uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
     int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
     int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES] */
     uint32_t *k_units;   /* [2][TILE] 2^exponent as a double: the upper word */
@@ -67,8 +67,8 @@ template <int DIM> static __device__ struct decode_memory cut_memory(unsigned ch
     typedef struct decode_sizes<DIM> size;
     struct decode_memory m;
     m.ring = memory;
-    m.slots = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
-    m.k_units = m.slots + 2 * TILE;
+    m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
+    m.k_units = m.rows + 2 * TILE;
     m.v_units = m.k_units + 2 * TILE;
     m.query = (int8_t *)(m.v_units + 2 * TILE);
     m.weights = m.query + size::QUERY_BYTES;
@@ -91,7 +91,7 @@ static __device__ __forceinline__ struct tile_cursor first_tile(const struct dec
     c.group = share->first;
     c.number = share->group;
     c.left = b.x;
-    c.tile = b.y;
+    c.tile = b.y - share->first.first_tile;
     c.group.pages = b.z;
     c.group.kv_len = b.w;
     return c;
@@ -114,9 +114,13 @@ static __device__ __forceinline__ int kv_head(void) {
     return (int)blockIdx.x;
 }
 
-/* Positions of a tile that the last row sees. */
+/* The position at which a tile of the group begins, and how many of its positions a row sees. */
+static __device__ __forceinline__ int begin_of(const struct row_group *g, int tile) {
+    return (g->first_tile + tile) * TILE;
+}
+
 static __device__ __forceinline__ int positions_of(const struct row_group *g, int tile) {
-    return max(0, min((int)TILE, g->kv_len - tile * TILE));
+    return max(0, min((int)TILE, g->kv_len - begin_of(g, tile)));
 }
 
 /* Row of the group: its token, counted in the sequence, and its place in q and y. */
@@ -125,18 +129,46 @@ static __device__ __forceinline__ int token_of(const struct attention_arguments 
     return (g->first_row + row) / (a->n_heads / a->n_kv_heads);
 }
 
+static __device__ __forceinline__ int query_head(const struct attention_arguments *a,
+                                                 const struct row_group *g, int row) {
+    int group = a->n_heads / a->n_kv_heads;
+    return kv_head() * group + (g->first_row + row) % group;
+}
+
 static __device__ __forceinline__ size_t place_of(const struct attention_arguments *a,
                                                   const struct tile_cursor *c, int row) {
-    int group = a->n_heads / a->n_kv_heads;
     size_t token = (size_t)(c->group.first_token + token_of(a, &c->group, row));
-    size_t head = (size_t)(kv_head() * group + (c->group.first_row + row) % group);
+    size_t head = (size_t)query_head(a, &c->group, row);
     return (token * (size_t)a->n_heads + head) * (size_t)a->head_dim;
 }
 
-/* Positions that a row sees. */
-static __device__ __forceinline__ int visible_to(const struct attention_arguments *a,
-                                                 const struct row_group *g, int row) {
-    return row < g->n_rows ? g->before + token_of(a, g, row) + 1 : 0;
+/* What a row may see, and how its scores change. */
+struct row_view {
+    int first, end; /* positions */
+    int i, at;      /* its token, counted in the sequence's queries, and as a position */
+    int length;     /* of the sequence */
+    const uint8_t *mask;
+    float slope;
+};
+
+template <bool VARIANT>
+static __device__ __forceinline__ struct row_view view_of(const struct attention_arguments *a,
+                                                          const struct attention_variant *v,
+                                                          const struct row_group *g, int row) {
+    struct row_view r = {};
+    r.i = token_of(a, g, row);
+    r.at = g->before + r.i;
+    r.end = r.at + 1;
+    if (VARIANT) {
+        r.length = g->length;
+        r.first = attention_first(v, g->before, r.i);
+        r.end = attention_end(v, g->before, r.i, g->length);
+        r.mask = v->mask_form ? v->mask + v->mask_offsets[g->sequence] : NULL;
+        r.slope = v->alibi_slopes && row < g->n_rows ? v->alibi_slopes[query_head(a, g, row)] : 0;
+    }
+    if (row >= g->n_rows)
+        r.end = 0;
+    return r;
 }
 
 /* The first of the 8 dimensions that a warp has as its number i, of size::DIMS_8; those from DIM on
@@ -202,21 +234,23 @@ template <int DIM> struct loader {
     static const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS; /* rows copied at once */
     static const bool EVEN = STEP * VECTORS == THREADS; /* a thread's column is always the same */
     const struct attention_arguments *a;
+    const struct decode_cache *cache;
     const struct plan_arrays *plan;
     struct decode_memory memory;
     int used, before; /* the chunk in use and the one before it: bytes from the ring's beginning */
     struct next_position position;
 
-    /* Where the slot of a position of a chunk is kept: those that a thread copies lie side by side.
+    /* Where the row number of a position of a chunk is kept: those that a thread copies lie side by
+     * side.
      */
-    static __device__ __forceinline__ int place_of_slot(int position) {
+    static __device__ __forceinline__ int place_of_row(int position) {
         return EVEN ? position % STEP * (size::CHUNK / STEP) + position / STEP : position;
     }
 
     /* The position of this thread in its sequence. Those behind the n that exist are the last one
      * again: they are hidden from the softmax and have no weight. */
     __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n) const {
-        return at->tile * TILE + min((int)threadIdx.x, n - 1);
+        return begin_of(&at->group, at->tile) + min((int)threadIdx.x, n - 1);
     }
 
     __device__ __forceinline__ void fetch_page(const struct tile_cursor *at, int n) {
@@ -228,14 +262,14 @@ template <int DIM> struct loader {
         position.k_exponent = position.v_exponent = 0;
         if (!n)
             return;
-        uint32_t slot =
-            (uint32_t)(position.page * plan->page_size + position_in(at, n) % plan->page_size);
-        uint64_t row = (uint64_t)slot * (uint32_t)a->n_kv_heads + (uint32_t)kv_head();
+        uint32_t in_page = (uint32_t)(position_in(at, n) % plan->page_size);
+        uint32_t row = (uint32_t)position.page * cache->page_rows + in_page * cache->position_rows +
+                       (uint32_t)kv_head() * cache->head_rows;
         int j = (int)threadIdx.x;
-        memory.slots[set * TILE + j / size::CHUNK * size::CHUNK + place_of_slot(j % size::CHUNK)] =
-            slot;
-        position.k_exponent = a->kv.k_exponents[row];
-        position.v_exponent = a->kv.v_exponents[row];
+        memory.rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
+            row;
+        position.k_exponent = cache->k_exponents[row];
+        position.v_exponent = cache->v_exponents[row];
     }
 
     __device__ __forceinline__ void store_units(int set) const {
@@ -248,38 +282,39 @@ template <int DIM> struct loader {
     __device__ __forceinline__ void copy(const int16_t *mantissas, int set, int c, int n) const {
         if (c * size::CHUNK >= n)
             return;
-        const char *from = (const char *)(mantissas + kv_head() * a->head_dim);
-        uint32_t slot_bytes = (uint32_t)(a->n_kv_heads * a->head_dim * 2);
-        const uint32_t *slots = memory.slots + set * TILE + c * size::CHUNK;
+        const char *from = (const char *)mantissas;
+        uint32_t row_bytes = (uint32_t)(a->head_dim * 2);
+        const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
         if constexpr (EVEN) {
             static_assert(STEP % 8 == 0, "a thread's rows have their columns in the same places");
+            const int EACH = size::CHUNK / STEP;
             int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);
             if (column * VECTOR >= a->head_dim)
                 return;
             to += row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column);
             from += 16 * column;
-            const int EACH = size::CHUNK / STEP;
-            alignas(16)
-                uint32_t slot[EACH]; /* all before the first copy, which the compiler waits for */
+            /* All numbers before the first copy: the compiler would wait for each. */
+            alignas(16) uint32_t number[EACH];
             if constexpr (EACH % 4 == 0) {
                 UNROLL
                 for (int i = 0; i < EACH; i += 4)
-                    *(uint4 *)(slot + i) = *(const uint4 *)(slots + row * EACH + i);
+                    *(uint4 *)(number + i) = *(const uint4 *)(rows + row * EACH + i);
             } else {
                 UNROLL
                 for (int i = 0; i < EACH; i++)
-                    slot[i] = slots[row * EACH + i];
+                    number[i] = rows[row * EACH + i];
             }
             UNROLL
             for (int i = 0; i < EACH; i++)
-                cp_async_16(to + i * STEP * size::ROW_BYTES, from + (uint64_t)slot[i] * slot_bytes);
+                cp_async_16(to + i * STEP * size::ROW_BYTES,
+                            from + (uint64_t)number[i] * row_bytes);
         } else {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
                     cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column),
-                                from + (uint64_t)slots[row] * slot_bytes + 16 * column);
+                                from + (uint64_t)rows[row] * row_bytes + 16 * column);
             }
         }
     }
@@ -293,7 +328,7 @@ template <int DIM> struct loader {
     __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
         bool of_next = i >= 2 * size::CHUNKS;
         int c = i % size::CHUNKS;
-        copy(i / size::CHUNKS % 2 ? a->kv.v : a->kv.k, of_next ? 1 - set : set, c,
+        copy(i / size::CHUNKS % 2 ? cache->v : cache->k, of_next ? 1 - set : set, c,
              of_next ? n_next : n);
         cp_async_commit();
     }

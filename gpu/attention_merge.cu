@@ -22,6 +22,7 @@ enum {
 /* What the tiles of a section count for. */
 struct section_shares {
     float old[LONGEST_SECTION], fresh[LONGEST_SECTION], l[LONGEST_SECTION];
+    float m; /* of all up to the last of them */
 };
 
 /* Works out the shares of n tiles; a warp. rows: what this row left of the first of them. Takes the
@@ -34,11 +35,11 @@ static __device__ float work_out_shares(struct section_shares *shares, float m, 
     for (int i = 0; i < LONGEST_SECTION / LANES; i++) {
         size_t tile = (size_t)(i * LANES + lane);
         ml[i] = i * LANES + lane < n ? *(const float2 *)(rows + tile * next + dim)
-                                     : make_float2(-INFINITY, 0);
+                                     : make_float2(NAN, 0);
     }
     UNROLL
     for (int i = 0; i < LONGEST_SECTION / LANES; i++) {
-        float max = fmaxf(m, ml[i].x);
+        float max = fmaxf(m, ml[i].x); /* a NaN, the row sees nothing of the tile, does not count */
         UNROLL
         for (int step = 1; step < LANES; step *= 2) { /* of all up to this one */
             float other = __shfl_up_sync(0xffffffffu, max, (unsigned)step);
@@ -57,8 +58,9 @@ static __device__ float work_out_shares(struct section_shares *shares, float m, 
 }
 
 /* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
-__global__ static void merge_splits(struct attention_arguments a, struct plan_arrays plan,
-                                    const float *partial, int dim, int section) {
+__global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
+                                    struct plan_arrays plan, const float *partial, int dim,
+                                    int section) {
     SHARED_DYNAMIC(float, tiles); /* [section, dim] */
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
@@ -71,36 +73,51 @@ __global__ static void merge_splits(struct attention_arguments a, struct plan_ar
     if (row >= g.n_rows)
         return;
     int group = a.n_heads / a.n_kv_heads, token = (g.first_row + row) / group;
-    int sees = (g.before + token + ATTENTION_TILE) / ATTENTION_TILE; /* tiles */
-    int n_tiles = min(split.n_tiles, sees);
     size_t floats = (size_t)partial_floats(dim), next = (size_t)a.n_kv_heads * GROUP_ROWS * floats;
     const float *begin =
         partial + (size_t)split.partial * next + (size_t)(head * GROUP_ROWS + row) * floats;
     float o = 0, m = begin[dim], l = begin[dim + 1];
     if (d < dim)
         o = begin[d];
-    for (int tile = split.first_end; tile < n_tiles; tile += section) {
-        int n = min(section, n_tiles - tile), vectors = dim / VECTOR;
+    for (int tile = split.first_end; tile < split.n_tiles; tile += section) {
+        int n = min(section, split.n_tiles - tile), vectors = dim / VECTOR;
         const float *rows = begin + (size_t)(1 + tile - split.first_end) * next;
         for (int i = d; i < n * vectors; i += THREADS)
             cp_async_16(tiles + i * VECTOR,
                         rows + (size_t)(i / vectors) * next + i % vectors * VECTOR);
         cp_async_commit();
-        if (d < LANES)
+        if (d < LANES) {
             m = work_out_shares(&shares, m, rows, next, dim, n);
+            if (d == 0)
+                shares.m = m;
+        }
         cp_async_wait<0>();
         __syncthreads();
+        m = shares.m;
         if (d < dim) {
             UNROLL_8
             for (int j = 0; j < n; j++) {
-                l = l * shares.old[j] + shares.l[j] * shares.fresh[j];
-                o = o * shares.old[j] + tiles[j * dim + d] * shares.fresh[j];
+                float old = shares.old[j], fresh = shares.fresh[j];
+                bool sees = fresh >= 0; /* not a NaN: the row sees something of the tile */
+                float next_l = l * old + shares.l[j] * fresh;
+                float next_o = o * old + tiles[j * dim + d] * fresh;
+                l = sees ? next_l : l;
+                o = sees ? next_o : o;
             }
         }
         __syncthreads(); /* the section's memory is used again */
     }
-    size_t place = (size_t)(g.first_token + token) * (size_t)a.n_heads +
-                   (size_t)(head * group + (g.first_row + row) % group);
+    int query_head = head * group + (g.first_row + row) % group;
+    size_t place = (size_t)(g.first_token + token) * (size_t)a.n_heads + (size_t)query_head;
+    if (variant.sinks) { /* a tile of values that are 0 */
+        float sink = variant.sinks[query_head], max = fmaxf(m, sink);
+        float old = num_exp(m - max), fresh = num_exp(sink - max);
+        l = l * old + fresh;
+        o = o * old + 0.0f * fresh;
+        m = max;
+    }
+    if (variant.lse && d == 0)
+        variant.lse[place] = attention_lse(&variant, m, l);
     if (d < a.head_dim)
         a.y[place * (size_t)a.head_dim + (size_t)d] = l > 0 ? o / l : o;
 }
@@ -118,18 +135,19 @@ static bool is_recorded(struct gpu_device *gpu) {
 }
 
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
+                         const struct attention_variant *variant,
                          const struct attention_plan *plan) {
     if (!plan->n_splits && !is_recorded(gpu))
         return;
     int section = (plan->longest_split + LANES - 1) / LANES * LANES;
     section = section < LANES ? LANES : section > LONGEST_SECTION ? LONGEST_SECTION : section;
-    int dim = decode_dim(a->head_dim);
+    int dim = decode_dim(a->head_dim, !attention_is_causal_only(variant));
     size_t bytes = sizeof(float) * (size_t)(section * dim);
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (gpu_ok(gpu,
                cudaFuncSetAttribute((const void *)merge_splits,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                "attention's shared memory"))
-        GPU_LAUNCH_EARLY(gpu, merge_splits, grid, THREADS, bytes, *a, plan->arrays, plan->partial,
-                         dim, section);
+        GPU_LAUNCH_EARLY(gpu, merge_splits, grid, THREADS, bytes, *a, *variant, plan->arrays,
+                         plan->partial, dim, section);
 }

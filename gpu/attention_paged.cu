@@ -276,8 +276,11 @@ static void launch_3(struct gpu_device *gpu, const struct attention_arguments *a
 static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a,
                      const struct attention_plan *plan) {
     if (plan->n_groups) {
-        gpu_attention_decode(gpu, a, plan);
-        gpu_attention_merge(gpu, a, plan);
+        struct decode_cache cache =
+            decode_cache_of(&a->kv, plan->arrays.page_size, a->n_kv_heads);
+        struct attention_variant causal = attention_variant_causal();
+        gpu_attention_decode(gpu, a, &cache, &causal, plan);
+        gpu_attention_merge(gpu, a, &causal, plan);
     }
     for (int i = 0; i < plan->n_long; i++) {
         const struct long_sequence *s = &plan->long_sequences[i];
@@ -314,7 +317,9 @@ void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, he
     int version = gpu->version[GPU_ATTENTION_PAGED];
     bool whole_vectors = a.head_dim % VECTOR == 0 && a.head_dim / VECTOR <= TILE;
     version = version ? version : 4;
-    if (version == 4 && !(whole_vectors && gpu_attention_fits_tensor_cores(gpu, a.head_dim)))
+    bool rows_fit = plan->n_slots <= UINT32_MAX / a.n_kv_heads;
+    if (version == 4 &&
+        !(whole_vectors && rows_fit && gpu_attention_fits_tensor_cores(gpu, a.head_dim)))
         version = 3;
     if (version == 4)
         launch_4(gpu, &a, plan);

@@ -58,7 +58,7 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
 /* Room for the results of splits; version 4 uses it. */
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
     size_t rows = (size_t)p->n_partial * (size_t)p->shape.n_kv_heads * GROUP_ROWS;
-    size_t bytes = rows * sizeof(float) * (size_t)partial_floats(decode_dim(p->shape.head_dim));
+    size_t bytes = rows * sizeof(float) * (size_t)partial_floats(decode_dim(p->shape.head_dim, true));
     if (bytes <= p->partial_bytes && p->partial)
         return 0;
     dev->ops->free(dev, p->partial, p->partial_bytes);
@@ -123,7 +123,9 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
 }
 
 int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                       const struct attention_shape *shape, struct error *err) {
+                       const struct attention_shape *shape,
+                       const struct attention_variant *variant, struct error *err) {
+    p->variant = variant ? *variant : attention_variant_causal();
     p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_partial = 0;
     if (paged_batch_check(b, err))
         return -1;
@@ -142,6 +144,7 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     memset(p->host, 0, l.bytes);
     p->shape = *shape;
     p->n_groups = n_groups;
+    p->n_slots = (int64_t)b->n_pages * b->page_size;
     struct row_group *groups = (struct row_group *)(p->host + l.groups);
     fill_sequences(&l, p->host, b, p);
     if (attention_plan_share(p, (struct decode_share *)(p->host + l.shares),

@@ -22,7 +22,10 @@ struct row_group {
     int32_t sequence, pages;        /* its first page, counted in the page indices */
     int32_t first_token, first_row; /* of the sequence in q and y; of the group in the sequence */
     int32_t n_rows, before;         /* positions in front of the sequence's first token */
-    int32_t kv_len, n_tiles;        /* what its last row sees */
+    int32_t kv_len;                 /* the end of what its rows see */
+    int32_t first_tile, n_tiles;    /* the tiles that they see: counted from the first one here, and
+                                       in shares and splits */
+    int32_t length;                 /* of the sequence */
 };
 
 /*
@@ -35,7 +38,7 @@ struct row_group {
  */
 struct alignas(16) decode_share {
     struct share_begin {
-        int32_t n_tiles, tile; /* how many, from which one of the first row group on */
+        int32_t n_tiles, tile; /* how many; the first, counted from the sequence's beginning */
         int32_t pages, kv_len; /* copies of the group's: what the first loads need, in 16 bytes */
     } begin;
     int32_t group, split_first, split_last;
@@ -71,10 +74,12 @@ struct long_sequence {
 
 struct attention_plan {
     struct attention_shape shape;
+    struct attention_variant variant; /* what it says of causal, window and mask */
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
     int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
     int n_groups, n_tiles, n_splits, n_partial;
+    int64_t n_slots;              /* of the pool */
     int longest_split, most_rows; /* most tiles that are left to be merged; most rows of a group */
     struct long_sequence *long_sequences; /* host */
     int n_long;
@@ -85,8 +90,16 @@ struct attention_plan {
 };
 
 /* The head dimension as version 4 has it: rounded up to one that a kernel was made for. */
-static inline int decode_dim(int head_dim) {
+static inline int decode_dim(int head_dim, bool variant) {
+    if (variant)
+        return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
+}
+
+/* Whether the variant is what attention_paged does. */
+static inline bool attention_is_causal_only(const struct attention_variant *v) {
+    return v->causal && v->window_left < 0 && !(v->soft_cap > 0) && !v->mask_form &&
+           !v->alibi_slopes && !v->sinks && !v->lse;
 }
 
 /* What a row leaves of a tile: its values, then m and l, and two floats more to keep vectors
@@ -105,16 +118,32 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
+/* Where the rows of a cache lie for version 4: row number page * page_rows + position *
+ * position_rows + head * head_rows, in units of a row, of keys and values alike. */
+struct decode_cache {
+    const int16_t *k, *v;
+    const int8_t *k_exponents, *v_exponents;
+    uint32_t page_rows, position_rows, head_rows;
+};
+
 /* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */
 struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
+                         const struct attention_variant *variant,
                          const struct attention_plan *plan);
+
+/* The engine's own caches; any views. Returns false: their rows are not in one piece, or too many.
+ */
+struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads);
+bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim);
 
 struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);
 void gpu_attention_plan_free(struct device *, struct attention_plan *);
 int gpu_attention_plan(struct device *, struct attention_plan *, const struct paged_batch *,
-                       const struct attention_shape *, struct error *);
+                       const struct attention_shape *, const struct attention_variant *,
+                       struct error *);
 
 #endif

@@ -33,7 +33,8 @@ int attention_plan_count_groups(const struct paged_batch *b, int heads_per_group
     return n;
 }
 
-static void fill_groups(struct row_group *out, const struct paged_batch *b, int heads_per_group) {
+static void fill_groups(struct row_group *out, const struct paged_batch *b, int heads_per_group,
+                        const struct attention_variant *v) {
     for (int i = 0; i < b->n_sequences; i++) {
         int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
         for (int first = 0; !attention_plan_is_long(b, i) && first < rows;
@@ -45,16 +46,20 @@ static void fill_groups(struct row_group *out, const struct paged_batch *b, int 
             out->first_row = first;
             out->n_rows = end - first;
             out->before = paged_batch_kv_len(b, i) - n_tokens;
-            int sees = out->before + (end - 1) / heads_per_group + 1;
-            out->kv_len = sees > 0 ? sees : 0;
-            out->n_tiles =
-                sees > 0 ? blocks_of(sees, TILE) : 1; /* an empty one: zeros are written */
+            out->length = paged_batch_kv_len(b, i);
+            out->kv_len = attention_end(v, out->before, (end - 1) / heads_per_group, out->length);
+            out->first_tile = attention_first(v, out->before, first / heads_per_group) / TILE;
+            out->n_tiles = blocks_of(out->kv_len, TILE) - out->first_tile;
+            if (out->n_tiles <= 0) { /* an empty one: zeros are written */
+                out->first_tile = out->kv_len = 0;
+                out->n_tiles = 1;
+            }
         }
     }
 }
 
 static int64_t cost_of(const struct row_group *g) {
-    return g->kv_len + (int64_t)TILE_COST * g->n_tiles;
+    return g->kv_len - (int64_t)TILE * g->first_tile + (int64_t)TILE_COST * g->n_tiles;
 }
 
 /* Where the work of all is cut: a row group and a tile. */
@@ -91,17 +96,17 @@ static void begin_share(struct decode_share *s, const struct row_group *groups, 
     s->group = at.group;
     s->first = groups[at.group];
     s->begin.n_tiles = n_tiles;
-    s->begin.tile = at.tile;
+    s->begin.tile = s->first.first_tile + at.tile;
     s->begin.pages = s->first.pages;
     s->begin.kv_len = s->first.kv_len;
     s->split_first = s->split_last = -1;
 }
 
-/* The share ends inside a row group: who goes on with it must know. same: it began there, too. */
+/* The share ends inside a row group: who goes on with it must know. */
 static void split_at(struct attention_plan *p, struct decode_share *share,
-                     struct decode_split *splits, const struct row_group *groups, struct cut end,
-                     bool same) {
-    if (!same || !share->begin.tile) { /* this share has its beginning */
+                     struct decode_split *splits, const struct row_group *groups, struct cut begin,
+                     struct cut end) {
+    if (begin.group != end.group || !begin.tile) { /* this share has the group's beginning */
         struct decode_split *d = &splits[p->n_splits++];
         d->partial = p->n_partial;
         d->n_tiles = groups[end.group].n_tiles;
@@ -132,7 +137,7 @@ static int64_t cut_into(int n, struct attention_plan *p, struct decode_share *sh
             begin_share(s, groups, begin, tiles);
         s->split_first = begin.tile ? p->n_splits - 1 : -1;
         if (at.tile && tiles)
-            split_at(p, s, splits, groups, at, begin.group == at.group);
+            split_at(p, s, splits, groups, begin, at);
         int64_t ends_at = before + (int64_t)at.tile * (TILE + TILE_COST);
         dearest = ends_at - begun_at > dearest ? ends_at - begun_at : dearest;
         begun_at = ends_at;
@@ -149,14 +154,15 @@ struct dealt_group {
     int32_t group, share;
 };
 
+/* What a share has been dealt. */
+struct share_load {
+    int64_t cost;
+    int first, n_groups, n_tiles; /* first: where its next group goes */
+};
+
 static int dearest_first(const void *x, const void *y) {
     const struct dealt_group *a = (const struct dealt_group *)x, *b = (const struct dealt_group *)y;
     return a->cost != b->cost ? (a->cost < b->cost ? 1 : -1) : a->group - b->group;
-}
-
-static int by_share(const void *x, const void *y) {
-    const struct dealt_group *a = (const struct dealt_group *)x, *b = (const struct dealt_group *)y;
-    return a->share != b->share ? a->share - b->share : a->group - b->group;
 }
 
 /* Deals whole groups to the shares, each to the one that has the least (Graham's rule of the
@@ -167,7 +173,7 @@ static bool deal_whole(struct attention_plan *p, struct decode_share *shares,
     int n = p->n_groups;
     struct dealt_group *dealt = (struct dealt_group *)malloc(sizeof *dealt * (size_t)n);
     struct row_group *ordered = (struct row_group *)malloc(sizeof *ordered * (size_t)n);
-    int64_t *load = (int64_t *)calloc((size_t)p->n_shares, sizeof *load), dearest = 0;
+    struct share_load *load = (struct share_load *)calloc((size_t)p->n_shares, sizeof *load);
     bool pays = dealt && ordered && load;
     for (int i = 0; pays && i < n; i++) {
         dealt[i].cost = cost_of(&groups[i]);
@@ -178,23 +184,24 @@ static bool deal_whole(struct attention_plan *p, struct decode_share *shares,
     for (int i = 0; pays && i < n; i++) {
         int least = 0;
         for (int s = 1; s < p->n_shares; s++)
-            least = load[s] < load[least] ? s : least;
+            least = load[s].cost < load[least].cost ? s : least;
         dealt[i].share = least;
-        load[least] += dealt[i].cost;
-        dearest = load[least] > dearest ? load[least] : dearest;
-        pays = dearest < limit;
+        load[least].cost += dealt[i].cost;
+        load[least].n_groups++;
+        load[least].n_tiles += groups[dealt[i].group].n_tiles;
+        pays = load[least].cost < limit;
     }
     if (pays) {
         clear_shares(p, shares, splits);
-        qsort(dealt, (size_t)n, sizeof *dealt, by_share);
+        for (int s = 1; s < p->n_shares; s++)
+            load[s].first = load[s - 1].first + load[s - 1].n_groups;
         for (int i = 0; i < n; i++)
-            ordered[i] = groups[dealt[i].group];
+            ordered[load[dealt[i].share].first++] = groups[dealt[i].group];
         memcpy(groups, ordered, sizeof *groups * (size_t)n);
-        for (int i = n - 1; i >= 0; i--) {
-            struct decode_share *s = &shares[dealt[i].share];
-            int tiles = s->begin.n_tiles + groups[i].n_tiles;
-            begin_share(s, groups, (struct cut){i, 0}, tiles);
-        }
+        for (int s = 0; s < p->n_shares; s++)
+            if (load[s].n_groups)
+                begin_share(&shares[s], groups, (struct cut){load[s].first - load[s].n_groups, 0},
+                            load[s].n_tiles);
     }
     free(dealt);
     free(ordered);
@@ -206,7 +213,7 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err) {
     int64_t all = 0, tiles = 0;
-    fill_groups(groups, b, p->shape.n_heads / p->shape.n_kv_heads);
+    fill_groups(groups, b, p->shape.n_heads / p->shape.n_kv_heads, &p->variant);
     p->most_rows = 1;
     for (int i = 0; i < p->n_groups; i++) {
         all += cost_of(&groups[i]);

@@ -25,6 +25,7 @@ enum gpu_kernel {
     GPU_KV_GATHER,
     GPU_ATTENTION,
     GPU_ATTENTION_PAGED,
+    GPU_ATTEND,
     GPU_SILU_MUL,
     GPU_ADD,
     N_GPU_KERNELS

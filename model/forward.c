@@ -448,7 +448,7 @@ static int plan_attention(struct workspace *ws, const struct batch *batch, struc
     struct attention_shape shape = attention_shape_of(&ws->model->config);
     if (!ws->plan)
         ws->plan = dev->ops->attention_plan_new(dev, err);
-    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, err) : -1;
+    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;
 }
 
 /* Gets memory and uploads what the ops read of the batch. */

@@ -222,7 +222,8 @@ struct ops {
      * every layer and touches device memory only.
      *
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
-     * attention_plan copies the batch. Returns 0, or -1 with err set: what paged_batch_check
+     * attention_plan copies the batch. variant: what attend will be told; it matters here for what
+     * it says of causal, window and mask, not of scores; NULL: causal. Returns 0, or -1 with err set: what paged_batch_check
      * refuses, no memory; the plan is then of no sequences. A plan must not change while
      * attention_paged may still use it: not before the next sync.
      */
@@ -230,7 +231,7 @@ struct ops {
     void (*attention_plan_free)(struct device *dev, struct attention_plan *plan);
     int (*attention_plan)(struct device *dev, struct attention_plan *plan,
                           const struct paged_batch *batch, const struct attention_shape *shape,
-                          struct error *err);
+                          const struct attention_variant *variant, struct error *err);
 
     /* Causal attention of the planned batch; kv is the pool, n_tokens = qo_indptr[n_sequences].
      * Rows that see no position get zeros. Paged attention: Kwon et al., "Efficient Memory

@@ -21,8 +21,10 @@ void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
 }
 
 int ref_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                       const struct attention_shape *shape, struct error *err) {
+                       const struct attention_shape *shape,
+                       const struct attention_variant *variant, struct error *err) {
     (void)dev;
+    (void)variant; /* cut anew in every call */
     p->n_sequences = 0;
     if (paged_batch_check(b, err))
         return -1;

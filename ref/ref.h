@@ -71,7 +71,8 @@ void ref_attention(struct device *, float *, const float *, const struct kv_laye
 struct attention_plan *ref_attention_plan_new(struct device *, struct error *);
 void ref_attention_plan_free(struct device *, struct attention_plan *);
 int ref_attention_plan(struct device *, struct attention_plan *, const struct paged_batch *,
-                       const struct attention_shape *, struct error *);
+                       const struct attention_shape *, const struct attention_variant *,
+                       struct error *);
 void ref_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
                          const struct attention_plan *, int);
 void ref_attend(struct device *, float *, const float *, const struct kv_views *,

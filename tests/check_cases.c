@@ -362,10 +362,14 @@ static void make_attention_paged(struct check_call *call, struct random *r, cons
     add_snapped(call, values, n_kv, dim, snapped_rows(r, n_kv, dim, N_DISTRIBUTIONS));
 }
 
+struct planned {
+    struct attention_plan *plan;
+    int pages; /* of the pool */
+};
+
 /* The pages of the pool go to the sequences from the last one down. */
-static void run_attention_paged(const struct ops *ops, struct device *dev, const int *size,
-                                void *const *at) {
-    struct kv_layer kv = {at[2], at[4], at[3], at[5]};
+static struct planned plan_of(const struct ops *ops, struct device *dev, const int *size,
+                              const struct attention_variant *variant) {
     struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4])};
     int each = (size[1] + CHECK_PAGE - 1) / CHECK_PAGE, pages = size[0] * each;
     int32_t *indices = host_array((size_t)pages, sizeof *indices);
@@ -382,14 +386,82 @@ static void run_attention_paged(const struct ops *ops, struct device *dev, const
         last[i] = (size[1] - 1) % CHECK_PAGE + 1;
     }
     struct paged_batch batch = {size[0], CHECK_PAGE, pages, qo, indptr, indices, last};
-    struct attention_plan *plan = ops->attention_plan_new(dev, &err);
-    if (plan && !ops->attention_plan(dev, plan, &batch, &shape, &err))
-        ops->attention_paged(dev, at[0], at[1], &kv, plan, CHECK_SITE);
-    ops->attention_plan_free(dev, plan); /* waits */
+    struct planned p = {ops->attention_plan_new(dev, &err), pages};
+    if (p.plan && ops->attention_plan(dev, p.plan, &batch, &shape, variant, &err)) {
+        ops->attention_plan_free(dev, p.plan);
+        p.plan = NULL;
+    }
     free(indices);
     free(qo);
     free(indptr);
     free(last);
+    return p;
+}
+
+static void run_attention_paged(const struct ops *ops, struct device *dev, const int *size,
+                                void *const *at) {
+    struct kv_layer kv = {at[2], at[4], at[3], at[5]};
+    struct planned p = plan_of(ops, dev, size, NULL);
+    if (p.plan)
+        ops->attention_paged(dev, at[0], at[1], &kv, p.plan, CHECK_SITE);
+    ops->attention_plan_free(dev, p.plan); /* waits */
+}
+
+/* A window, a soft cap and slopes; causal for every other number of sequences. */
+static void make_attend(struct check_call *call, struct random *r, const int *size) {
+    make_attention_paged(call, r, size);
+    float *slopes = random_rows(r, 1, size[2], NORMAL);
+    for (int i = 0; i < size[2]; i++)
+        slopes[i] *= 0.01f;
+    add_filled(call, "slopes", sizeof *slopes, 1, size[2], slopes);
+}
+
+static void run_attend(const struct ops *ops, struct device *dev, const int *size,
+                       void *const *at) {
+    struct attention_variant v = {
+        .causal = size[0] % 2 == 1, .window_left = 100, .soft_cap = 30, .alibi_slopes = at[6]};
+    struct planned p = plan_of(ops, dev, size, &v);
+    struct kv_layout layout = {KV_HND, false, p.pages, CHECK_PAGE, size[3], size[4]};
+    struct kv_views views;
+    struct error err;
+    if (p.plan && !kv_views_of(&views, &layout, at[2], at[4], at[3], at[5], &err))
+        ops->attend(dev, at[0], at[1], &views, p.plan, &v, CHECK_SITE);
+    ops->attention_plan_free(dev, p.plan);
+}
+
+/* Views of a cache of one page: HND, or vLLM's layout where it exists. */
+static struct kv_views one_page(int positions, int n_heads, int dim, int16_t *k, int16_t *v,
+                                int8_t *k_exponents, int8_t *v_exponents, bool vllm) {
+    struct kv_layout layout = {vllm && dim % 8 == 0 ? KV_VLLM : KV_HND, false, 1, positions,
+                               n_heads, dim};
+    struct kv_views views;
+    struct error err;
+    kv_views_of(&views, &layout, k, v, k_exponents, v_exponents, &err);
+    return views;
+}
+
+static void run_kv_store(const struct ops *ops, struct device *dev, const int *size,
+                         void *const *at) {
+    int n_slots = size[0] + 3;
+    struct kv_views views =
+        one_page(n_slots, size[1], size[2], at[0], at[1], at[2], at[3], true);
+    ops->kv_store(dev, &views, at[4], at[5], at[6], size[0], n_slots, size[1], size[2], CHECK_SITE,
+                  CHECK_SITE + 1);
+}
+
+static void make_kv_convert(struct check_call *call, struct random *r, const int *size) {
+    static const char *rows[2] = {"rows", "rows' exponents"};
+    int n = size[0] * size[1], dim = size[2];
+    add_array(call, CHECK_OUTPUT, "converted rows", ELEMENT_INT16, sizeof(int16_t), n, dim);
+    add_array(call, CHECK_OUTPUT, "converted rows' exponents", ELEMENT_INT8, 1, n, 1);
+    add_snapped(call, rows, n, dim, snapped_rows(r, n, dim, NORMAL));
+}
+
+static void run_kv_convert(const struct ops *ops, struct device *dev, const int *size,
+                           void *const *at) {
+    struct kv_views to = one_page(size[0], size[1], size[2], at[0], at[0], at[1], at[1], true);
+    struct kv_views from = one_page(size[0], size[1], size[2], at[2], at[2], at[3], at[3], false);
+    ops->kv_convert(dev, &to.k, &from.k, 1, size[0], size[1], size[2]);
 }
 
 static void make_elementwise(struct check_call *call, struct random *r, const int *size) {
@@ -459,6 +531,13 @@ static const struct check_op ops[] = {
     OP(attention_paged, paged_shapes, .make = make_attention_paged,
        .sizes = {"sequences", "positions", "heads", "kv_heads", "dim"},
        .speed = {64, 1024, 32, 8, 128}, .nan_arrays = {1}),
+    OP(attend, paged_shapes, .make = make_attend,
+       .sizes = {"sequences", "positions", "heads", "kv_heads", "dim"},
+       .speed = {64, 1024, 32, 8, 128}, .nan_arrays = {1}),
+    OP(kv_store, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},
+       .speed = {8192, 8, 128}, .nan_arrays = {4, 5}),
+    OP(kv_convert, kv_append_shapes, .make = make_kv_convert, .sizes = {"tokens", "heads", "dim"},
+       .speed = {8192, 8, 128}),
     OP(silu_mul, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},
        .over = {1, 2}),
     OP(add, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},

@@ -299,7 +299,7 @@ static void test_conversions(void **state) {
         }
         struct paged_batch batch = attend_batch(&c);
         struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-        if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c.shape, &err))
+        if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c.shape, &c.variant, &err))
             fail_msg("%s", err.text);
         size_t bytes =
             sizeof(float) * (size_t)(c.n_tokens * c.shape.n_heads) * (size_t)c.shape.head_dim;
@@ -458,7 +458,7 @@ static void test_query_faults(void **state) {
     c.q[(size_t)(2 * c.shape.n_heads * c.shape.head_dim)] = INFINITY;
     struct paged_batch batch = attend_batch(&c);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &c.shape, &err), 0);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &c.shape, &c.variant, &err), 0);
     struct kv_views kv = attend_cache(t, &c);
     size_t bytes = sizeof(float) * (size_t)(c.n_tokens * c.shape.n_heads * c.shape.head_dim);
     struct attention_variant v = attend_variant_on(t, &c, NULL);

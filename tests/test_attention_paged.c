@@ -159,7 +159,7 @@ static void check(struct test_device *t, const struct problem *p, struct attenti
     size_t bytes = sizeof(float) * (size_t)p->n_tokens * q_size(p);
     float *q = device_put(t, p->q, bytes);
     struct paged_batch batch = batch_of(p);
-    if (t->ops->attention_plan(t->dev, plan, &batch, &p->shape, &err))
+    if (t->ops->attention_plan(t->dev, plan, &batch, &p->shape, NULL, &err))
         fail_msg("%s", err.text);
     for (int again = 0; again < 2; again++) { /* a plan serves every layer */
         float *y = device_poisoned(t, bytes);
@@ -456,7 +456,7 @@ static void test_a_pool_beyond_32_bits(void **state) {
     p.n_pages = n_pages;
     struct paged_batch batch = batch_of(&p);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &p.shape, &err))
+    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &p.shape, NULL, &err))
         fail_msg("%s", err.text);
     size_t q_bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
     float *y = device_poisoned(t, q_bytes);
@@ -498,7 +498,7 @@ static void test_faults(void **state) {
         size_t bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
         struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
         struct paged_batch batch = batch_of(&p);
-        assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &p.shape, &err), 0);
+        assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &p.shape, NULL, &err), 0);
         t->ops->attention_paged(t->dev, device_poisoned(t, bytes), device_put(t, p.q, bytes), &kv,
                                 plan, SITE);
         device_expect_fault(t, SITE, token);
@@ -512,7 +512,7 @@ static void refuse(struct test_device *t, const struct paged_batch *b, const cha
     struct attention_shape shape = {4, 2, 64, 0.125};
     struct error err = {""};
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, &err), -1);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, NULL, &err), -1);
     assert_non_null(strstr(err.text, why));
     /* The plan is of nothing: running it does nothing. */
     t->ops->attention_paged(t->dev, NULL, NULL, &(struct kv_layer){0}, plan, SITE);

@@ -1,7 +1,7 @@
 # Building and running the tests, fuzzers and measurements; included by the Makefile.
 
 # One program per file, linked with every module and the helpers.
-ALL_MODULES  := $(MODULES_8)
+ALL_MODULES  := $(MODULES_9)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c, \
