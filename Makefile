@@ -35,6 +35,9 @@ EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
 LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcublas -lcudart -lstdc++
 LIBS_emu    := -lstdc++
 
+# As many compilers at once as there are processors, unless make was told how many.
+PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
+
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1 2 3 4 5 6 7 8 9
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
@@ -109,7 +112,7 @@ run: phase8
 	./demo --prompt "Write a short story about a robot who learns to paint."
 
 $(PHASES:%=phase%): phase%: deps
-	@$(MAKE) --no-print-directory build/release/demo$*
+	@$(MAKE) --no-print-directory $(PARALLEL) build/release/demo$*
 	@cp build/release/demo$* demo
 	@echo "built ./demo for phase $*; ./demo --help lists its options"
 

@@ -26,7 +26,7 @@ HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden)
 
 test: deps
-	@$(MAKE) --no-print-directory build-test
+	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
 	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
@@ -39,7 +39,7 @@ test-slow: deps
 	@tests/run $(call programs,release,$(SLOW_SOURCES))
 
 bench: deps
-	@$(MAKE) --no-print-directory build-bench
+	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
 
 # Breaks the kernels on purpose, one by one: do the tests notice?
 .PHONY: mutate
