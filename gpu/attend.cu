@@ -72,8 +72,29 @@ static __device__ void load_query(struct query_row *r, int16_t *mantissas,
     e = r->bad ? BFP_MIN_EXPONENT : e;
     for (int d = (int)threadIdx.x; d < dim; d += TILE)
         mantissas[d] = r->bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
-    r->q_unit = num_pow2(e - 30) * a->shape.scale;
-    __syncthreads();
+    r->q_unit = num_pow2(e - 30) * (a->shape.scale * (double)a->kv.k.scale);
+} /* the next barrier is in row_max, before anybody reads the query */
+
+/* The exponent of a row, by the thread that has its position. */
+static __device__ int exponent_of(const struct kv_view *v, int64_t row, int64_t exponent_at,
+                                  int dim) {
+    if (kv_type_has_exponents(v->type))
+        return v->exponents[exponent_at];
+    if (!kv_type_is_snapped(v->type))
+        return kv_fixed_exponent(v->type);
+    uint32_t largest = 0;
+    for (int d = 0; d < dim; d++)
+        largest = max(largest,
+                      num_magnitude(kv_float(
+                          v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)))));
+    return num_row_exponent(largest);
+}
+
+/* Element d of a row with that exponent, as an integer. */
+static __device__ __forceinline__ long long integer_of(const struct kv_view *v, int64_t row, int d,
+                                                       int exponent) {
+    float scale = kv_type_is_snapped(v->type) ? num_pow2f(15 - exponent) : 1;
+    return kv_integer(v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)), scale);
 }
 
 /* The score of this thread's position, which the row sees. */
@@ -81,13 +102,13 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
                                  const int16_t *query, int64_t page, int64_t in_page,
                                  int position) {
     const struct kv_view *k = &a->kv.k;
-    const int16_t *row = k->mantissas + kv_view_row(k, page, in_page, r->kv_head);
+    int64_t row = kv_view_row(k, page, in_page, r->kv_head);
+    int e = exponent_of(k, row, kv_view_exponent(k, page, in_page, r->kv_head), a->shape.head_dim);
     long long dot = 0;
     for (int d = 0; d < a->shape.head_dim; d++)
-        dot += query[d] * row[kv_view_element(k, d)];
-    double unit = num_pow2(k->exponents[kv_view_exponent(k, page, in_page, r->kv_head)]);
-    return attention_score(&a->variant, num_score((double)dot, unit, r->q_unit), r->at, position,
-                           r->slope);
+        dot += query[d] * integer_of(k, row, d, e);
+    return attention_score(&a->variant, num_score((double)dot, num_pow2(e), r->q_unit), r->at,
+                           position, r->slope);
 }
 
 __global__ static void __launch_bounds__(TILE)
@@ -95,6 +116,7 @@ __global__ static void __launch_bounds__(TILE)
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
+    SHARED(int, value_exponents, [TILE]);
     SHARED(float, part_float, [WARPS]);
     SHARED(uint32_t, part, [WARPS]);
     run_in_turn();
@@ -121,7 +143,9 @@ __global__ static void __launch_bounds__(TILE)
             int64_t page = r.pages[position / plan.page_size], in_page = position % plan.page_size;
             s = score_of(&r, &a, query, page, in_page, position);
             value_rows[j] = kv_view_row(v, page, in_page, r.kv_head);
-            v_exponent = v->exponents[kv_view_exponent(v, page, in_page, r.kv_head)];
+            v_exponent =
+                exponent_of(v, value_rows[j], kv_view_exponent(v, page, in_page, r.kv_head), dim);
+            value_exponents[j] = v_exponent;
         }
         float tile_m = row_max<WARPS>(s, part_float);
         float p = sees ? num_exp(s - tile_m) : 0;
@@ -144,7 +168,7 @@ __global__ static void __launch_bounds__(TILE)
             long long sum = 0;
             for (int i = 0; i < TILE; i++)
                 if (value_rows[i] >= 0)
-                    sum += weights[i] * v->mantissas[value_rows[i] + kv_view_element(v, d)];
+                    sum += weights[i] * integer_of(v, value_rows[i], d, value_exponents[i]);
             y[d] = y[d] * old_share + num_dot_to_float((double)sum, e - 30) * new_share;
         }
         m = new_m;
@@ -163,6 +187,8 @@ __global__ static void __launch_bounds__(TILE)
     for (int d = j; d < dim; d += TILE)
         if (l > 0)
             y[d] /= l;
+    for (int d = j; d < dim && v->scale != 1; d += TILE)
+        y[d] *= v->scale;
 }
 
 static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,

@@ -617,7 +617,7 @@ struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, in
 }
 
 static bool in_rows(const struct kv_view *v, int head_dim) {
-    return v->element_step == 1 && v->group_step == v->x &&
+    return v->type == KV_BFP16 && v->scale == 1 && v->element_step == 1 && v->group_step == v->x &&
            v->page_step == v->page_exponents * head_dim &&
            v->position_step == v->position_exponents * head_dim &&
            v->head_step == v->head_exponents * head_dim;
@@ -625,8 +625,8 @@ static bool in_rows(const struct kv_view *v, int head_dim) {
 
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
     const struct kv_view *k = &kv->k, *v = &kv->v;
-    *out = {k->mantissas,
-            v->mantissas,
+    *out = {(const int16_t *)k->data,
+            (const int16_t *)v->data,
             k->exponents,
             v->exponents,
             (uint32_t)k->page_exponents,
@@ -635,5 +635,5 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
     return in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
            k->head_exponents == v->head_exponents &&
-           ((uintptr_t)k->mantissas | (uintptr_t)v->mantissas) % 16 == 0;
+           ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
 }

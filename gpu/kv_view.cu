@@ -1,5 +1,5 @@
 /*
- * kv_store and kv_convert: caches of any layout.
+ * kv_store and kv_convert: caches of any layout and type.
  *
  * kv_store: a warp per row; the second half of the grid (y = 1) does the values.
  * kv_convert: a warp per row, whose lanes take neighbouring elements.
@@ -23,21 +23,22 @@ __global__ static void kv_store_1(struct kv_views kv, const float *k, const floa
         return;
     const struct kv_view to = values ? kv.v : kv.k;
     const float *from = (values ? v : k) + row * head_dim;
-    int16_t *mantissas = to.mantissas + kv_view_row(&to, slot / page_size, slot % page_size, head);
+    int64_t row_at = kv_view_row(&to, slot / page_size, slot % page_size, head);
     uint32_t largest = 0;
     for (int d = lane; d < head_dim; d += 32)
         largest = max(largest, num_magnitude(from[d]));
-    int e = num_row_exponent(warp_max(largest));
-    bool bad = e > BFP_MAX_EXPONENT;
-    float scale = num_pow2f(15 - (bad ? BFP_MIN_EXPONENT : e));
+    int e = kv_stored_exponent(to.type, warp_max(largest));
+    bool bad = e > BFP_MAX_EXPONENT; /* it becomes a row of zeros */
     for (int d = lane; d < head_dim; d += 32)
-        mantissas[kv_view_element(&to, d)] = bad ? (int16_t)0 : num_mantissa(from[d], scale);
+        kv_store_bits(to.data, to.type, row_at + kv_view_element(&to, d),
+                      bad ? 0 : kv_bits(to.type, from[d], e, to.scale));
     if (lane)
         return;
     if (bad)
         gpu_fault(fault, values ? site_v : site_k, token);
-    to.exponents[kv_view_exponent(&to, slot / page_size, slot % page_size, head)] =
-        (int8_t)(bad ? BFP_MIN_EXPONENT : e);
+    if (kv_type_has_exponents(to.type))
+        to.exponents[kv_view_exponent(&to, slot / page_size, slot % page_size, head)] =
+            (int8_t)(bad ? BFP_MIN_EXPONENT : e);
 }
 
 void gpu_kv_store(struct device *dev, const struct kv_views *kv,
@@ -62,11 +63,12 @@ __global__ static void kv_convert_1(struct kv_view to, struct kv_view from, int6
     if (row >= n_rows)
         return;
     int64_t slot = row / n_kv_heads, page = slot / page_size, position = slot % page_size;
-    int16_t *y = to.mantissas + kv_view_row(&to, page, position, head);
-    const int16_t *x = from.mantissas + kv_view_row(&from, page, position, head);
+    int64_t y = kv_view_row(&to, page, position, head);
+    int64_t x = kv_view_row(&from, page, position, head);
     for (int d = lane; d < head_dim; d += 32)
-        y[kv_view_element(&to, d)] = x[kv_view_element(&from, d)];
-    if (lane == 0)
+        kv_store_bits(to.data, to.type, y + kv_view_element(&to, d),
+                      kv_load_bits(from.data, from.type, x + kv_view_element(&from, d)));
+    if (lane == 0 && kv_type_has_exponents(to.type))
         to.exponents[kv_view_exponent(&to, page, position, head)] =
             from.exponents[kv_view_exponent(&from, page, position, head)];
 }

@@ -21,6 +21,7 @@
 #define SAMEBITS_KV_VIEW_H
 
 #include "model/error.h"
+#include "model/kv_type.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,35 +37,48 @@ struct kv_layout {
     enum kv_order order;
     bool one_tensor; /* [pages, 2, ...]; not with KV_VLLM */
     int n_pages, page_size, n_kv_heads, head_dim;
+    enum kv_type type;
+    float k_scale, v_scale; /* of fp8: an element times the scale is the number; 0: 1 */
 };
 
 /* The keys or the values: element d of the row of a head at a position of a page is
- * mantissas[page * page_step + position * position_step + head * head_step
+ * data[page * page_step + position * position_step + head * head_step
  *           + d / x * group_step + d % x * element_step], and so for exponents, without d. */
 struct kv_view {
-    int16_t *mantissas;
-    int8_t *exponents;
+    void *data;
+    int8_t *exponents; /* not looked at where the type has none */
     int64_t page_step, position_step, head_step, group_step, element_step;
     int64_t page_exponents, position_exponents, head_exponents; /* the exponents' steps */
     int x;
+    enum kv_type type;
+    float scale;
 };
 
 struct kv_views {
     struct kv_view k, v;
 };
 
-/* How many mantissas, and exponents, the keys take (as many as the values); with one_tensor, keys
+/* A layout of bfp16. */
+static inline struct kv_layout kv_layout_of(enum kv_order order, bool one_tensor, int n_pages,
+                                            int page_size, int n_kv_heads, int head_dim) {
+    struct kv_layout l = {order,    one_tensor, n_pages, page_size, n_kv_heads,
+                          head_dim, KV_BFP16,   1,       1};
+    return l;
+}
+
+/* How many elements, and exponents, the keys take (as many as the values); with one_tensor, keys
  * and values together. 0: too many, or a size below 1. */
-int64_t kv_layout_mantissas(const struct kv_layout *l);
+int64_t kv_layout_elements(const struct kv_layout *l);
 int64_t kv_layout_exponents(const struct kv_layout *l);
 
 /*
  * The views of a cache whose arrays begin at k and v, and their exponents; with one_tensor, v and
  * v_exponents are not looked at. Only addresses are worked out: the arrays may be on any device.
  * Returns 0, or -1 with err set: a size below 1 or too large, one_tensor with KV_VLLM, a head_dim
- * that KV_VLLM's groups of 8 do not divide.
+ * that KV_VLLM's groups of 16 bytes do not divide, a type that does not exist, a scale that is not
+ * positive and finite.
  */
-int kv_views_of(struct kv_views *out, const struct kv_layout *l, int16_t *k, int16_t *v,
+int kv_views_of(struct kv_views *out, const struct kv_layout *l, void *k, void *v,
                 int8_t *k_exponents, int8_t *v_exponents, struct error *err);
 
 #ifdef __CUDACC__

@@ -56,21 +56,40 @@ static void load_queries(struct block *b) {
                                   token_of(b, r));
         for (int d = 0; d < dim; d++)
             b->x[(size_t)r * (size_t)dim + (size_t)d] = b->mantissas[d];
-        b->q_unit[r] = num_pow2(e - 30) * c->shape.scale;
+        b->q_unit[r] = num_pow2(e - 30) * (c->shape.scale * (double)c->kv.k.scale);
         b->max[r] = -INFINITY;
         b->l[r] = 0;
         memset(c->y + place_of(b, r), 0, sizeof *c->y * (size_t)dim);
     }
 }
 
-static void widen_row(double *out, const struct kv_view *view, int64_t row, int dim) {
-    const int16_t *from = view->mantissas + row;
-    if (view->element_step == 1 && view->group_step == view->x) /* in one piece */
+/* A row as integers. Returns its exponent: a row stands for integer * 2^(exponent - 15). */
+static int widen_row(double *out, const struct kv_view *view, int64_t row, int64_t exponent_at,
+                     int dim) {
+    enum kv_type t = view->type;
+    const int16_t *from = (const int16_t *)view->data + row;
+    if (t == KV_BFP16 && view->element_step == 1 &&
+        view->group_step == view->x) { /* in one piece */
         for (int d = 0; d < dim; d++)
             out[d] = from[d];
-    else
-        for (int d = 0; d < dim; d++)
-            out[d] = from[kv_view_element(view, d)];
+        return view->exponents[exponent_at];
+    }
+    int e = kv_type_has_exponents(t) ? view->exponents[exponent_at] : kv_fixed_exponent(t);
+    if (kv_type_is_snapped(t)) {
+        uint32_t largest = 0;
+        for (int d = 0; d < dim; d++) {
+            uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
+            uint32_t magnitude = num_magnitude(kv_float(t, bits));
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        e = num_row_exponent(largest);
+    }
+    float scale = kv_type_is_snapped(t) ? num_pow2f(15 - e) : 1;
+    for (int d = 0; d < dim; d++) {
+        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
+        out[d] = (double)kv_integer(t, bits, scale);
+    }
+    return e;
 }
 
 static void load_tile(struct block *b, int first, int n) {
@@ -80,13 +99,33 @@ static void load_tile(struct block *b, int first, int n) {
     for (int j = 0; j < n; j++) {
         int position = first + j, page = pages ? pages[position / size] : 0;
         position = pages ? position % size : position;
-        widen_row(b->k + (size_t)j * (size_t)dim, &kv->k,
-                  kv_view_row(&kv->k, page, position, b->head), dim);
-        widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
-                  kv_view_row(&kv->v, page, position, b->head), dim);
-        b->k_unit[j] = num_pow2(kv->k.exponents[kv_view_exponent(&kv->k, page, position, b->head)]);
-        b->v_exponents[j] = kv->v.exponents[kv_view_exponent(&kv->v, page, position, b->head)];
+        int k_exponent = widen_row(b->k + (size_t)j * (size_t)dim, &kv->k,
+                                   kv_view_row(&kv->k, page, position, b->head),
+                                   kv_view_exponent(&kv->k, page, position, b->head), dim);
+        b->v_exponents[j] = widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
+                                      kv_view_row(&kv->v, page, position, b->head),
+                                      kv_view_exponent(&kv->v, page, position, b->head), dim);
+        b->k_unit[j] = num_pow2(k_exponent);
     }
+}
+
+/* out [m, n] = x [m, k] y, where y is [n, k] when transposed, else [k, n], and all are integers.
+ * With e5m2 the sums may be beyond what a double holds exactly, so they are made of 64-bit
+ * integers. */
+static void multiply(enum kv_type type, bool transposed, int m, int n, int k, const double *x,
+                     int x_step, const double *y, double *out, int out_step) {
+    if (type != KV_E5M2) {
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1,
+                    x, x_step, y, transposed ? k : n, 0, out, out_step);
+        return;
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            int64_t sum = 0;
+            for (int l = 0; l < k; l++)
+                sum += (int64_t)x[i * x_step + l] * (int64_t)y[transposed ? j * k + l : l * n + j];
+            out[i * out_step + j] = (double)sum;
+        }
 }
 
 /* What changes a score but the scale, for the positions first ... end - 1 of a tile; hidden ones
@@ -189,12 +228,10 @@ static void block_tile(struct block *b, int tile) {
     load_tile(b, tile, n_tile);
     double *x = b->x + (size_t)skip * (size_t)dim, *scores = b->scores + (size_t)skip * TILE;
     double *values = b->values + (size_t)skip * (size_t)dim;
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n_rows, n_tile, dim, 1, x, dim, b->k, dim,
-                0, scores, TILE);
+    multiply(b->call->kv.k.type, true, n_rows, n_tile, dim, x, dim, b->k, scores, TILE);
     for (int r = skip; r < skip + n_rows; r++)
         softmax_row(b, r, tile, n_tile, &found[r]);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n_rows, dim, n_tile, 1, scores, TILE,
-                b->v, dim, 0, values, dim);
+    multiply(b->call->kv.v.type, false, n_rows, dim, n_tile, scores, TILE, b->v, values, dim);
     for (int r = skip; r < skip + n_rows; r++)
         if (found[r].any)
             merge_row(b->call->y + place_of(b, r), &b->max[r], &b->l[r],
@@ -217,6 +254,8 @@ static void finish_row(struct block *b, int r) {
         v->lse[row] = attention_lse(v, b->max[r], b->l[r]);
     for (size_t d = 0; d < dim && b->l[r] > 0; d++) /* who sees nothing has l = 0 and stays zero */
         y[d] /= b->l[r];
+    for (size_t d = 0; d < dim && b->call->kv.v.scale != 1; d++)
+        y[d] *= b->call->kv.v.scale;
 }
 
 static void run_block(struct block *b) {
@@ -277,19 +316,20 @@ static void run_item(void *context, int item, int worker) {
 struct kv_views ref_views_of(const struct kv_layer *kv, int page_size,
                              const struct attention_shape *shape) {
     int64_t dim = shape->head_dim, heads = shape->n_kv_heads;
-    struct kv_view k = {kv->k,
-                        kv->k_exponents,
-                        page_size * heads * dim,
-                        heads * dim,
-                        dim,
-                        dim,
-                        1,
-                        page_size * heads,
-                        heads,
-                        1,
-                        shape->head_dim};
+    struct kv_view k = {.data = kv->k,
+                        .exponents = kv->k_exponents,
+                        .page_step = page_size * heads * dim,
+                        .position_step = heads * dim,
+                        .head_step = dim,
+                        .group_step = dim,
+                        .element_step = 1,
+                        .page_exponents = page_size * heads,
+                        .position_exponents = heads,
+                        .head_exponents = 1,
+                        .x = shape->head_dim,
+                        .scale = 1};
     struct kv_view v = k;
-    v.mantissas = kv->v;
+    v.data = kv->v;
     v.exponents = kv->v_exponents;
     return (struct kv_views){k, v};
 }

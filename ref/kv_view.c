@@ -1,14 +1,22 @@
-/* kv_store and kv_convert: caches of any layout. */
+/* kv_store and kv_convert: caches of any layout and type. */
 #include "ref/ref.h"
 
-static void store_row(struct device *dev, const struct kv_view *to, int16_t *mantissas,
-                      const float *x, int64_t page, int64_t position, int head, int head_dim,
-                      int site, int token) {
-    int16_t *row = to->mantissas + kv_view_row(to, page, position, head);
-    to->exponents[kv_view_exponent(to, page, position, head)] =
-        ref_snap_or_fault(dev, mantissas, x, head_dim, site, token);
+static void store_row(struct device *dev, const struct kv_view *to, const float *x, int64_t page,
+                      int64_t position, int head, int head_dim, int site, int token) {
+    int64_t row = kv_view_row(to, page, position, head);
+    uint32_t largest = 0;
     for (int d = 0; d < head_dim; d++)
-        row[kv_view_element(to, d)] = mantissas[d];
+        largest = num_magnitude(x[d]) > largest ? num_magnitude(x[d]) : largest;
+    int e = kv_stored_exponent(to->type, largest);
+    bool bad = e > BFP_MAX_EXPONENT; /* it becomes a row of zeros */
+    if (bad)
+        ref_fault(dev, site, token);
+    for (int d = 0; d < head_dim; d++)
+        kv_store_bits(to->data, to->type, row + kv_view_element(to, d),
+                      bad ? 0 : kv_bits(to->type, x[d], e, to->scale));
+    if (kv_type_has_exponents(to->type))
+        to->exponents[kv_view_exponent(to, page, position, head)] =
+            (int8_t)(bad ? BFP_MIN_EXPONENT : e);
 }
 
 void ref_kv_store(struct device *dev, const struct kv_views *kv,
@@ -17,16 +25,14 @@ void ref_kv_store(struct device *dev, const struct kv_views *kv,
                   const int64_t *slots, /* [n_tokens] */
                   int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
                   int site_v) {
-    int16_t *mantissas =
-        ref_scratch(dev, SCRATCH_Q, sizeof *mantissas * (size_t)head_dim, "kv_store");
-    for (int i = 0; i < n_tokens * n_kv_heads && mantissas; i++) {
+    for (int i = 0; i < n_tokens * n_kv_heads; i++) {
         int token = i / n_kv_heads, head = i % n_kv_heads;
         size_t row = (size_t)i * (size_t)head_dim;
         if (slots[token] < 0)
             continue;
         int64_t page = slots[token] / page_size, position = slots[token] % page_size;
-        store_row(dev, &kv->k, mantissas, k + row, page, position, head, head_dim, site_k, token);
-        store_row(dev, &kv->v, mantissas, v + row, page, position, head, head_dim, site_v, token);
+        store_row(dev, &kv->k, k + row, page, position, head, head_dim, site_k, token);
+        store_row(dev, &kv->v, v + row, page, position, head, head_dim, site_v, token);
     }
 }
 
@@ -36,11 +42,14 @@ void ref_kv_convert(struct device *dev, const struct kv_view *to, const struct k
     for (int64_t page = 0; page < n_pages; page++)
         for (int64_t position = 0; position < page_size; position++)
             for (int head = 0; head < n_kv_heads; head++) {
-                int16_t *y = to->mantissas + kv_view_row(to, page, position, head);
-                const int16_t *x = from->mantissas + kv_view_row(from, page, position, head);
+                int64_t y = kv_view_row(to, page, position, head);
+                int64_t x = kv_view_row(from, page, position, head);
                 for (int d = 0; d < head_dim; d++)
-                    y[kv_view_element(to, d)] = x[kv_view_element(from, d)];
-                to->exponents[kv_view_exponent(to, page, position, head)] =
-                    from->exponents[kv_view_exponent(from, page, position, head)];
+                    kv_store_bits(
+                        to->data, to->type, y + kv_view_element(to, d),
+                        kv_load_bits(from->data, from->type, x + kv_view_element(from, d)));
+                if (kv_type_has_exponents(to->type))
+                    to->exponents[kv_view_exponent(to, page, position, head)] =
+                        from->exponents[kv_view_exponent(from, page, position, head)];
             }
 }

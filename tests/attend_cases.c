@@ -14,7 +14,7 @@
 #define ONE_OF(r, array) (array)[random_int(r, 0, COUNT(array) - 1)]
 
 struct attend_wish attend_anything(int most_positions) {
-    return (struct attend_wish){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions};
+    return (struct attend_wish){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions};
 }
 
 /* ---- lengths, pages ---------------------------------------------------------------------------
@@ -111,9 +111,9 @@ static void make_variant(struct attend_case *c, struct random *r, const struct a
     v->lse_base = random_int(r, 0, 1) ? LSE_E : LSE_2;
     if (random_int(r, 0, 2) == 0)
         c->alibi_slopes = random_vector(r, c->shape.n_heads, 0.1f);
-    if (random_int(r, 0, 2) == 0)
+    if (w->sinks >= 0 ? w->sinks : random_int(r, 0, 2) == 0)
         c->sinks = random_vector(r, c->shape.n_heads, 2);
-    int form = random_int(r, 0, 5);
+    int form = w->mask >= 0 ? w->mask : random_int(r, 0, 5);
     if (form == MASK_BYTES || form == MASK_BITS)
         make_mask(c, r, (enum mask_form)form);
 }
@@ -137,6 +137,14 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
     c->layout.page_size = c->ragged ? 1 : w->page_size > 0 ? w->page_size : ONE_OF(r, sizes);
     c->layout.n_kv_heads = heads;
     c->layout.head_dim = dim;
+    c->layout.type =
+        (enum kv_type)(random_int(r, 0, 1) ? KV_BFP16 : random_int(r, 0, N_KV_TYPES - 1));
+    if (c->layout.type == KV_E4M3 || c->layout.type == KV_E5M2) {
+        c->layout.k_scale = ldexpf(1 + random_int(r, 0, 7) / 8.0f, random_int(r, -6, 0));
+        c->layout.v_scale = random_int(r, 0, 1) ? 0.017f : 0;
+    }
+    if (kv_type_bytes(c->layout.type) == 1 && dim % 16 && c->layout.order == KV_VLLM)
+        c->layout.order = KV_HND; /* 16 elements in 16 bytes */
     make_lengths(c, r, w);
     make_pages(c, r);
     make_variant(c, r, w);
@@ -169,10 +177,11 @@ struct kv_views attend_cache(struct test_device *t, const struct attend_case *c)
     struct error err = {""};
     struct kv_views kv;
     struct paged_batch batch = attend_batch(c);
-    size_t mantissas = sizeof(int16_t) * (size_t)kv_layout_mantissas(&c->layout);
+    size_t elements =
+        (size_t)kv_type_bytes(c->layout.type) * (size_t)kv_layout_elements(&c->layout);
     size_t exponents = (size_t)kv_layout_exponents(&c->layout);
     bool one = c->layout.one_tensor;
-    int16_t *k = device_poisoned(t, mantissas), *v = one ? NULL : device_poisoned(t, mantissas);
+    void *k = device_poisoned(t, elements), *v = one ? NULL : device_poisoned(t, elements);
     int8_t *k_exponents = device_poisoned(t, exponents);
     int8_t *v_exponents = one ? NULL : device_poisoned(t, exponents);
     if (kv_views_of(&kv, &c->layout, k, v, k_exponents, v_exponents, &err))

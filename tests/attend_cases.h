@@ -34,7 +34,7 @@ struct attend_case {
 struct attend_wish {
     int batch, kv_len, qo_len, page_size, kv_heads, group,
         head_dim; /* one sequence has the lengths */
-    int order, window_left, cap, causal;
+    int order, window_left, cap, causal, mask, sinks;
     int most_positions; /* of all sequences */
 };
 struct attend_wish attend_anything(int most_positions);

@@ -421,7 +421,7 @@ static void run_attend(const struct ops *ops, struct device *dev, const int *siz
     struct attention_variant v = {
         .causal = size[0] % 2 == 1, .window_left = 100, .soft_cap = 30, .alibi_slopes = at[6]};
     struct planned p = plan_of(ops, dev, size, &v);
-    struct kv_layout layout = {KV_HND, false, p.pages, CHECK_PAGE, size[3], size[4]};
+    struct kv_layout layout = kv_layout_of(KV_HND, false, p.pages, CHECK_PAGE, size[3], size[4]);
     struct kv_views views;
     struct error err;
     if (p.plan && !kv_views_of(&views, &layout, at[2], at[4], at[3], at[5], &err))
@@ -432,8 +432,8 @@ static void run_attend(const struct ops *ops, struct device *dev, const int *siz
 /* Views of a cache of one page: HND, or vLLM's layout where it exists. */
 static struct kv_views one_page(int positions, int n_heads, int dim, int16_t *k, int16_t *v,
                                 int8_t *k_exponents, int8_t *v_exponents, bool vllm) {
-    struct kv_layout layout = {vllm && dim % 8 == 0 ? KV_VLLM : KV_HND, false, 1, positions,
-                               n_heads, dim};
+    struct kv_layout layout =
+        kv_layout_of(vllm && dim % 8 == 0 ? KV_VLLM : KV_HND, false, 1, positions, n_heads, dim);
     struct kv_views views;
     struct error err;
     kv_views_of(&views, &layout, k, v, k_exponents, v_exponents, &err);
@@ -443,8 +443,7 @@ static struct kv_views one_page(int positions, int n_heads, int dim, int16_t *k,
 static void run_kv_store(const struct ops *ops, struct device *dev, const int *size,
                          void *const *at) {
     int n_slots = size[0] + 3;
-    struct kv_views views =
-        one_page(n_slots, size[1], size[2], at[0], at[1], at[2], at[3], true);
+    struct kv_views views = one_page(n_slots, size[1], size[2], at[0], at[1], at[2], at[3], true);
     ops->kv_store(dev, &views, at[4], at[5], at[6], size[0], n_slots, size[1], size[2], CHECK_SITE,
                   CHECK_SITE + 1);
 }

@@ -10,7 +10,7 @@
 /* Seconds of a call over the rotation's pool as that layout. */
 static double time_of(struct rotation *r, enum kv_order order,
                       const struct attention_variant *variant) {
-    struct kv_layout layout = {order, false, r->n_pages, r->page_size, KV_HEADS, DIM};
+    struct kv_layout layout = kv_layout_of(order, false, r->n_pages, r->page_size, KV_HEADS, DIM);
     struct kv_views kv;
     struct error err;
     int burst = (int)r->plans.size() < 4 ? 4 : (int)r->plans.size();

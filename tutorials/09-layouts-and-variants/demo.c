@@ -115,7 +115,7 @@ static int lesson_start(struct lesson *l, struct demo *demo, struct error *err) 
     l->n = (int)n;
     size_t bytes = row_bytes(l) * n;
     int n_pages = (l->n + PAGE - 1) / PAGE;
-    l->layout = (struct kv_layout){KV_NHD, false, n_pages, PAGE, c->n_kv_heads, c->head_dim};
+    l->layout = kv_layout_of(KV_NHD, false, n_pages, PAGE, c->n_kv_heads, c->head_dim);
     l->q = malloc(bytes);
     l->want = malloc(bytes);
     l->on_q = demo->dev->ops->alloc(demo->dev, bytes, "the queries", err);
@@ -179,7 +179,7 @@ static double attend_in(struct lesson *l, const struct lesson_layout *to, float 
     struct attention_variant causal = attention_variant_causal();
     layout.order = to->order;
     layout.one_tensor = to->one_tensor;
-    size_t bytes[2] = {sizeof(int16_t) * (size_t)kv_layout_mantissas(&layout),
+    size_t bytes[2] = {sizeof(int16_t) * (size_t)kv_layout_elements(&layout),
                        (size_t)kv_layout_exponents(&layout)};
     void *memory[4] = {NULL};
     double ms = -1;
