@@ -117,7 +117,7 @@ static void release_all(struct workspace *ws) {
         dev->ops->free(dev, *list[i].data, list[i].bytes);
         *list[i].data = NULL;
     }
-    kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim);
+    kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
     ws->max_tokens = ws->max_logits = 0;
 }
 
@@ -125,7 +125,7 @@ static void release_gathered(struct workspace *ws) {
     const struct model_config *c = &ws->model->config;
     struct device *dev = ws->model->dev;
     dev->ops->free(dev, ws->paged_slots, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots);
-    kv_layer_free(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim);
+    kv_layer_free(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim, KV_BFP16);
     ws->paged_slots = NULL;
     ws->max_paged_slots = ws->max_gathered = 0;
 }
@@ -142,8 +142,8 @@ static int reserve_gathered(struct workspace *ws, int n_slots, int longest, stru
     ws->max_gathered = longest + longest / 2;
     ws->paged_slots = dev->ops->alloc(dev, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots,
                                       "the slots of a paged cache", err);
-    if (ws->paged_slots &&
-        !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim, err))
+    if (ws->paged_slots && !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads,
+                                           c->head_dim, KV_BFP16, err))
         return 0;
     release_gathered(ws);
     return -1;
@@ -264,11 +264,35 @@ static struct attention_shape attention_shape_of(const struct model_config *c) {
                                     1.0 / sqrt(c->head_dim)};
 }
 
+/* The same over a pool of another type. */
+static void attend_typed(const struct pass *p, const struct kv_layer *layer, enum kv_type type) {
+    const struct model_config *c = &p->model->config;
+    const struct paged_batch *pages = p->batch->pages;
+    struct kv_layout layout =
+        kv_layout_of(KV_NHD, false, pages->n_pages, pages->page_size, c->n_kv_heads, c->head_dim);
+    struct attention_variant causal = attention_variant_causal();
+    struct kv_views kv;
+    struct error err;
+    layout.type = type;
+    if (kv_views_of(&kv, &layout, layer->k, layer->v, layer->k_exponents, layer->v_exponents, &err))
+        return; /* the sizes are those of a pool that exists */
+    p->ops->kv_store(p->dev, &kv, p->ws->k, p->ws->v, p->ws->slots, p->batch->n_tokens,
+                     pages->page_size, c->n_kv_heads, c->head_dim, site(p, TENSOR_K_ROTATED),
+                     site(p, TENSOR_V));
+    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, p->ws->plan, &causal,
+                   site(p, TENSOR_ATTENTION));
+}
+
 /* All sequences at once, through the page table. */
 static void attend_together(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
-    const struct kv_layer *layer = &p->batch->caches[0]->layers[p->layer]; /* of the pool */
+    const struct kv_cache *cache = p->batch->caches[0];
+    const struct kv_layer *layer = &cache->layers[p->layer]; /* of the pool */
+    if (cache->type != KV_BFP16) {
+        attend_typed(p, layer, cache->type);
+        return;
+    }
     p->ops->kv_append(p->dev, layer, ws->k, ws->v, ws->slots, p->batch->n_tokens, c->n_kv_heads,
                       c->head_dim, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
     p->ops->attention_paged(p->dev, ws->attention, ws->q, layer, ws->plan,
@@ -462,8 +486,12 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
     if (model_reserve_positions(model, last + 1, err) ||
         workspace_reserve(ws, n, batch->n_logits, err))
         return -1;
+    if (is_gathered(batch) && batch->caches[0]->type != KV_BFP16)
+        return error_set(err, "a KV cache of type %s needs passes of all sequences together",
+                         kv_type_name(batch->caches[0]->type));
     if (!batch->caches && !ws->passing.k &&
-        kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, err))
+        kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16,
+                       err))
         return -1;
     if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
         (batch->pages && plan_attention(ws, batch, err)) || upload_positions(ws, batch, err))

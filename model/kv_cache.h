@@ -22,6 +22,7 @@ struct kv_pages {
 struct kv_cache {
     struct kv_layer *layers; /* host array [n_layers] of device pointers */
     int n_layers, n_kv_heads, head_dim;
+    enum kv_type type;  /* other than KV_BFP16: only paged, and all sequences in one pass */
     int capacity;       /* positions that fit now */
     size_t bytes;       /* device memory held; of a paged cache 0: it is the pool's */
     struct device *dev; /* not owned */
@@ -38,13 +39,13 @@ struct kv_cache {
 /* Allocates k, v and their exponents of one layer for n_slots tokens. Returns 0, or -1 with err set
  * and nothing allocated. */
 int kv_layer_alloc(struct kv_layer *layer, struct device *dev, int n_slots, int n_kv_heads,
-                   int head_dim, struct error *err);
+                   int head_dim, enum kv_type type, struct error *err);
 
 /* Frees what kv_layer_alloc with the same sizes gave. */
 void kv_layer_free(struct kv_layer *layer, struct device *dev, int n_slots, int n_kv_heads,
-                   int head_dim);
+                   int head_dim, enum kv_type type);
 
 /* Device memory of one layer of n_slots tokens, in bytes. */
-size_t kv_layer_bytes(int n_slots, int n_kv_heads, int head_dim);
+size_t kv_layer_bytes(int n_slots, int n_kv_heads, int head_dim, enum kv_type type);
 
 #endif

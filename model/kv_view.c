@@ -1,5 +1,10 @@
 #include "model/kv_view.h"
 
+const char *kv_type_name(enum kv_type type) {
+    static const char *const names[N_KV_TYPES] = {"bfp16", "bfp8", "e4m3", "e5m2", "fp16", "bf16"};
+    return names[type];
+}
+
 /* Elements in 16 bytes. */
 static int vector_of(const struct kv_layout *l) {
     return 16 / kv_type_bytes(l->type);

@@ -58,6 +58,9 @@ struct kv_views {
     struct kv_view k, v;
 };
 
+/* "bfp16", "bfp8", "e4m3", ...: as in --kv-type. Static. */
+const char *kv_type_name(enum kv_type type);
+
 /* A layout of bfp16. */
 static inline struct kv_layout kv_layout_of(enum kv_order order, bool one_tensor, int n_pages,
                                             int page_size, int n_kv_heads, int head_dim) {

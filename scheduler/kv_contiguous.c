@@ -21,7 +21,7 @@ static int static_reserve(struct kv_cache *cache, int n_positions, struct error 
 /* Moves one layer into a new piece of memory. */
 static int grow_layer(struct kv_cache *c, struct kv_layer *layer, int capacity, struct error *err) {
     struct kv_layer bigger;
-    if (kv_layer_alloc(&bigger, c->dev, capacity, c->n_kv_heads, c->head_dim, err))
+    if (kv_layer_alloc(&bigger, c->dev, capacity, c->n_kv_heads, c->head_dim, KV_BFP16, err))
         return -1;
     size_t rows = (size_t)c->capacity * (size_t)c->n_kv_heads;
     size_t bytes = sizeof(int16_t) * rows * (size_t)c->head_dim;
@@ -29,14 +29,14 @@ static int grow_layer(struct kv_cache *c, struct kv_layer *layer, int capacity, 
     c->dev->ops->copy(c->dev, bigger.v, layer->v, bytes);
     c->dev->ops->copy(c->dev, bigger.k_exponents, layer->k_exponents, rows);
     c->dev->ops->copy(c->dev, bigger.v_exponents, layer->v_exponents, rows);
-    kv_layer_free(layer, c->dev, c->capacity, c->n_kv_heads, c->head_dim);
+    kv_layer_free(layer, c->dev, c->capacity, c->n_kv_heads, c->head_dim, KV_BFP16);
     *layer = bigger;
     return 0;
 }
 
 static void free_layers(struct kv_cache *c, int first, int end, int capacity) {
     for (int i = first; i < end; i++)
-        kv_layer_free(&c->layers[i], c->dev, capacity, c->n_kv_heads, c->head_dim);
+        kv_layer_free(&c->layers[i], c->dev, capacity, c->n_kv_heads, c->head_dim, KV_BFP16);
 }
 
 static int set_capacity(struct kv_cache *c, int capacity, struct error *err) {
@@ -50,7 +50,7 @@ static int set_capacity(struct kv_cache *c, int capacity, struct error *err) {
             return -1;
         }
     c->capacity = capacity;
-    c->bytes = (size_t)c->n_layers * kv_layer_bytes(capacity, c->n_kv_heads, c->head_dim);
+    c->bytes = (size_t)c->n_layers * kv_layer_bytes(capacity, c->n_kv_heads, c->head_dim, KV_BFP16);
     return 0;
 }
 

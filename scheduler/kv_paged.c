@@ -41,6 +41,7 @@ static int pages(const struct kv_cache *cache, int n, struct kv_pages *out, stru
 int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache *prefixes,
                    struct error *err) {
     *c = (struct kv_paged){.base = {.layers = pool->layers,
+                                    .type = pool->type,
                                     .n_layers = pool->n_layers,
                                     .n_kv_heads = pool->n_kv_heads,
                                     .head_dim = pool->head_dim,
@@ -100,15 +101,10 @@ int kv_paged_missing(const struct kv_paged *c, int n_positions) {
 
 /* Copies the keys and values of a whole block, in all layers. */
 static void copy_block(struct kv_pool *p, int32_t to, int32_t from) {
-    size_t rows = (size_t)p->block_size * (size_t)p->n_kv_heads, head_dim = (size_t)p->head_dim;
-    size_t t = (size_t)to * rows, f = (size_t)from * rows;
     for (int i = 0; i < p->n_layers; i++) {
-        struct kv_layer *l = &p->layers[i];
-        size_t bytes = sizeof *l->k * rows * head_dim;
-        p->dev->ops->copy(p->dev, l->k + t * head_dim, l->k + f * head_dim, bytes);
-        p->dev->ops->copy(p->dev, l->v + t * head_dim, l->v + f * head_dim, bytes);
-        p->dev->ops->copy(p->dev, l->k_exponents + t, l->k_exponents + f, rows);
-        p->dev->ops->copy(p->dev, l->v_exponents + t, l->v_exponents + f, rows);
+        struct kv_block t = kv_pool_block(p, i, to), f = kv_pool_block(p, i, from);
+        for (int part = 0; part < 4; part++)
+            p->dev->ops->copy(p->dev, t.parts[part], f.parts[part], t.bytes[part]);
     }
 }
 
@@ -181,19 +177,14 @@ int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positio
 
 /* Copies a block from the pool to host memory, or from there into the pool. */
 static void transfer_block(struct kv_pool *p, int32_t block, unsigned char *host, bool out) {
-    size_t rows = (size_t)p->block_size * (size_t)p->n_kv_heads, at = (size_t)block * rows;
-    size_t bytes = sizeof(int16_t) * rows * (size_t)p->head_dim;
     for (int i = 0; i < p->n_layers; i++) {
-        const struct kv_layer *l = &p->layers[i];
-        void *parts[] = {l->k + at * (size_t)p->head_dim, l->v + at * (size_t)p->head_dim,
-                         l->k_exponents + at, l->v_exponents + at};
-        for (int j = 0; j < 4; j++) {
-            size_t n = j < 2 ? bytes : rows;
+        struct kv_block b = kv_pool_block(p, i, block);
+        for (int part = 0; part < 4; part++) {
             if (out)
-                p->dev->ops->download(p->dev, host, parts[j], n);
+                p->dev->ops->download(p->dev, host, b.parts[part], b.bytes[part]);
             else
-                p->dev->ops->upload(p->dev, parts[j], host, n);
-            host += n;
+                p->dev->ops->upload(p->dev, b.parts[part], host, b.bytes[part]);
+            host += b.bytes[part];
         }
     }
 }

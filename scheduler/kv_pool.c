@@ -18,34 +18,35 @@ int block_size_check(int block_size, struct error *err) {
 /* ---- poison -----------------------------------------------------------------------------------
  */
 
-/* Mantissas and exponents of one block and layer, keys or values. */
-static size_t rows_per_block(const struct kv_pool *p) {
-    return (size_t)p->block_size * (size_t)p->n_kv_heads;
+struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
+    const struct kv_layer *l = &p->layers[layer];
+    size_t rows = (size_t)p->block_size * (size_t)p->n_kv_heads;
+    size_t bytes = rows * (size_t)p->head_dim * (size_t)kv_type_bytes(p->type);
+    size_t exponents = kv_type_has_exponents(p->type) ? rows : 0;
+    size_t b = (size_t)block;
+    return (struct kv_block){{(char *)l->k + b * bytes, (char *)l->v + b * bytes,
+                              l->k_exponents + b * exponents, l->v_exponents + b * exponents},
+                             {bytes, bytes, exponents, exponents}};
 }
 
-/* One array serves both kinds of data: the mantissas, then the exponents. */
+/* One array serves all kinds of data: elements, INT16_MIN or bytes of 0x80, then exponents. */
 static int make_junk(struct kv_pool *p, struct error *err) {
-    size_t rows = rows_per_block(p), count = rows * (size_t)p->head_dim;
-    p->junk = malloc(sizeof *p->junk * count + rows);
+    struct kv_block b = kv_pool_block(p, 0, 0);
+    p->junk = malloc(b.bytes[0] + b.bytes[2]);
     if (!p->junk)
         return error_set(err, "out of memory for the poison of a KV pool");
-    for (size_t i = 0; i < count; i++)
-        p->junk[i] = INT16_MIN;
-    memset(p->junk + count, POISON_EXPONENT, rows);
+    for (size_t i = 0; i < b.bytes[0]; i++)
+        p->junk[i] = kv_type_bytes(p->type) == 1 || i % 2 ? 0x80 : 0; /* INT16_MIN, INT8_MIN */
+    memset(p->junk + b.bytes[0], POISON_EXPONENT, b.bytes[2]);
     return 0;
 }
 
 void kv_pool_poison(struct kv_pool *p, int32_t block) {
-    if (!p->poison)
-        return;
-    size_t rows = rows_per_block(p), count = rows * (size_t)p->head_dim;
-    size_t row = (size_t)block * rows, at = (size_t)block * count;
-    for (int i = 0; i < p->n_layers; i++) {
-        const struct kv_layer *l = &p->layers[i];
-        p->dev->ops->upload(p->dev, l->k + at, p->junk, sizeof *p->junk * count);
-        p->dev->ops->upload(p->dev, l->v + at, p->junk, sizeof *p->junk * count);
-        p->dev->ops->upload(p->dev, l->k_exponents + row, p->junk + count, rows);
-        p->dev->ops->upload(p->dev, l->v_exponents + row, p->junk + count, rows);
+    for (int i = 0; i < p->n_layers && p->poison; i++) {
+        struct kv_block b = kv_pool_block(p, i, block);
+        for (int part = 0; part < 4; part++)
+            p->dev->ops->upload(p->dev, b.parts[part], p->junk + (part < 2 ? 0 : b.bytes[0]),
+                                b.bytes[part]);
     }
 }
 
@@ -91,7 +92,8 @@ static int allocate_layers(struct kv_pool *p, int n_slots, struct error *err) {
     if (!p->layers)
         return error_set(err, "out of memory for a KV pool of %d layers", p->n_layers);
     for (int i = 0; i < p->n_layers; i++)
-        if (kv_layer_alloc(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim, err))
+        if (kv_layer_alloc(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim, p->type,
+                           err))
             return -1;
     return 0;
 }
@@ -107,9 +109,10 @@ int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_
     p->n_kv_heads = c->n_kv_heads;
     p->head_dim = c->head_dim;
     p->block_size = o->block_size;
+    p->type = o->type;
     p->poison = o->poison;
     p->bytes_per_block =
-        (size_t)c->n_layers * kv_layer_bytes(o->block_size, c->n_kv_heads, c->head_dim);
+        (size_t)c->n_layers * kv_layer_bytes(o->block_size, c->n_kv_heads, c->head_dim, o->type);
     int n_blocks = choose_size(p, o, err);
     if (n_blocks < 0 || block_allocator_start(&p->blocks, n_blocks, o->order, err) ||
         allocate_layers(p, n_blocks * o->block_size, err) || (p->poison && make_junk(p, err))) {
@@ -125,7 +128,7 @@ int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_
 void kv_pool_end(struct kv_pool *p) {
     int n_slots = p->blocks.stats.total * p->block_size;
     for (int i = 0; p->layers && i < p->n_layers; i++)
-        kv_layer_free(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim);
+        kv_layer_free(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim, p->type);
     free(p->layers);
     free(p->junk); /* after the layers: uploads from it may have been under way */
     block_allocator_end(&p->blocks);

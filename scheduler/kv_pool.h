@@ -28,6 +28,7 @@ struct kv_pool_options {
     size_t bytes;   /* 0: 80 % of what is available */
     enum block_order order;
     bool poison;
+    enum kv_type type; /* other than KV_BFP16: for passes of all sequences together (phase 8) */
 };
 
 struct kv_pool {
@@ -35,11 +36,20 @@ struct kv_pool {
     struct kv_layer *layers; /* host array [n_layers] of device pointers, each of
                                 blocks.stats.total * block_size slots */
     int n_layers, n_kv_heads, head_dim, block_size;
+    enum kv_type type;
     struct block_allocator blocks;
     size_t bytes, bytes_per_block; /* of device memory, all layers */
     bool poison;
-    int16_t *junk; /* host: what a block is filled with; with poison only */
+    unsigned char *junk; /* host: what a block is filled with; with poison only */
 };
+
+/* A block's part of a layer: where its keys, values and their exponents are, and their bytes (0:
+ * the type has no exponents). */
+struct kv_block {
+    void *parts[4];
+    size_t bytes[4];
+};
+struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block);
 
 /* Returns 0, or -1 with err set: a block size that is no power of two from 1 to MAX_BLOCK_SIZE. */
 int block_size_check(int block_size, struct error *err);

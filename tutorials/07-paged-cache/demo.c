@@ -40,9 +40,9 @@ static int compare(struct demo *demo, const struct workload *w, int running, jso
     if (demo_interrupted(demo))
         return 0;
     double block = (double)c->n_layers *
-                   (double)kv_layer_bytes(demo->options.block_size, c->n_kv_heads, c->head_dim);
+                   (double)kv_layer_bytes(demo->options.block_size, c->n_kv_heads, c->head_dim, KV_BFP16);
     double reserved = (double)running * c->n_layers *
-                      (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim);
+                      (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
     json_array_append_new(rows,
                           json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
                                     reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,

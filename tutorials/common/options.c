@@ -1,5 +1,6 @@
 #include "tutorials/common/options.h"
 
+#include "model/kv_view.h"
 #include "tutorials/common/demo.h"
 
 #include <errno.h>
@@ -48,6 +49,7 @@ enum {
     BLOCK_SIZE,
     KV_BLOCKS,
     KV_MEMORY,
+    KV_TYPE,
     PREEMPT,
     NO_PREFIX_CACHE,
     SAMPLES,
@@ -87,6 +89,7 @@ static const struct row rows[] = {
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
     {"kv-blocks", "N", "blocks in the pool; or", KV_BLOCKS},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free)", KV_MEMORY},
+    {"kv-type", "TYPE", "bfp16, bfp8, e4m3, e5m2, fp16 or bf16, from phase 11 on (bfp16)", KV_TYPE},
     {NULL, NULL, "Sharing the pool (from phase 7 on)", 0},
     {"preempt", "HOW", "who gives way reads its tokens again or not: recompute or swap", PREEMPT},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", NO_PREFIX_CACHE},
@@ -155,6 +158,15 @@ static int parse_block_size(const char *text, int *out, struct error *err) {
     if (*out & (*out - 1))
         return error_set(err, "--block-size %s: must be a power of two from 1 to 256", text);
     return 0;
+}
+
+static int parse_kv_type(const char *text, enum kv_type *out, struct error *err) {
+    for (int type = 0; type < N_KV_TYPES; type++)
+        if (!strcmp(text, kv_type_name((enum kv_type)type))) {
+            *out = (enum kv_type)type;
+            return 0;
+        }
+    return error_set(err, "--kv-type %s: must be bfp16, bfp8, e4m3, e5m2, fp16 or bf16", text);
 }
 
 /* Bytes, with the usual suffixes: 1K = 1024. */
@@ -278,6 +290,8 @@ static int set_option(struct options *o, int key, const char *text, const struct
         return parse_int("kv-blocks", text, 1, INT_MAX, &o->kv_blocks, err);
     case KV_MEMORY:
         return parse_size("kv-memory", text, &o->kv_memory, err);
+    case KV_TYPE:
+        return parse_kv_type(text, &o->kv_type, err);
     case PREEMPT:
         o->preempt_given = true;
         return parse_preempt(text, &o->swap, err);
@@ -307,6 +321,8 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     if (phase->number < 7 && (o->preempt_given || o->no_prefix_cache || o->samples))
         return error_set(err, "--preempt, --no-prefix-cache and --samples: make phase7 builds a "
                               "demo whose requests share a pool");
+    if (phase->number < 11 && o->kv_type)
+        return error_set(err, "--kv-type: make phase11 builds a demo whose cache has other types");
     if (o->samples && !o->prompts)
         return error_set(err, "--samples needs --prompts");
     if (o->kv_blocks && o->kv_memory)

@@ -5,6 +5,7 @@
 #define SAMEBITS_OPTIONS_H
 
 #include "model/error.h"
+#include "model/kv_type.h"
 #include "scheduler/sequence.h"
 
 #include <stdbool.h>
@@ -34,6 +35,7 @@ struct options {
     const char *json;
     int max_running, token_budget; /* from phase 3 on */
     const char *trace;
+    enum kv_type kv_type;      /* from phase 11 on */
     int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
     size_t kv_memory;          /* bytes */
     bool swap;                 /* from phase 7 on: what is preempted waits in host memory */

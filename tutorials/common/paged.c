@@ -11,9 +11,11 @@
  */
 
 static int block_size = 16;
+static enum kv_type kv_type;
 
 void paged_begin(const struct demo *demo) {
     block_size = demo->options.block_size;
+    kv_type = demo->options.kv_type;
 }
 
 struct alone {
@@ -22,8 +24,8 @@ struct alone {
 };
 
 static struct kv_cache *alone_new(const struct model *model, int context, struct error *err) {
-    struct kv_pool_options options = {.block_size = block_size,
-                                      .n_blocks = blocks_for(context, block_size)};
+    struct kv_pool_options options = {
+        .block_size = block_size, .n_blocks = blocks_for(context, block_size), .type = kv_type};
     struct alone *a = calloc(1, sizeof *a);
     if (!a) {
         error_set(err, "out of memory for a cache");
@@ -67,7 +69,9 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
     struct kv_pool pool;
     struct engine_paged paged;
     struct engine e = {0};
-    struct kv_pool_options options = {.block_size = demo->options.block_size, .n_blocks = n_blocks};
+    struct kv_pool_options options = {.block_size = demo->options.block_size,
+                                      .n_blocks = n_blocks,
+                                      .type = demo->options.kv_type};
     if (n_blocks ? kv_pool_start(&pool, &demo->model, &options, err)
                  : demo_pool_start(demo, &pool, 0, err))
         return -1;

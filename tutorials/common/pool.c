@@ -6,8 +6,10 @@
 
 int demo_pool_start(const struct demo *demo, struct kv_pool *p, int n_blocks, struct error *err) {
     const struct options *o = &demo->options;
-    struct kv_pool_options options = {
-        .block_size = o->block_size, .n_blocks = o->kv_blocks, .bytes = o->kv_memory};
+    struct kv_pool_options options = {.block_size = o->block_size,
+                                      .n_blocks = o->kv_blocks,
+                                      .bytes = o->kv_memory,
+                                      .type = o->kv_type};
     if (!o->kv_blocks && !o->kv_memory)
         options.n_blocks = n_blocks;
     return kv_pool_start(p, &demo->model, &options, err);

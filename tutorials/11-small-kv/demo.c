@@ -1,0 +1,226 @@
+/*
+ * Phase 11: small KV formats. The cache is most of what decoding reads, so half the bytes are worth
+ * something. What do they cost? The table reads the texts of the goldens with the cache in every
+ * type: the loss, and how often the most likely token is another one.
+ */
+#include "model/json.h"
+#include "model/kv_view.h"
+#include "scheduler/kv_paged.h"
+#include "tutorials/common/paged.h"
+#include "tutorials/common/terminal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char texts_path[] = "data/golden/generations.jsonl";
+static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
+
+/* ---- the texts ---------------------------------------------------------------------------------
+ */
+
+struct texts {
+    int32_t *ids; /* all, one after the other */
+    int *ends;    /* [n] */
+    int n, n_ids;
+};
+
+static int add_ids(struct texts *t, const json_t *list, const char *where, struct error *err) {
+    size_t n = json_array_size(list);
+    int32_t *larger = realloc(t->ids, sizeof *larger * ((size_t)t->n_ids + n + 1));
+    if (!larger || !n)
+        return error_set(err, "%s: %s", where, larger ? "a text without ids" : "out of memory");
+    t->ids = larger;
+    for (size_t i = 0; i < n; i++)
+        t->ids[t->n_ids++] = (int32_t)json_integer_value(json_array_get(list, i));
+    return 0;
+}
+
+/* A prompt with its answer, as token ids. */
+static int add_text(void *context, const json_t *line, const char *where, struct error *err) {
+    struct texts *t = context;
+    int *ends = realloc(t->ends, sizeof *ends * ((size_t)t->n + 1));
+    if (!ends)
+        return error_set(err, "%s: out of memory", where);
+    t->ends = ends;
+    if (add_ids(t, json_object_get(line, "prompt_ids"), where, err) ||
+        add_ids(t, json_object_get(line, "output_ids"), where, err))
+        return -1;
+    t->ends[t->n++] = t->n_ids;
+    return 0;
+}
+
+static void free_texts(struct texts *t) {
+    free(t->ids);
+    free(t->ends);
+}
+
+/* ---- reading one -------------------------------------------------------------------------------
+ */
+
+/* Bits of information that `id` is worth, in nats, where these were the logits. */
+static double loss_of(const float *logits, int vocab, int32_t id) {
+    double max = logits[0], sum = 0;
+    for (int i = 1; i < vocab; i++)
+        max = logits[i] > max ? logits[i] : max;
+    for (int i = 0; i < vocab; i++)
+        sum += exp(logits[i] - max);
+    return max + log(sum) - logits[id];
+}
+
+/* One pass over a text through the cache. likely: host [n], the most likely token after each. Adds
+ * to *loss. */
+static int read_text(struct demo *demo, struct kv_paged *cache, const int32_t *ids, int n,
+                     int32_t *likely, double *loss, struct error *err) {
+    struct kv_cache *caches[] = {&cache->base};
+    struct kv_pages pages;
+    int vocab = demo->model.config.vocab_size, result = -1;
+    int32_t *positions = calloc((size_t)n, sizeof *positions), qo[] = {0, n};
+    struct sampling *greedy = calloc((size_t)n, sizeof *greedy);
+    float *logits = malloc(sizeof *logits * (size_t)n * (size_t)vocab);
+    if (!positions || !greedy || !logits) {
+        error_set(err, "out of memory for a text of %d tokens", n);
+        goto done;
+    }
+    for (int i = 0; i < n; i++) {
+        positions[i] = i;
+        greedy[i].top_p = 1;
+    }
+    if (cache->base.reserve(&cache->base, n, err) ||
+        cache->base.pages(&cache->base, n, &pages, err))
+        goto done;
+    int32_t kv[] = {0, pages.n}, last[] = {(n - 1) % pages.page_size + 1};
+    struct paged_batch paged = {1,   pages.page_size, pages.n_pages_of_all, qo, kv, pages.indices,
+                                last};
+    struct batch batch = {.n_tokens = n,
+                          .n_sequences = 1,
+                          .n_logits = n,
+                          .token_ids = ids,
+                          .positions = positions,
+                          .qo_indptr = qo,
+                          .logit_rows = positions,
+                          .caches = caches,
+                          .pages = &paged};
+    const float *on_device = forward(&demo->model, demo->generator.ws, &batch, NULL, err);
+    if (!on_device)
+        goto done;
+    demo->dev->ops->download(demo->dev, logits, on_device,
+                             sizeof *logits * (size_t)n * (size_t)vocab);
+    if (forward_finish(&demo->model, demo->generator.ws, &batch, greedy, likely, err))
+        goto done;
+    for (int i = 0; i + 1 < n; i++)
+        *loss += loss_of(logits + (size_t)i * (size_t)vocab, vocab, ids[i + 1]);
+    result = 0;
+done:
+    free(logits);
+    free(greedy);
+    free(positions);
+    return result;
+}
+
+/* All texts, one after the other, with a cache of the type. */
+static int read_all(struct demo *demo, const struct texts *t, enum kv_type type, int32_t *likely,
+                    double *loss, struct error *err) {
+    int longest = 0;
+    for (int i = 0; i < t->n; i++) {
+        int n = t->ends[i] - (i ? t->ends[i - 1] : 0);
+        longest = n > longest ? n : longest;
+    }
+    int size = demo->options.block_size;
+    struct kv_pool_options options = {
+        .block_size = size, .n_blocks = blocks_for(longest, size), .type = type};
+    struct kv_pool pool;
+    struct kv_paged cache = {0};
+    if (kv_pool_start(&pool, &demo->model, &options, err))
+        return -1;
+    int result = kv_paged_start(&cache, &pool, NULL, err);
+    *loss = 0;
+    for (int i = 0; i < t->n && !result; i++) {
+        int first = i ? t->ends[i - 1] : 0;
+        result = read_text(demo, &cache, t->ids + first, t->ends[i] - first, likely + first, loss,
+                           err) ||
+                 kv_paged_clear(&cache, err);
+    }
+    kv_paged_end(&cache);
+    kv_pool_end(&pool);
+    return result ? -1 : 0;
+}
+
+/* ---- the table ---------------------------------------------------------------------------------
+ */
+
+static int measure_type(struct demo *demo, const struct texts *t, enum kv_type type,
+                        int32_t *likely, const int32_t *likely_bfp16, double *first_loss,
+                        json_t *rows, struct error *err) {
+    const struct model_config *c = &demo->model.config;
+    struct paged_options options = {PREEMPT_RECOMPUTE, false};
+    struct paged_run run;
+    struct workload w;
+    double loss;
+    int same = 0, n = t->n_ids - t->n;
+    if (read_all(demo, t, type, likely, &loss, err))
+        return -1;
+    loss /= n;
+    *first_loss = type == KV_BFP16 ? loss : *first_loss;
+    for (int i = 0; i < t->n_ids; i++)
+        same += likely[i] == likely_bfp16[i];
+    demo->options.kv_type = type;
+    int result = demo_read_requests(demo, mixed_prompts, &w, err) ||
+                 paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &run, err);
+    workload_free(&w);
+    if (result)
+        return -1;
+    size_t bytes = (size_t)c->n_layers * kv_layer_bytes(1, c->n_kv_heads, c->head_dim, type);
+    json_array_append_new(rows, json_pack("{ss si sf sf sf sf}", "type", kv_type_name(type),
+                                          "bytes", (int)bytes, "loss", loss, "change",
+                                          100 * (loss / *first_loss - 1), "same",
+                                          100.0 * same / t->n_ids, "tok_s", run.tokens_per_second));
+    return 0;
+}
+
+static int tables(struct demo *demo, struct error *err) {
+    static const struct column columns[] = {
+        {"type", "type", -1},      {"bytes", "bytes a token", 0}, {"loss", "loss", 5},
+        {"change", "change %", 3}, {"same", "same token %", 2},   {"tok_s", "tok/s", 1}};
+    enum kv_type chosen = demo->options.kv_type;
+    struct texts t = {0};
+    json_t *rows = json_array();
+    double first_loss = 0;
+    int result = json_for_each_line(texts_path, add_text, &t, err);
+    int32_t *likely = calloc((size_t)t.n_ids + 1, sizeof *likely);
+    int32_t *likely_bfp16 = calloc((size_t)t.n_ids + 1, sizeof *likely);
+    if (!result && (!likely || !likely_bfp16))
+        result = error_set(err, "out of memory for the texts of %s", texts_path);
+    struct progress_bar bar = progress_bar_start("measuring");
+    for (int type = 0; type < N_KV_TYPES && !result && !demo_interrupted(demo); type++) {
+        result = measure_type(demo, &t, (enum kv_type)type, type ? likely : likely_bfp16,
+                              likely_bfp16, &first_loss, rows, err);
+        progress_bar_update(&bar, (size_t)type + 1, N_KV_TYPES);
+    }
+    progress_bar_end(&bar);
+    demo->options.kv_type = chosen;
+    free(likely);
+    free(likely_bfp16);
+    free_texts(&t);
+    if (result) {
+        json_decref(rows);
+        return -1;
+    }
+    demo_table(demo, "kv_types", "Phase 11: what the cache's type costs", columns,
+               sizeof columns / sizeof *columns, rows);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    static const struct phase phase = {
+        .number = 11,
+        .title = "small KV formats",
+        .about = "Keys and values in 8 bits, or in the 16 of others.",
+        .caches = paged_caches,
+        .n_caches = 1,
+        .fused = true,
+        .tables = tables,
+        .prompts = paged_prompts,
+        .begin = paged_begin,
+    };
+    return demo_main(argc, argv, &phase);
+}
