@@ -233,8 +233,8 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
                       variant->window_left == planned->window_left &&
                       !variant->mask_form == !planned->mask_form;
     bool fits = decode_cache_of_views(&cache, kv, dim) && dim % VECTOR == 0 &&
-                plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
-                gpu_attention_fits_tensor_cores(gpu, dim);
+                plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads && gpu->has_mma &&
+                dim <= 256 && gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
     if (gpu->version[GPU_ATTEND] != 1 && fits && as_planned)
         launch_2(gpu, &a, &cache, plan);
     else

@@ -127,7 +127,8 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
 
 /* Version 2 or 3 for a sequence of many tokens, on a GPU that has them. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
-    return gpu->has_mma && head_dim <= 256;
+    return gpu->has_mma && head_dim <= 256 &&
+           gpu_attention_prefill_bytes(head_dim) <= gpu->most_shared;
 }
 
 void gpu_attention_many_tokens(struct gpu_device *gpu, const struct attention_arguments *a,

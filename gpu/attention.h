@@ -39,6 +39,9 @@ static __device__ __forceinline__ size_t slot_of(const struct attention_argument
 void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a);
 void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a);
 
+/* The shared memory that version 2 takes, in bytes. */
+int gpu_attention_prefill_bytes(int head_dim);
+
 /* Whether these two run here; and the one that is asked for, or the nearest. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
 void gpu_attention_many_tokens(struct gpu_device *gpu, const struct attention_arguments *a,

@@ -605,6 +605,28 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
     }
 }
 
+template <int DIM> static int shared_bytes(void) {
+    return decode_sizes<DIM>::SHARED_BYTES +
+           (int)(sizeof(struct row_states) + 3 * sizeof(struct tile_cursor));
+}
+
+int gpu_attention_decode_bytes(int head_dim, bool variant) {
+    switch (decode_dim(head_dim, variant)) {
+    case 32:
+        return shared_bytes<32>();
+    case 64:
+        return shared_bytes<64>();
+    case 96:
+        return shared_bytes<96>();
+    case 128:
+        return shared_bytes<128>();
+    case 192:
+        return shared_bytes<192>();
+    default:
+        return shared_bytes<256>();
+    }
+}
+
 struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads) {
     struct decode_cache c = {kv->k,
                              kv->v,

@@ -142,6 +142,9 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
     int section = (plan->longest_split + LANES - 1) / LANES * LANES;
     section = section < LANES ? LANES : section > LONGEST_SECTION ? LONGEST_SECTION : section;
     int dim = decode_dim(a->head_dim, !attention_is_causal_only(variant));
+    /* No more than fits beside the shares. */
+    int room = (gpu->most_shared - (int)sizeof(struct section_shares)) / (int)sizeof(float) / dim;
+    section = section < room ? section : room / LANES * LANES;
     size_t bytes = sizeof(float) * (size_t)(section * dim);
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (gpu_ok(gpu,

@@ -319,7 +319,8 @@ void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, he
     version = version ? version : 4;
     bool rows_fit = plan->n_slots <= UINT32_MAX / a.n_kv_heads;
     if (version == 4 &&
-        !(whole_vectors && rows_fit && gpu_attention_fits_tensor_cores(gpu, a.head_dim)))
+        !(whole_vectors && rows_fit && gpu_attention_fits_tensor_cores(gpu, a.head_dim) &&
+          gpu_attention_decode_bytes(a.head_dim, false) <= gpu->most_shared))
         version = 3;
     if (version == 4)
         launch_4(gpu, &a, plan);

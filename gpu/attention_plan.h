@@ -135,6 +135,9 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
                          const struct attention_variant *variant,
                          const struct attention_plan *plan);
 
+/* The shared memory that it takes, in bytes. */
+int gpu_attention_decode_bytes(int head_dim, bool variant);
+
 /* The engine's own caches; any views. Returns false: their rows are not in one piece, or too many.
  */
 struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads);

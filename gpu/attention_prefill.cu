@@ -424,6 +424,15 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a) 
                size::SHARED_BYTES, *a, d);
 }
 
+int gpu_attention_prefill_bytes(int head_dim) {
+    return head_dim <= 32    ? sizes<32>::SHARED_BYTES
+           : head_dim <= 64  ? sizes<64>::SHARED_BYTES
+           : head_dim <= 96  ? sizes<96>::SHARED_BYTES
+           : head_dim <= 128 ? sizes<128>::SHARED_BYTES
+           : head_dim <= 192 ? sizes<192>::SHARED_BYTES
+                             : sizes<256>::SHARED_BYTES;
+}
+
 void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a) {
     int dim = a->head_dim;
     if (dim <= 32)

@@ -286,7 +286,10 @@ static bool find_gpu(struct gpu_device *gpu) {
                 "asking the GPU for its kind") ||
         !gpu_ok(gpu,
                 cudaDeviceGetAttribute(&gpu->n_processors, cudaDevAttrMultiProcessorCount, 0),
-                "asking the GPU for its size"))
+                "asking the GPU for its size") ||
+        !gpu_ok(gpu,
+                cudaDeviceGetAttribute(&gpu->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+                "asking the GPU for its shared memory"))
         return false;
     if (major * 10 + minor < 75)
         return !error_set(&gpu->failure,

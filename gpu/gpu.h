@@ -54,6 +54,7 @@ struct gpu_device {
                      kernels are compiled for that */
     bool has_wgmma;      /* products of four warps: compute capability 9.0, compiled for sm_90a */
     int n_processors;    /* streaming multiprocessors */
+    int most_shared;     /* bytes of shared memory that a thread block may have */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
     long launches; /* kernels, cuBLAS calls and graphs so far */
     long memory_changes;

@@ -134,14 +134,15 @@ NUM_FN int kv_bfp8_exponent(uint32_t largest) {
 }
 
 /* How a row is stored: its exponent, 0 for types without one; more than BFP_MAX_EXPONENT: it cannot
- * be, because of a NaN, an infinity or, of bfp and 16-bit floats, a number that is too large. */
+ * be, because of a NaN, an infinity or, of bfp and 16-bit floats, a number that is too large (for
+ * the snapping when it is read, too). */
 NUM_FN int kv_stored_exponent(enum kv_type t, uint32_t largest) {
     if (t == KV_BFP16)
         return num_row_exponent(largest);
     if (t == KV_BFP8)
         return kv_bfp8_exponent(largest);
     bool bad = largest >= 0x7f800000u || (t == KV_FP16 && largest >= num_bits(65520.0f)) ||
-               (t == KV_BF16 && largest >= 0x7f7f8000u);
+               (t == KV_BF16 && largest >= num_bits(0x1p126f));
     return bad ? BFP_MAX_EXPONENT + 1 : 0;
 }
 
