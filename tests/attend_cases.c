@@ -231,8 +231,10 @@ void attend_run(struct test_device *t, const struct attend_case *c, float **y, f
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     size_t rows = (size_t)c->n_tokens * (size_t)c->shape.n_heads;
     size_t bytes = sizeof(float) * rows * (size_t)c->shape.head_dim;
-    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape,
-                                        c->plan_as_causal ? NULL : &c->variant, &err))
+    struct attention_variant planned = c->variant;
+    if (c->other_plan)
+        planned.window_left = 0;
+    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &planned, &err))
         fail_msg("%s", err.text);
     struct kv_views kv = attend_cache(t, c);
     float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);

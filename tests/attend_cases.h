@@ -15,8 +15,8 @@ enum { MOST_SEQUENCES = 128, ATTEND_SITE = 7 };
 struct attend_case {
     struct attention_shape shape;
     struct kv_layout layout;
-    bool plan_as_causal; /* the plan is not told of the variant */
-    bool ragged;         /* NHD, pages of one position, in order */
+    bool other_plan; /* the plan is told of a window of one position */
+    bool ragged;     /* NHD, pages of one position, in order */
     int n, n_tokens, n_positions;
     int32_t qo_indptr[MOST_SEQUENCES + 1], kv_indptr[MOST_SEQUENCES + 1];
     int32_t last_page_len[MOST_SEQUENCES];
