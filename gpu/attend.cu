@@ -176,6 +176,8 @@ __global__ static void __launch_bounds__(TILE)
     }
     if (variant->sinks) { /* a tile of values that are 0 */
         float sink = variant->sinks[r.head], new_m = m > sink ? m : sink;
+        if (!attention_sink_is_finite(sink) && j == 0)
+            gpu_fault(a.fault, a.site, r.token);
         float old_share = num_exp(m - new_m), new_share = num_exp(sink - new_m);
         l = l * old_share + new_share;
         for (int d = j; d < dim; d += TILE)

@@ -111,6 +111,8 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
     size_t place = (size_t)(g.first_token + token) * (size_t)a.n_heads + (size_t)query_head;
     if (variant.sinks) { /* a tile of values that are 0 */
         float sink = variant.sinks[query_head], max = fmaxf(m, sink);
+        if (!attention_sink_is_finite(sink) && d == 0)
+            gpu_fault(a.fault, a.site, g.first_token + token);
         float old = num_exp(m - max), fresh = num_exp(sink - max);
         l = l * old + fresh;
         o = o * old + 0.0f * fresh;

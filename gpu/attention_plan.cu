@@ -58,7 +58,8 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
 /* Room for the results of splits; version 4 uses it. */
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
     size_t rows = (size_t)p->n_partial * (size_t)p->shape.n_kv_heads * GROUP_ROWS;
-    size_t bytes = rows * sizeof(float) * (size_t)partial_floats(decode_dim(p->shape.head_dim, true));
+    size_t bytes =
+        rows * sizeof(float) * (size_t)partial_floats(decode_dim(p->shape.head_dim, true));
     if (bytes <= p->partial_bytes && p->partial)
         return 0;
     dev->ops->free(dev, p->partial, p->partial_bytes);
@@ -123,8 +124,8 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
 }
 
 int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                       const struct attention_shape *shape,
-                       const struct attention_variant *variant, struct error *err) {
+                       const struct attention_shape *shape, const struct attention_variant *variant,
+                       struct error *err) {
     p->variant = variant ? *variant : attention_variant_causal();
     p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_partial = 0;
     if (paged_batch_check(b, err))
@@ -157,4 +158,40 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];
     dev->ops->upload(dev, p->device, p->host, l.bytes);
     return 0;
+}
+
+/* ---- where rows lie ---------------------------------------------------------------------------
+ */
+
+struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads) {
+    struct decode_cache c = {kv->k,
+                             kv->v,
+                             kv->k_exponents,
+                             kv->v_exponents,
+                             (uint32_t)page_size * (uint32_t)n_kv_heads,
+                             (uint32_t)n_kv_heads,
+                             1};
+    return c;
+}
+
+static bool in_rows(const struct kv_view *v, int head_dim) {
+    return v->type == KV_BFP16 && v->scale == 1 && v->element_step == 1 && v->group_step == v->x &&
+           v->page_step == v->page_exponents * head_dim &&
+           v->position_step == v->position_exponents * head_dim &&
+           v->head_step == v->head_exponents * head_dim;
+}
+
+bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
+    const struct kv_view *k = &kv->k, *v = &kv->v;
+    *out = {(const int16_t *)k->data,
+            (const int16_t *)v->data,
+            k->exponents,
+            v->exponents,
+            (uint32_t)k->page_exponents,
+            (uint32_t)k->position_exponents,
+            (uint32_t)k->head_exponents};
+    return in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
+           k->position_exponents == v->position_exponents &&
+           k->head_exponents == v->head_exponents &&
+           ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
 }

@@ -119,6 +119,11 @@ NUM_FN float attention_score(const struct attention_variant *v, float s, int i, 
     return v->alibi_slopes ? s + slope * (float)(j - i) : s;
 }
 
+/* A sink that is not finite is a fault of every row of its head, like a score that is not. */
+NUM_FN bool attention_sink_is_finite(float sink) {
+    return num_magnitude(sink) < 0x7f800000u;
+}
+
 /* The log of what l * e^m stands for. */
 NUM_FN float attention_lse(const struct attention_variant *v, float m, float l) {
     float lse = l > 0 ? m + num_log(l) : -INFINITY;

@@ -246,6 +246,8 @@ static void finish_row(struct block *b, int r) {
     size_t row = place / dim, head = row % (size_t)b->call->shape.n_heads;
     float *y = b->call->y + place;
     if (v->sinks) { /* a tile of values that are 0 */
+        if (!attention_sink_is_finite(v->sinks[head]))
+            ref_fault(b->call->dev, b->call->site, token_of(b, r));
         double *nothing = b->values + (size_t)r * dim;
         memset(nothing, 0, sizeof *nothing * dim);
         merge_row(y, &b->max[r], &b->l[r], nothing, v->sinks[head], 1, 0, (int)dim);

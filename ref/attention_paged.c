@@ -1,4 +1,5 @@
-/* attention_paged and attend: many sequences over one paged cache, each through its page table. */
+/* attention_paged: many sequences over one paged cache, each through its page table; and the plan
+ * that it shares with attend. */
 #include "ref/attention.h"
 
 #include <stdlib.h>
@@ -21,8 +22,8 @@ void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
 }
 
 int ref_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                       const struct attention_shape *shape,
-                       const struct attention_variant *variant, struct error *err) {
+                       const struct attention_shape *shape, const struct attention_variant *variant,
+                       struct error *err) {
     (void)dev;
     (void)variant; /* cut anew in every call */
     p->n_sequences = 0;
@@ -48,23 +49,6 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
     p->page_size = b->page_size;
     p->n_sequences = b->n_sequences;
     return 0;
-}
-
-void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
-                const float *q,               /* [n_tokens, n_heads, head_dim] */
-                const struct kv_views *kv, const struct attention_plan *p,
-                const struct attention_variant *variant, int site) {
-    ref_attend_all(&(struct attention_call){.dev = dev,
-                                            .op = "attention",
-                                            .y = y,
-                                            .q = q,
-                                            .kv = *kv,
-                                            .variant = *variant,
-                                            .shape = p->shape,
-                                            .page_size = p->page_size,
-                                            .site = site,
-                                            .n_sequences = p->n_sequences,
-                                            .sequences = p->sequences});
 }
 
 void ref_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */

@@ -1,7 +1,8 @@
 #include "tests/attend_cases.h"
 
-#include "tests/compare.h"
+#include "tests/assert_bits.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,8 @@
 #define ONE_OF(r, array) (array)[random_int(r, 0, COUNT(array) - 1)]
 
 struct attend_wish attend_anything(int most_positions) {
-    return (struct attend_wish){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions};
+    return (struct attend_wish){
+        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions};
 }
 
 /* ---- lengths, pages ---------------------------------------------------------------------------
@@ -109,7 +111,7 @@ static void make_variant(struct attend_case *c, struct random *r, const struct a
     v->window_left = w->window_left >= 0 ? w->window_left : ONE_OF(r, windows);
     v->soft_cap = (float)(w->cap >= 0 ? w->cap : ONE_OF(r, caps));
     v->lse_base = random_int(r, 0, 1) ? LSE_E : LSE_2;
-    if (random_int(r, 0, 2) == 0)
+    if (w->slopes >= 0 ? w->slopes : random_int(r, 0, 2) == 0)
         c->alibi_slopes = random_vector(r, c->shape.n_heads, 0.1f);
     if (w->sinks >= 0 ? w->sinks : random_int(r, 0, 2) == 0)
         c->sinks = random_vector(r, c->shape.n_heads, 2);
@@ -173,19 +175,24 @@ struct paged_batch attend_batch(const struct attend_case *c) {
 /* ---- on a device -------------------------------------------------------------------------------
  */
 
-struct kv_views attend_cache(struct test_device *t, const struct attend_case *c) {
+struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout *l) {
     struct error err = {""};
     struct kv_views kv;
-    struct paged_batch batch = attend_batch(c);
-    size_t elements =
-        (size_t)kv_type_bytes(c->layout.type) * (size_t)kv_layout_elements(&c->layout);
-    size_t exponents = (size_t)kv_layout_exponents(&c->layout);
-    bool one = c->layout.one_tensor;
-    void *k = device_poisoned(t, elements), *v = one ? NULL : device_poisoned(t, elements);
+    size_t elements = (size_t)kv_type_bytes(l->type) * (size_t)kv_layout_elements(l);
+    size_t exponents = (size_t)kv_layout_exponents(l);
+    void *k = device_poisoned(t, elements),
+         *v = l->one_tensor ? NULL : device_poisoned(t, elements);
     int8_t *k_exponents = device_poisoned(t, exponents);
-    int8_t *v_exponents = one ? NULL : device_poisoned(t, exponents);
-    if (kv_views_of(&kv, &c->layout, k, v, k_exponents, v_exponents, &err))
+    int8_t *v_exponents = l->one_tensor ? NULL : device_poisoned(t, exponents);
+    if (kv_views_of(&kv, l, k, v, k_exponents, v_exponents, &err))
         fail_msg("%s", err.text);
+    return kv;
+}
+
+struct kv_views attend_cache(struct test_device *t, const struct attend_case *c) {
+    struct error err = {""};
+    struct kv_views kv = attend_empty_cache(t, &c->layout);
+    struct paged_batch batch = attend_batch(c);
     if (!c->n_positions)
         return kv;
     size_t n = (size_t)c->n_positions,
@@ -299,4 +306,31 @@ double attend_exact(const struct attend_case *c, int sequence, int query, int he
         y[d] /= sum;
     free(scores);
     return sum > 0 ? max + log(sum) : -INFINITY;
+}
+
+/* ---- comparing ---------------------------------------------------------------------------------
+ */
+
+void attend_describe(char *out, size_t size, const struct attend_case *c, const char *what) {
+    static const char *const orders[] = {"NHD", "HND", "vLLM's layout"};
+    const struct attention_variant *v = &c->variant;
+    snprintf(
+        out, size,
+        "%s of %d sequences, %s, %s%s%s, pages of %d, %d/%d heads of %d%s, window %d, cap %g, mask "
+        "%d%s%s",
+        what, c->n, kv_type_name(c->layout.type), orders[c->layout.order],
+        c->layout.one_tensor ? " in one tensor" : "", c->ragged ? ", ragged" : "",
+        c->layout.page_size, c->shape.n_heads, c->shape.n_kv_heads, c->shape.head_dim,
+        v->causal ? ", causal" : "", v->window_left, (double)v->soft_cap, (int)v->mask_form,
+        c->alibi_slopes ? ", ALiBi" : "", c->sinks ? ", sinks" : "");
+}
+
+void attend_expect_same(const struct attend_case *c, const char *what, const float *want,
+                        const float *got, int cols) {
+    char name[256];
+    attend_describe(name, sizeof name, c, what);
+    size_t n_cols = (size_t)c->shape.n_heads * (size_t)cols;
+    struct tensor_view w = {name, -1, (size_t)c->n_tokens, n_cols, ELEMENT_FLOAT, want}, g = w;
+    g.data = got;
+    assert_same_bits(&w, &g);
 }

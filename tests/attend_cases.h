@@ -35,7 +35,7 @@ struct attend_case {
 struct attend_wish {
     int batch, kv_len, qo_len, page_size, kv_heads, group,
         head_dim; /* one sequence has the lengths */
-    int order, window_left, cap, causal, mask, sinks;
+    int order, window_left, cap, causal, mask, sinks, slopes;
     int most_positions; /* of all sequences */
 };
 struct attend_wish attend_anything(int most_positions);
@@ -45,6 +45,9 @@ void attend_case_free(struct attend_case *c);
 
 /* The page table: the case's own, or that of sequence i alone. */
 struct paged_batch attend_batch(const struct attend_case *c);
+
+/* A cache of that layout on a device, all poison. */
+struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout *l);
 
 /* A cache of the case's layout on a device, filled by kv_store. */
 struct kv_views attend_cache(struct test_device *t, const struct attend_case *c);
@@ -60,5 +63,12 @@ void attend_run(struct test_device *t, const struct attend_case *c, float **y, f
 /* One query row in float64, from the formulas, without any snapping; which positions it sees is
  * worked out here once more. y [head_dim]; returns the natural log of the sum. */
 double attend_exact(const struct attend_case *c, int sequence, int query, int head, double *y);
+
+/* "what of 3 sequences, HND, pages of 16, ...": for messages. */
+void attend_describe(char *out, size_t size, const struct attend_case *c, const char *what);
+
+/* Fails unless two results [n_tokens, n_heads, cols] in host memory have the same bits. */
+void attend_expect_same(const struct attend_case *c, const char *what, const float *want,
+                        const float *got, int cols);
 
 #endif

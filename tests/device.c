@@ -94,6 +94,22 @@ int device_group_close(void **state) {
     return 0;
 }
 
+static struct test_device reference;
+
+struct test_device *device_reference(void) {
+    return &reference;
+}
+
+int device_pair_open(void **state) {
+    device_open(&reference, &ref_ops, 2);
+    return device_group_open(state);
+}
+
+int device_pair_close(void **state) {
+    device_close(&reference);
+    return device_group_close(state);
+}
+
 void *device_put(struct test_device *t, const void *host, size_t bytes) {
     struct error err = {""};
     void *data = t->ops->alloc(t->dev, bytes, "a test", &err);

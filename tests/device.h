@@ -38,9 +38,9 @@ int kernel_under_test(void);
 /* A device of the table, with this many threads. Every failure fails the test. */
 void device_open(struct test_device *t, const struct ops *ops, int n_threads);
 
-/* Frees all memory and checks that the device's count of it returns to what it was. In the emulation,
- * blocks, warps and lanes run in another order from here on: ascending, descending and two shuffled
- * ones take turns, so that no test depends on one. */
+/* Frees all memory and checks that the device's count of it returns to what it was. In the
+ * emulation, blocks, warps and lanes run in another order from here on: ascending, descending and
+ * two shuffled ones take turns, so that no test depends on one. */
 void device_clear(struct test_device *t);
 
 /* device_clear, and the device is closed. */
@@ -49,6 +49,11 @@ void device_close(struct test_device *t);
 /* Set-up and tear-down of a cmocka group whose tests share one device under test: *state is it. */
 int device_group_open(void **state);
 int device_group_close(void **state);
+
+/* The same, with the reference beside it: device_reference(). */
+int device_pair_open(void **state);
+int device_pair_close(void **state);
+struct test_device *device_reference(void);
 
 /* Device memory with a copy of the host's bytes, or with poison. Freed by device_clear. */
 void *device_put(struct test_device *t, const void *host, size_t bytes);

@@ -3,7 +3,6 @@
  * bit for bit: pages of any size in random order, batches that mix decodes, prompts and sequences
  * without a token or a position. Slots that belong to nobody hold poison.
  */
-#include "ref/ref.h"
 #include "tests/compare.h"
 #include "tests/device.h"
 #include "tests/oracle.h"
@@ -20,8 +19,6 @@
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 enum { MAX_SEQUENCES = 256, SITE = 7 };
-
-static struct test_device reference; /* of this program */
 
 /* A batch on the host. */
 struct problem {
@@ -121,8 +118,8 @@ static struct kv_layer gather(const struct problem *p, int i) {
         k.exponents[j] = p->k.exponents[at];
         v.exponents[j] = p->v.exponents[at];
     }
-    struct bfp_rows on_k = device_put_rows(&reference, k, n, dim);
-    struct bfp_rows on_v = device_put_rows(&reference, v, n, dim);
+    struct bfp_rows on_k = device_put_rows(device_reference(), k, n, dim);
+    struct bfp_rows on_v = device_put_rows(device_reference(), v, n, dim);
     free_host_rows(k);
     free_host_rows(v);
     return (struct kv_layer){on_k.mantissas, on_v.mantissas, on_k.exponents, on_v.exponents};
@@ -130,6 +127,7 @@ static struct kv_layer gather(const struct problem *p, int i) {
 
 /* What each sequence gives alone. */
 static float *expected(const struct problem *p) {
+    struct test_device *reference = device_reference();
     float *want = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *want);
     for (int i = 0; i < p->n; i++) {
         if (!p->qo_len[i])
@@ -137,14 +135,14 @@ static float *expected(const struct problem *p) {
         size_t first = (size_t)p->qo_indptr[i] * q_size(p);
         size_t bytes = sizeof(float) * (size_t)p->qo_len[i] * q_size(p);
         struct kv_layer kv = gather(p, i);
-        float *y = device_poisoned(&reference, bytes);
-        reference.ops->attention(reference.dev, y, device_put(&reference, p->q + first, bytes), &kv,
-                                 p->qo_len[i], p->kv_len[i], &p->shape, SITE);
-        float *host = device_get(&reference, y, bytes);
+        float *y = device_poisoned(reference, bytes);
+        reference->ops->attention(reference->dev, y, device_put(reference, p->q + first, bytes),
+                                  &kv, p->qo_len[i], p->kv_len[i], &p->shape, SITE);
+        float *host = device_get(reference, y, bytes);
         memcpy(want + first, host, bytes);
         free(host);
-        device_expect_fault(&reference, -1, 0);
-        device_clear(&reference);
+        device_expect_fault(reference, -1, 0);
+        device_clear(reference);
     }
     return want;
 }
@@ -569,16 +567,6 @@ static void test_bad_batches(void **state) {
     refuse(t, &b, "sequence 0: 3 pages of 1073741824 are more than 2^31 - 1 positions");
 }
 
-static int open_both(void **state) {
-    device_open(&reference, &ref_ops, 2);
-    return device_group_open(state);
-}
-
-static int close_both(void **state) {
-    device_close(&reference);
-    return device_group_close(state);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_batches),
@@ -589,5 +577,5 @@ int main(void) {
         cmocka_unit_test(test_bad_batches),
         cmocka_unit_test(test_a_pool_beyond_32_bits),
     };
-    return cmocka_run_group_tests(tests, open_both, close_both);
+    return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

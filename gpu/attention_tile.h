@@ -1,0 +1,316 @@
+/*
+ * attention_tile.h - for attention_decode.cu: the arithmetic of a tile. Queries as digits, scores,
+ * the softmax, weighted sums of values.
+ */
+#ifndef SAMEBITS_ATTENTION_TILE_H
+#define SAMEBITS_ATTENTION_TILE_H
+
+#include "gpu/attention_decode.h"
+
+/* ---- queries ----------------------------------------------------------------------------------
+ */
+
+/* The order of 32 summands: the tensor core counts as numbers 4 t ... 4 t + 3 and 16 + 4 t ... what
+ * ldmatrix gives to lane t of a quad: the elements 2 t and 2 t + 1 of each 8. summand_of: the
+ * number of an element. */
+static __device__ __forceinline__ int summand_of(int element) {
+    return element / 32 * 32 + element % 32 / 16 * 16 + element % 8 / 2 * 4 + element % 16 / 8 * 2 +
+           element % 2;
+}
+
+static __device__ __forceinline__ void put_digits(int8_t *high, int8_t *low, int mantissa) {
+    int digit = (int8_t)(mantissa & 255);
+    *low = (int8_t)digit;
+    *high = (int8_t)((mantissa - digit) >> 8);
+}
+
+/* The digits of two neighbouring summands. */
+static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low, int first,
+                                                      int second) {
+    uint32_t both = __byte_perm((uint32_t)first, (uint32_t)second, 0x5410);
+    /* A low digit is signed: where it is negative, the high one is one more. */
+    uint32_t carry = both >> 7 & 0x00010001u;
+    *(uint16_t *)low = (uint16_t)__byte_perm(both, 0, 0x0020);
+    *(uint16_t *)high = (uint16_t)__byte_perm((uint32_t)first + (carry << 8),
+                                              (uint32_t)second + (carry >> 8), 0x0051);
+}
+
+/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
+template <int DIM>
+static __device__ void snap_queries(const struct attention_arguments *a,
+                                    const struct tile_cursor *c, const struct decode_memory *mem,
+                                    struct row_states *rows) {
+    int lane = (int)(threadIdx.x % 32);
+    for (int row = (int)(threadIdx.x / 32); row < ROWS; row += WARPS) {
+        bool exists = row < c->group.n_rows;
+        const float *q = a->q + (exists ? place_of(a, c, row) : 0);
+        float x[DIM / 32];
+        uint32_t largest = 0;
+        UNROLL
+        for (int i = 0; i < DIM / 32; i++) {
+            int d = lane + 32 * i;
+            x[i] = exists && d < a->head_dim ? q[d] : 0;
+            largest = max(largest, num_magnitude(x[i]));
+        }
+        int e = num_row_exponent(warp_max(largest));
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && lane == 0)
+            gpu_fault(a->fault, a->site, c->group.first_token + token_of(a, &c->group, row));
+        e = bad ? BFP_MIN_EXPONENT : e;
+        UNROLL
+        for (int i = 0; i < DIM / 32; i++) {
+            /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
+             * j of the third; low digits are in the second and fourth. */
+            int summand = summand_of(lane);
+            int8_t *at = mem->query +
+                         ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
+                         summand % 4;
+            put_digits(at, at + 4, bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
+        }
+        if (lane == 0)
+            rows->q_unit[row] = num_pow2(e - 30) * a->scale;
+    }
+}
+
+/* Digits as the first operand of an mma: 32 summands of 8 rows, high digits as the rows 0 to 7 and
+ * low ones as 8 to 15. from: row g of the high digits at summand 4 t. */
+static __device__ __forceinline__ void load_digits(uint32_t out[4], const int8_t *from,
+                                                   int bytes_to_low) {
+    out[0] = *(const uint32_t *)from;
+    out[1] = *(const uint32_t *)(from + bytes_to_low);
+    out[2] = *(const uint32_t *)(from + 16);
+    out[3] = *(const uint32_t *)(from + bytes_to_low + 16);
+}
+
+/* Adds the products of digits `a` with 32 summands by 8 columns of mantissas, as ldmatrix gives
+ * them: high[] with their high digits, low[] with their low ones. */
+static __device__ __forceinline__ void multiply(int32_t high[4], int32_t low[4],
+                                                const uint32_t a[4], const uint32_t m[4]) {
+    uint32_t b_high[2] = {__byte_perm(m[0], m[1], 0x7531), __byte_perm(m[2], m[3], 0x7531)};
+    uint32_t b_low[2] = {__byte_perm(m[0], m[1], 0x6420), __byte_perm(m[2], m[3], 0x6420)};
+    mma_s8_s8(high, a, b_high);
+    mma_s8_u8(low, a, b_low);
+}
+
+/* The exact sum of the products of row g with column 2 t + j. */
+static __device__ __forceinline__ double dot_of(const int32_t high[4], const int32_t low[4],
+                                                int j) {
+    return (double)((long long)high[j] * 65536 + (long long)(high[2 + j] + low[j]) * 256 +
+                    low[2 + j]);
+}
+
+/* ---- a tile -----------------------------------------------------------------------------------
+ */
+
+/* What stands for the score of a position that a row does not see. With variants, a NaN, which no
+ * visible score can be, because a row may see none of a tile whose positions it might see. */
+template <bool VARIANT> static __device__ __forceinline__ float hidden_score(void) {
+    return VARIANT ? NAN : -INFINITY;
+}
+
+/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
+ * each part; a lane those of row g at 2 t and 2 t + 1. */
+template <int DIM, bool VARIANT>
+static __device__ __forceinline__ void
+score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
+            const uint32_t *units, double q_unit, const struct row_view *row_view,
+            const struct attention_variant *variant, int tile, int first) {
+    typedef struct decode_sizes<DIM> size;
+    const int N = size::CHUNK / PART;
+    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
+    int32_t high[N][4], low[N][4];
+    UNROLL
+    for (int i = 0; i < N; i++)
+        UNROLL
+    for (int j = 0; j < 4; j++)
+        high[i][j] = low[i][j] = 0;
+    UNROLL
+    for (int k = 0; k < DIM / 32; k++) {
+        uint4 q = ((const uint4 *)mem->query)[32 * k + lane];
+        const uint32_t digits[4] = {q.x, q.y, q.z, q.w};
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            uint32_t m[4];
+            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+                               16 * column_in_row<DIM>(lane % 8, lane / 8 + 4 * k));
+            multiply(high[i], low[i], digits, m);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        int position = first + i * PART + begin + lane % 4 * 2;
+        uint2 unit = *(const uint2 *)(units + position);
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            double k_unit =
+                __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
+            float score = num_score(dot_of(high[i], low[i], j), k_unit, q_unit);
+            int p = tile + position + j;
+            bool sees = p < row_view->end;
+            if (VARIANT) {
+                sees = sees && p >= row_view->first &&
+                       attention_shows(variant, row_view->mask, row_view->i, p, row_view->length);
+                score = attention_score(variant, score, row_view->at, p, row_view->slope);
+                score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
+            }
+            s[2 * i + j] = sees ? score : hidden_score<VARIANT>();
+        }
+    }
+}
+
+/*
+ * The softmax of a tile. Its scores stay where the products leave them: a lane has those of row g
+ * at two positions of each part, s[2 i] and s[2 i + 1]. What a row needs of all warps goes through
+ * shared memory: the largest score, then the sum and the largest weight.
+ *
+ * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
+ * their own and take half of the positions of row g - 4.
+ */
+struct softmax {
+    int row;              /* whose scores this lane has */
+    int first_part, n;    /* of the n scores */
+    bool halves, sees;    /* sees: the row something of the tile */
+    float tile_m, tile_l; /* of that row */
+    double unit;          /* 2^(e-30) of its weights */
+};
+
+/* Tells the other warps the largest score. */
+static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
+    const int N = 2 * PARTS;
+    int lane = (int)(threadIdx.x % 32);
+    float m = s[0];
+    UNROLL
+    for (int i = 1; i < N; i++)
+        m = fmaxf(m, s[i]);
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    if (lane % 4 == 0)
+        rows->largest_score[lane / 4][threadIdx.x / 32] = m;
+}
+
+/* Scores become weights, as far as without the others' sums. visible: positions of the tile that
+ * the row may see. */
+template <bool VARIANT>
+static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n_rows, int visible,
+                                             const uint32_t *units_of_values,
+                                             struct row_states *rows) {
+    const int N = 2 * PARTS;
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    x->halves = n_rows <= ROWS / 2;
+    x->row = lane / 4;
+    x->first_part = 0;
+    x->n = N;
+    if (x->halves) {
+        x->row %= ROWS / 2;
+        x->n = N / 2;
+        UNROLL
+        for (int i = 0; i < N / 2; i++) {
+            float other = __shfl_xor_sync(0xffffffffu, s[N / 2 + i], 16);
+            s[i] = lane < 16 ? s[i] : other;
+        }
+        visible = __shfl_sync(0xffffffffu, visible, lane % 16);
+        x->first_part = lane < 16 ? 0 : PARTS / 2;
+    }
+    const float4 *largest = (const float4 *)rows->largest_score[x->row];
+    float4 m0 = largest[0], m1 = largest[1];
+    float m = fmaxf(fmaxf(fmaxf(m0.x, m0.y), fmaxf(m0.z, m0.w)),
+                    fmaxf(fmaxf(m1.x, m1.y), fmaxf(m1.z, m1.w)));
+    bool sees = VARIANT ? m == m : visible > 0;
+    bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
+    float base = sees && !bad ? m : 0;
+    uint32_t units = 0;
+    float heaviest = 0;
+    const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
+    UNROLL
+    for (int half = 0; half < N; half += N / 2) {
+        if (half >= x->n)
+            break;
+        UNROLL
+        for (int i = half; i < half + N / 2; i++) {
+            float below = s[i] - base;
+            float p = num_exp_below_0(VARIANT && below != below ? -INFINITY : below);
+            units += num_probability_units(p);
+            /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+            s[i] = p * num_float(value_units[i / 2 * PART + i % 2]);
+            heaviest = fmaxf(heaviest, s[i]);
+        }
+    }
+    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
+        units += __shfl_xor_sync(0xffffffffu, units, step);
+        heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
+    }
+    if (lane % 4 == 0 && lane / 4 == x->row) /* one lane for all of the row's */
+        rows->units_and_weight[x->row][warp] =
+            make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
+    x->tile_m = m;
+    x->sees = sees;
+}
+
+/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
+ * snapped. */
+template <int DIM>
+static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
+                                                    const struct decode_memory *mem,
+                                                    const struct row_states *rows) {
+    typedef struct decode_sizes<DIM> size;
+    const int N = 2 * PARTS;
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
+    uint32_t units = 0, largest = 0;
+    UNROLL
+    for (int i = 0; i < WARPS / 2; i++) {
+        uint4 two = of_warps[i];
+        units += two.x + two.z;
+        largest = max(largest, max(two.y, two.w));
+    }
+    int e = num_row_exponent(largest);
+    bool bad = e > BFP_MAX_EXPONENT;
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = bad ? 0 : num_pow2f(15 - e);
+    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES +
+                 summand_of(x->first_part * PART + warp * 8 + lane % 4 * 2);
+    UNROLL
+    for (int half = 0; half < N; half += N / 2) {
+        if (half >= x->n)
+            break;
+        UNROLL
+        for (int i = half; i < half + N / 2; i += 2) {
+            int8_t *high = to + i / 2 * PART;
+            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
+                           num_mantissa(s[i + 1], scale));
+        }
+    }
+    x->tile_l = (float)units * 0x1p-23f;
+    x->unit = num_pow2(e - 30);
+    return !bad;
+}
+
+/* Adds the products of a chunk's weights and values, of n positions. */
+template <int DIM>
+static __device__ __forceinline__ void
+add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
+          const struct decode_memory *mem, int first, int n) {
+    typedef struct decode_sizes<DIM> size;
+    int lane = (int)(threadIdx.x % 32);
+    UNROLL
+    for (int k = 0; k < size::CHUNK; k += 32) {
+        uint32_t weights[4];
+        if (k >= n)
+            break;
+        load_digits(weights,
+                    mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
+                    ROWS * size::WEIGHT_BYTES);
+        UNROLL
+        for (int i = 0; i < size::DIMS_8; i++) {
+            uint32_t m[4];
+            if (first_dim(i) >= DIM)
+                break;
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<DIM>(lane, first_dim(i) / 8));
+            multiply(high[i], low[i], weights, m);
+        }
+    }
+}
+
+#endif
