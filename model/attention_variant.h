@@ -51,8 +51,8 @@ struct attention_variant {
     enum mask_form mask_form;
     const uint8_t *mask;         /* the sequences' matrices [qo_len, kv_len], one after the other */
     const int64_t *mask_offsets; /* [n_sequences]: where each begins, in bytes */
-    const float *alibi_slopes;   /* [n_heads] or NULL */
-    const float *sinks;          /* [n_heads] or NULL */
+    const float *alibi_slopes;   /* [n_heads] or NULL; what is not finite is a fault, */
+    const float *sinks;          /* [n_heads] or NULL; here, too */
     float *lse; /* [n_tokens, n_heads] or NULL: log of the sum of exp of all scores,
                    sinks included; of a row that sees nothing -infinity */
     enum lse_base lse_base;
