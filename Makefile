@@ -90,7 +90,7 @@ help:
 	@echo "make test          all tests, as release and under ASan and UBSan (12 minutes on 2 cores)"
 	@echo "make test-slow     the long ones: exp, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
-	@echo "make mutate        break the kernels, one small break at a time: caught? (20 minutes)"
+	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"
 	@echo "make bench         tokens/s beside the time of the matrix products alone"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"

@@ -124,22 +124,10 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
         a.y[place * (size_t)a.head_dim + (size_t)d] = l > 0 ? o / l : o;
 }
 
-/* Whether the launches are being recorded, to be run again with other plans. */
-static bool is_recorded(struct gpu_device *gpu) {
-#ifdef SAMEBITS_EMU
-    (void)gpu;
-    return false;
-#else
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    gpu_ok(gpu, cudaStreamIsCapturing(gpu->stream, &status), "asking about a recording");
-    return status != cudaStreamCaptureStatusNone;
-#endif
-}
-
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct attention_variant *variant,
                          const struct attention_plan *plan) {
-    if (!plan->n_splits && !is_recorded(gpu))
+    if (!plan->n_splits && !gpu->recording)
         return;
     int section = (plan->longest_split + LANES - 1) / LANES * LANES;
     section = section < LANES ? LANES : section > LONGEST_SECTION ? LONGEST_SECTION : section;

@@ -322,6 +322,8 @@ void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, he
         !(whole_vectors && rows_fit && gpu_attention_fits_tensor_cores(gpu, a.head_dim) &&
           gpu_attention_decode_bytes(a.head_dim, false) <= gpu->most_shared))
         version = 3;
+    if (version == 3 && gpu->recording) /* its grid would be too small for longer sequences */
+        version = 2;
     if (version == 4)
         launch_4(gpu, &a, plan);
     else if (version == 3 && whole_vectors)

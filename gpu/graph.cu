@@ -12,8 +12,9 @@ struct device_graph {
 int gpu_graph_begin(struct device *dev, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     if (!gpu->failed)
-        gpu_ok(gpu, cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
-               "recording a graph");
+        gpu->recording =
+            gpu_ok(gpu, cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
+                   "recording a graph");
     return gpu->failed ? error_set(err, "%s", gpu->failure.text) : 0;
 }
 
@@ -22,6 +23,7 @@ struct device_graph *gpu_graph_end(struct device *dev, struct error *err) {
     struct device_graph *g = (struct device_graph *)calloc(1, sizeof *g);
     cudaGraph_t graph = NULL;
     cudaError_t result = cudaStreamEndCapture(gpu->stream, &graph);
+    gpu->recording = false;
     if (!gpu->failed && gpu_ok(gpu, result, "recording a graph") && g)
         gpu_ok(gpu, cudaGraphInstantiate(&g->exec, graph, 0), "recording a graph");
     if (graph)

@@ -55,12 +55,15 @@ int decode_run(struct decode_graphs *g, int size, struct device *dev, void (*run
                void *context, struct error *err) {
     const struct ops *ops = dev->ops;
     long memory = ops->memory_changes(dev);
+    const struct kv_layer *layers = g->caches[0]->layers;
     struct device_graph **graph = &g->sizes[size].graph;
-    if (memory != g->sizes[size].memory) { /* what a recording knows may have moved */
+    /* What a recording knows may have moved, or it was of another pool. */
+    if (memory != g->sizes[size].memory || layers != g->sizes[size].layers) {
         ops->graph_free(dev, *graph);
         *graph = NULL;
         run(context); /* and makes the ops get their scratch memory: a recording cannot */
         g->sizes[size].memory = ops->memory_changes(dev);
+        g->sizes[size].layers = layers;
         return 0;
     }
     if (!*graph) {

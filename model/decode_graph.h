@@ -21,6 +21,7 @@ struct decode_graphs {
     struct {
         struct device_graph *graph; /* NULL: not recorded */
         long memory;                /* what memory_changes said after the last pass of this size */
+        const struct kv_layer *layers; /* of its caches: another pool lies elsewhere */
     } sizes[N_DECODE_SIZES];
     /* The batch with its padding. */
     struct batch batch;

@@ -1,5 +1,5 @@
 /*
- * Attention over BFP16 caches.
+ * Attention over caches of any layout and type.
  *
  * The KV positions are cut into tiles of 256. Per tile, query and head: exact scores, one softmax
  * with the tile's own maximum, weights snapped to BFP16 and an exact weighted sum of values. The

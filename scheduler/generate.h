@@ -15,18 +15,17 @@
 struct generator {
     struct model *model;
     struct workspace *ws;
-    int context;               /* most tokens a sequence may have, at most the model's context */
-    int chunk;                 /* most prompt tokens read in one pass; needs a cache */
-    bool fused;                /* paged caches: one attention for all sequences of a pass (phase 8) */
-    bool ignore_stop;          /* stop tokens do not end the answer: for measurements */
-    bool ids_only;             /* logits stay on the device: no fingerprints, none for on_token */
+    int context;      /* most tokens a sequence may have, at most the model's context */
+    int chunk;        /* most prompt tokens read in one pass; needs a cache */
+    bool fused;       /* paged caches: one attention for all sequences of a pass (phase 8) */
+    bool ignore_stop; /* stop tokens do not end the answer: for measurements */
+    bool ids_only;    /* logits stay on the device: no fingerprints, none for on_token */
     const struct probe *probe; /* sees every tensor; may be NULL */
     /* Not 0: everything that runs ends after its step, as FINISH_CANCELLED. A signal handler may
      * set it. NULL: never. */
     const volatile sig_atomic_t *interrupted;
-    /* Called for each token drawn, in order, with its row of logits, host [vocab_size]
-     * (NULL: ids_only). Returns 0,
-     * or -1 with err set, which ends the generation. May be NULL. */
+    /* Called for each token drawn, in order, with its row of logits, host [vocab_size] (NULL:
+     * ids_only). Returns 0, or -1 with err set, which ends the generation. May be NULL. */
     int (*on_token)(void *context, const struct sequence *s, const float *logits,
                     struct error *err);
     void *on_token_context;

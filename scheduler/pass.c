@@ -156,7 +156,8 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
         return -1;
-    if (batch->n_logits && !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
+    if (batch->n_logits &&
+        !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
         dev->ops->download(dev, a->logits, on_device,
                            sizeof *a->logits * (size_t)batch->n_logits * vocab);
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
