@@ -6,7 +6,8 @@
  * score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that the
  *    window or the causal mask hide are left out.
  * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
- *    attention_paged; 1 for the others
+ *    attention_paged; of many tokens over any cache but one of fp8: versions 2 and 3 of attention; 1
+ *    for the others
  *
  * The choice (version 0): 2, where it applies.
  */
@@ -39,14 +40,16 @@ struct query_row {
     bool bad; /* it cannot be snapped */
 };
 
-static __device__ void find_query(struct query_row *r, const struct attend_arguments *a,
-                                  const struct plan_arrays *plan, int token) {
+/* Returns false: its sequence has more than most_tokens, and is somebody else's. */
+static __device__ bool find_query(struct query_row *r, const struct attend_arguments *a,
+                                  const struct plan_arrays *plan, int token, int most_tokens) {
     const struct attention_variant *v = &a->variant;
     r->token = token;
     r->head = (int)blockIdx.y;
     r->kv_head = r->head / (a->shape.n_heads / a->shape.n_kv_heads);
     int sequence = plan->token_sequence[r->token], qo_begin = plan->qo_indptr[sequence];
-    int before = plan->kv_lens[sequence] - (plan->qo_indptr[sequence + 1] - qo_begin);
+    int n_tokens = plan->qo_indptr[sequence + 1] - qo_begin;
+    int before = plan->kv_lens[sequence] - n_tokens;
     r->i = r->token - qo_begin;
     r->at = before + r->i;
     r->kv_len = plan->kv_lens[sequence];
@@ -55,6 +58,7 @@ static __device__ void find_query(struct query_row *r, const struct attend_argum
     r->pages = plan->pages + plan->kv_indptr[sequence];
     r->mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
     r->slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
+    return n_tokens <= most_tokens;
 }
 
 /* Snaps the block's query to shared memory. */
@@ -112,7 +116,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
 }
 
 __global__ static void __launch_bounds__(TILE)
-    attend_1(struct attend_arguments a, struct plan_arrays plan, int first_token) {
+    attend_1(struct attend_arguments a, struct plan_arrays plan, int most_tokens) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
@@ -121,7 +125,8 @@ __global__ static void __launch_bounds__(TILE)
     SHARED(uint32_t, part, [WARPS]);
     run_in_turn();
     struct query_row r;
-    find_query(&r, &a, &plan, first_token + (int)blockIdx.x);
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
+        return;
     const struct attention_variant *variant = &a.variant;
     const struct kv_view *v = &a.kv.v;
     int j = (int)threadIdx.x, dim = a.shape.head_dim;
@@ -175,49 +180,47 @@ __global__ static void __launch_bounds__(TILE)
         __syncthreads(); /* the next tile writes weights again */
     }
     if (variant->sinks) { /* a tile of values that are 0 */
-        float sink = variant->sinks[r.head], new_m = m > sink ? m : sink;
-        if (!attention_sink_is_finite(sink) && j == 0)
+        float old_share, new_share;
+        attention_merge_sink(variant->sinks[r.head], &m, &l, &old_share, &new_share);
+        if (!attention_sink_is_finite(variant->sinks[r.head]) && j == 0)
             gpu_fault(a.fault, a.site, r.token);
-        float old_share = num_exp(m - new_m), new_share = num_exp(sink - new_m);
-        l = l * old_share + new_share;
         for (int d = j; d < dim; d += TILE)
             y[d] = y[d] * old_share + 0.0f * new_share;
-        m = new_m;
     }
-    if (variant->lse && j == 0)
-        variant->lse[row] = attention_lse(variant, m, l);
+    if (j == 0)
+        attention_note_sums(variant, row, m, l);
     for (int d = j; d < dim; d += TILE)
-        if (l > 0)
+        if (l > 0 && !variant->m)
             y[d] /= l;
     for (int d = j; d < dim && v->scale != 1; d += TILE)
         y[d] *= v->scale;
 }
 
+/* The sequences of at most most_tokens. */
 static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct attention_plan *plan, int first_token, int n_tokens) {
-    GPU_LAUNCH_EARLY(gpu, attend_1, dim3((unsigned)n_tokens, (unsigned)plan->shape.n_heads), TILE,
-                     sizeof(int16_t) * (size_t)plan->shape.head_dim, *a, plan->arrays, first_token);
+                     const struct attention_plan *plan, int most_tokens) {
+    dim3 grid((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads);
+    GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE, sizeof(int16_t) * (size_t)plan->shape.head_dim, *a,
+                     plan->arrays, most_tokens);
 }
 
 /* The row groups of the plan, then the long sequences. */
 static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
                      const struct decode_cache *cache, const struct attention_plan *plan) {
-    struct attention_arguments groups = {};
-    groups.y = a->y;
-    groups.q = a->q;
-    groups.n_heads = a->shape.n_heads;
-    groups.n_kv_heads = a->shape.n_kv_heads;
-    groups.head_dim = a->shape.head_dim;
-    groups.scale = a->shape.scale;
-    groups.site = a->site;
-    groups.fault = a->fault;
-    if (plan->n_groups) {
-        gpu_attention_decode(gpu, &groups, cache, &a->variant, plan);
-        gpu_attention_merge(gpu, &groups, &a->variant, plan);
-    }
-    for (int i = 0; i < plan->n_long; i++)
-        launch_1(gpu, a, plan, plan->long_sequences[i].first_token,
-                 plan->long_sequences[i].n_tokens);
+    struct attention_arguments all = {};
+    all.y = a->y;
+    all.q = a->q;
+    all.n_heads = a->shape.n_heads;
+    all.n_kv_heads = a->shape.n_kv_heads;
+    all.head_dim = a->shape.head_dim;
+    all.scale = a->shape.scale;
+    all.site = a->site;
+    all.fault = a->fault;
+    if (cache)
+        gpu_attention_short(gpu, &all, &a->kv, cache, &a->variant, plan);
+    else if (plan->n_groups)
+        launch_1(gpu, a, plan, SHORT_TOKENS);
+    gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -234,11 +237,12 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     bool as_planned = variant->causal == planned->causal &&
                       variant->window_left == planned->window_left &&
                       !variant->mask_form == !planned->mask_form;
-    bool fits = decode_cache_of_views(&cache, kv, dim) && dim % VECTOR == 0 &&
-                plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads && gpu->has_mma &&
-                dim <= 256 && gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
+    bool in_rows = decode_cache_of_views(&cache, kv, dim) && dim % VECTOR == 0 &&
+                   plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
+                   gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
+    bool fits = gpu_attention_fits_tensor_cores(gpu, dim) && gpu_attention_can_split(kv);
     if (gpu->version[GPU_ATTEND] != 1 && fits && as_planned)
-        launch_2(gpu, &a, &cache, plan);
+        launch_2(gpu, &a, in_rows ? &cache : NULL, plan);
     else
-        launch_1(gpu, &a, plan, 0, plan->n_tokens);
+        launch_1(gpu, &a, plan, INT32_MAX);
 }

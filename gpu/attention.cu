@@ -125,18 +125,19 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
                sizeof(int16_t) * (size_t)a->head_dim, *a, *plan);
 }
 
-/* Version 2 or 3 for a sequence of many tokens, on a GPU that has them. */
+/* Version 2 or 3 for many rows, on a GPU that has them. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
     return gpu->has_mma && head_dim <= 256 &&
-           gpu_attention_prefill_bytes(head_dim) <= gpu->most_shared;
+           gpu_attention_prefill_bytes(wide_dim(head_dim)) <= gpu->most_shared;
 }
 
-void gpu_attention_many_tokens(struct gpu_device *gpu, const struct attention_arguments *a,
-                               int version) {
+void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
+                             const struct kv_views *kv, const struct attention_variant *variant,
+                             const struct attention_work *work, int version) {
     if (version == 3 && gpu->has_wgmma)
-        gpu_attention_warpgroup(gpu, a);
+        gpu_attention_warpgroup(gpu, a, kv, variant, work);
     else
-        gpu_attention_prefill(gpu, a);
+        gpu_attention_prefill(gpu, a, kv, variant, work);
 }
 
 void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -144,26 +145,27 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
                    const struct kv_layer *kv, int n_tokens, int kv_len,
                    const struct attention_shape *shape, int site) {
     struct gpu_device *gpu = gpu_of(dev);
-    struct attention_arguments a = {y,
-                                    q,
-                                    *kv,
-                                    n_tokens,
-                                    kv_len,
-                                    shape->n_heads,
-                                    shape->n_kv_heads,
-                                    shape->head_dim,
-                                    shape->scale,
-                                    site,
-                                    gpu->fault,
-                                    NULL,
-                                    0,
-                                    0};
+    struct attention_arguments a = {};
+    a.y = y;
+    a.q = q;
+    a.kv = *kv;
+    a.n_tokens = n_tokens;
+    a.kv_len = kv_len;
+    a.n_heads = shape->n_heads;
+    a.n_kv_heads = shape->n_kv_heads;
+    a.head_dim = shape->head_dim;
+    a.scale = shape->scale;
+    a.site = site;
+    a.fault = gpu->fault;
     int version = gpu->version[GPU_ATTENTION];
     if (!version) /* the rule: tests/bench/README.md */
         version = n_tokens >= 16 || kv_len >= 1024 ? 3 : 1;
-    if (version >= 2 && gpu_attention_fits_tensor_cores(gpu, shape->head_dim))
-        gpu_attention_many_tokens(gpu, &a, version);
-    else if (n_tokens)
+    if (version >= 2 && gpu_attention_fits_tensor_cores(gpu, shape->head_dim)) {
+        struct kv_views views = kv_layer_views(kv, 1, shape);
+        struct attention_variant causal = attention_variant_causal();
+        gpu_attention_many_rows(gpu, &a, &views, &causal, NULL, version);
+    } else if (n_tokens) {
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,
                    sizeof(int16_t) * (size_t)shape->head_dim, a);
+    }
 }

@@ -14,17 +14,17 @@
 
 /* The arguments of the op, as a kernel gets them. */
 struct attention_arguments {
-    float *y;       /* [n_tokens, n_heads, head_dim] */
-    const float *q; /* [n_tokens, n_heads, head_dim] */
+    float *y;       /* [tokens of the op, n_heads, head_dim] */
+    const float *q; /* [tokens of the op, n_heads, head_dim] */
     struct kv_layer kv;
     int n_tokens, kv_len, n_heads, n_kv_heads, head_dim;
     double scale;
     int site;
     unsigned long long *fault;
-    /* Of a paged cache: the sequence's pages, and which of the op's tokens is its first (for
-     * faults). NULL: contiguous, slot = position. */
+    /* Of a paged cache: the pages of the sequence, which of the op's tokens is its first, and its
+     * number. pages NULL: contiguous, slot = position. */
     const int32_t *pages;
-    int page_size, first_token;
+    int page_size, first_token, sequence;
 };
 
 static __device__ __forceinline__ size_t slot_of(const struct attention_arguments *a,
@@ -35,17 +35,29 @@ static __device__ __forceinline__ size_t slot_of(const struct attention_argument
            (size_t)(position % a->page_size);
 }
 
-/* Versions 2 and 3: for many tokens, on tensor cores; head_dim up to 256. */
-void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a);
-void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a);
+/* Versions 2 and 3: for many rows, on tensor cores; head_dim up to 256. With work, its items; else
+ * the sequence of the arguments. */
+struct attention_work;
+void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct kv_views *kv, const struct attention_variant *variant,
+                           const struct attention_work *work);
+void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
+                             const struct kv_views *kv, const struct attention_variant *variant,
+                             const struct attention_work *work);
 
 /* The shared memory that version 2 takes, in bytes. */
 int gpu_attention_prefill_bytes(int head_dim);
 
-/* Whether these two run here; and the one that is asked for, or the nearest. */
+/* Whether neither masks nor scores nor elements need any care: the plain one of two kernels. */
+bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);
+
+/* Whether these two run here; whether they can read a cache; and the one that is asked for, or the
+ * nearest. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
-void gpu_attention_many_tokens(struct gpu_device *gpu, const struct attention_arguments *a,
-                               int version);
+bool gpu_attention_can_split(const struct kv_views *kv);
+void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
+                             const struct kv_views *kv, const struct attention_variant *variant,
+                             const struct attention_work *work, int version);
 
 /* Version 1 of attention_paged: a is of the whole batch. */
 struct plan_arrays;
@@ -54,8 +66,8 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
 
 /* ---- operands as digits: attention_digits.cu ---------------------------------------------------
  *
- * q = 256 * high + low, high signed, low unsigned. Rows of digits are cut into columns of 16 bytes,
- * and rows into groups of R; within a group
+ * For versions 2 and 3. q = 256 * high + low, high signed, low unsigned. Rows of digits are cut into
+ * columns of 16 bytes, and rows into groups of R; within a group
  *
  *     column 0, high digits: row 0, row 1, ... row R-1, 16 bytes each
  *     column 0, low digits:  the same
@@ -63,21 +75,22 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
  *
  * so that 8 neighbouring rows of a column are 128 bytes in a row: what tensor cores load in one go
  * without a bank conflict, and what a wgmma descriptor can describe.
- *
- * A row is one token and one query head; the rows of one kv head are numbered token * group + head.
  */
-enum { QUERY_ROWS = 64 }; /* in a group */
+enum { QUERY_ROWS = 64 };
 
 struct attention_digits {
-    uint8_t *queries; /* [n_kv_heads, row groups] of QUERY_ROWS rows of dim; rows behind the end: 0 */
+    uint8_t *queries; /* [n_kv_heads, n_groups] of QUERY_ROWS rows of dim; rows behind the end: 0 */
     uint8_t *tiles;   /* [n_kv_heads, n_tiles] of tile_bytes: 256 keys in groups of `keys` rows of
                          dim; then the values on their side, in groups of value_dims rows: the digits
                          of one dimension at all 256 positions, ordered by value_slot */
-    int8_t *query_exponents; /* [n_kv_heads, n_rows] */
+    int8_t *query_exponents; /* [n_kv_heads, n_groups * QUERY_ROWS] */
     int8_t *exponents;       /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
-    int n_rows, n_tiles;
+    int n_groups, n_tiles;     /* that there is room for */
+    int first_tile;            /* of the sequence; of a work's tiles 0 */
     int dim, keys, value_dims; /* dim: head_dim rounded up, with zeros */
 };
+
+enum { NOT_FINITE = -128 }; /* in place of the exponent of a row that holds a NaN or an infinity */
 
 /* Bytes from one column of a group to the next, and of all columns of `bytes_per_row` digits. */
 static __host__ __device__ constexpr int column_bytes(int rows) {
@@ -90,6 +103,13 @@ static __host__ __device__ constexpr int tile_bytes(int dim) {
     return 4 * ATTENTION_TILE * dim;
 }
 
+/* What all digits take together: what is behind attention_work.digits. */
+static inline size_t digit_bytes(int n_groups, int n_tiles, int n_kv_heads, int dim) {
+    size_t queries = (size_t)n_groups * (size_t)(QUERY_ROWS * (2 * dim + 1));
+    size_t tiles = (size_t)n_tiles * (size_t)(tile_bytes(dim) + 2 * ATTENTION_TILE);
+    return (size_t)n_kv_heads * (queries + tiles);
+}
+
 /*
  * Positions within a tile are summed in another order for the values: a lane of a quad that holds
  * the weights of positions 8 j + 2 t and 8 j + 2 t + 1 (j = 0..3) of a group of 32 after the scores
@@ -100,12 +120,175 @@ static __device__ __forceinline__ int value_slot(int slot) {
     return slot / 16 * 16 + slot % 4 / 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
 }
 
+/* ---- rows, and what is done with them ----------------------------------------------------------
+ *
+ * A row is one token and one query head; the rows of one kv head are numbered token * group + head.
+ * Versions 2 and 3 take QUERY_ROWS of them together. The tokens are those of one sequence, and each
+ * row is finished; or of many sequences that share tiles (attention_plan.h: cascade), and what the
+ * rows find there is kept.
+ */
+struct row_list {
+    int32_t tokens;            /* where the list of tokens begins in attention_work */
+    int32_t first_row, n_rows; /* row r is token (first_row + r) / group of the list */
+};
+
+/* Rows, and tiles that all of them may see. */
+struct wide_item {
+    int32_t rows;          /* which row_list */
+    int32_t tile, n_tiles; /* of those that are split to digits */
+    int32_t first_tile;    /* what the first is in its sequences */
+    int32_t place;         /* of the results: that of the first n_merged tiles, if there are any, */
+    int32_t n_merged;      /* then of each of the others */
+};
+
+/* A whole tile: the begin of the pages of a sequence that has it, and which of its tiles it is. */
+struct digit_tile {
+    int32_t pages, tile;
+};
+
+enum { COUNT_ROW_LISTS, COUNT_TILES, COUNT_ITEMS, N_COUNTS };
+
+/* Device memory. */
+struct attention_work {
+    const int32_t *counts;     /* [N_COUNTS] how many of these there are: */
+    const struct row_list *row_lists;
+    const struct digit_tile *tiles;
+    const struct wide_item *items;
+    const int32_t *tokens;         /* of the batch */
+    const int32_t *token_sequence; /* as in the plan */
+    const int32_t *qo_indptr, *kv_lens, *pages;
+    uint8_t *digits; /* room for the digits of them all */
+    float *kept;     /* [places, n_kv_heads, QUERY_ROWS, kept_floats] */
+    int n_row_lists, n_tiles, n_items; /* the counts, on the host */
+    int most_row_lists, most_tiles;    /* that there is room for */
+};
+
+/* What a row leaves: its values, then m (a NaN: it sees nothing) and l, and two floats to keep
+ * vectors aligned. */
+static inline __host__ __device__ int kept_floats(int dim) {
+    return dim + 4;
+}
+
+/* The head dimension as versions 2 and 3 have it where results are kept. */
+static inline int wide_dim(int head_dim) {
+    return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256;
+}
+
+/* A row: which query it is, and what it sees. */
+struct wide_row {
+    int token, head;      /* of the op */
+    int first, end;       /* positions that it sees, masks aside */
+    int i, at, length;    /* the query's number in its sequence, its position, the sequence's length */
+    const uint8_t *mask;
+    float slope;
+};
+
+/* Row `row` of the list. */
+template <bool VARIANT>
+static __device__ __forceinline__ struct wide_row
+wide_row_of(const struct attention_arguments *a, const struct attention_variant *v,
+            const struct attention_work *work, const struct row_list *list, int kv_head, int row) {
+    struct wide_row r = {};
+    int group = a->n_heads / a->n_kv_heads, sequence = a->sequence, n = a->n_tokens;
+    r.i = (list->first_row + row) / group;
+    r.head = kv_head * group + (list->first_row + row) % group;
+    r.token = a->first_token + r.i;
+    r.length = a->kv_len;
+    if (work->tokens) {
+        r.token = work->tokens[list->tokens + r.i];
+        sequence = work->token_sequence[r.token];
+        r.i = r.token - work->qo_indptr[sequence];
+        r.length = work->kv_lens[sequence];
+        n = work->qo_indptr[sequence + 1] - work->qo_indptr[sequence];
+    }
+    r.at = r.length - n + r.i;
+    r.end = r.at + 1;
+    if (VARIANT) {
+        r.first = attention_first(v, r.length - n, r.i);
+        r.end = attention_end(v, r.length - n, r.i, r.length);
+        r.mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
+        r.slope = v->alibi_slopes ? v->alibi_slopes[r.head] : 0;
+    }
+    return r;
+}
+
+/* The score of position p, or -infinity when the row does not see it. What is not a number is a
+ * fault of the row: infinity. */
+static __device__ __forceinline__ float varied_score(const struct wide_row *r,
+                                                     const struct attention_variant *v, float s,
+                                                     int p) {
+    bool sees = p >= r->first && p < r->end && attention_shows(v, r->mask, r->i, p, r->length);
+    s = attention_score(v, s, r->at, p, r->slope);
+    return !sees ? -INFINITY : num_magnitude(s) < 0x7f800000u ? s : INFINITY;
+}
+
+/* The work of a block, item after item: of a sequence one, the rows of which number i are. */
+struct wide_task {
+    struct row_list rows;
+    struct wide_item item;
+    int end; /* positions from here on, no row sees */
+};
+
+template <bool VARIANT>
+static __device__ __forceinline__ struct wide_task
+wide_task_of(const struct attention_arguments *a, const struct attention_variant *v,
+             const struct attention_work *work, const struct attention_digits *d, int i) {
+    struct wide_task t;
+    if (work->items) {
+        t.item = work->items[i];
+        t.rows = work->row_lists[t.item.rows];
+        t.end = (t.item.first_tile + t.item.n_tiles) * ATTENTION_TILE;
+        return t;
+    }
+    int group = a->n_heads / a->n_kv_heads, all = a->n_tokens * group;
+    int before = a->kv_len - a->n_tokens;
+    int number = d->n_groups - 1 - i; /* those with most to see go first */
+    t.rows.tokens = 0;
+    t.rows.first_row = number * QUERY_ROWS;
+    t.rows.n_rows = min((int)QUERY_ROWS, all - t.rows.first_row);
+    int last = (t.rows.first_row + t.rows.n_rows - 1) / group, first = 0;
+    t.end = before + last + 1;
+    if (VARIANT) {
+        first = attention_first(v, before, t.rows.first_row / group);
+        t.end = attention_end(v, before, last, a->kv_len);
+    }
+    t.item.rows = number;
+    t.item.first_tile = first / ATTENTION_TILE;
+    t.item.tile = t.item.first_tile - d->first_tile;
+    t.item.n_tiles =
+        max(0, (t.end + ATTENTION_TILE - 1) / ATTENTION_TILE - t.item.first_tile);
+    t.item.place = -1;
+    t.item.n_merged = t.item.n_tiles;
+    return t;
+}
+
+/* Where what row `row` finds in tile number k of the item is kept; NULL: it is merged. Tile -1: all
+ * that is merged. */
+template <int DIM>
+static __device__ __forceinline__ float *
+kept_at(const struct attention_arguments *a, const struct attention_work *work,
+        const struct wide_item *item, int kv_head, int row, int k) {
+    if (k >= 0 && k < item->n_merged)
+        return NULL;
+    int place = item->place + (k < 0 ? 0 : (item->n_merged > 0) + k - item->n_merged);
+    size_t number = (size_t)place * (size_t)a->n_kv_heads + (size_t)kv_head;
+    return work->kept + (number * QUERY_ROWS + (size_t)row) * (size_t)kept_floats(DIM);
+}
+
 /*
- * Fills d, whose dim, keys and value_dims are set, in scratch memory. Queries that cannot be snapped
- * are faults. Positions from kv_len to the end of the tile are 0. Returns false when the device has
- * failed.
+ * Fills d, whose dim, keys and value_dims are set: in scratch memory, or in that of the work.
+ * Queries that cannot be snapped are faults. Positions from kv_len to the end of the tile are 0.
+ * Returns false when the device has failed.
  */
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct kv_views *kv, const struct attention_work *work,
                           struct attention_digits *d);
+
+/* Thread blocks for n pieces of work that loop over them: while recording, whatever n is, as many
+ * as the GPU runs at once. */
+static inline unsigned gpu_attention_blocks(const struct gpu_device *gpu, size_t n, int per_piece) {
+    size_t fixed = (size_t)(4 * gpu->n_processors / per_piece + 1);
+    return (unsigned)(gpu->recording ? fixed : n);
+}
 
 #endif

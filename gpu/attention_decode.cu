@@ -165,16 +165,17 @@ write_result(struct stretch<DIM> *s, const struct tile_cursor *at,
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
             merge_tile<DIM>(s, &sink);
         }
-        if (variant->lse && threadIdx.x < 32 && lane % 4 == 0)
-            variant->lse[place / (size_t)a->head_dim] = attention_lse(variant, s->m, s->l);
+        if (threadIdx.x < 32 && lane % 4 == 0)
+            attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
     }
+    bool divides = s->l > 0 && !(VARIANT && variant->m);
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         UNROLL
     for (int j = 0; j < 2; j++) {
         int d = first_dim(i) + lane % 4 * 2 + j;
         if (d < a->head_dim)
-            y[d] = s->l > 0 ? s->o[i][j] / s->l : s->o[i][j];
+            y[d] = divides ? s->o[i][j] / s->l : s->o[i][j];
     }
 }
 
@@ -231,14 +232,18 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM>::BLOCKS)
         struct tile_result<DIM> tile;
         run_tile<DIM, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
                                &variant);
-        if (first) { /* of a split, not its beginning: each tile for itself */
+        bool kept = at->group.kept >= 0;
+        if (kept) {
+            keep<DIM>(&partial, at->group.kept + at->tile, at->group.n_rows, tile.o, tile.m,
+                      tile.l);
+        } else if (first) { /* of a split, not its beginning: each tile for itself */
             const struct decode_split *split = &plan.splits[share.split_first];
             keep<DIM>(&partial, split->partial + 1 + at->tile - split->first_end, at->group.n_rows,
                       tile.o, tile.m, tile.l);
         }
         goes_on = next->left > 0;
         begins = !goes_on || next->tile == 0;
-        if (begins && first == 0) {
+        if (begins && first == 0 && !kept) {
             if (at->tile + 1 == at->group.n_tiles)
                 write_result<DIM, VARIANT>(&s, at, &a, &variant);
             else

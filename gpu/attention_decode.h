@@ -180,7 +180,7 @@ static __device__ __forceinline__ int first_dim(int i) {
 /* ---- results of splits ------------------------------------------------------------------------
  */
 
-/* Device memory [places, n_kv_heads, ROWS, partial_floats(DIM)]: what a row leaves of a tile. */
+/* Device memory [places, n_kv_heads, ROWS, kept_floats(DIM)]: what a row leaves of a tile. */
 struct partial_results {
     float *rows;
     int n_kv_heads;
@@ -190,12 +190,12 @@ struct partial_results {
 template <int DIM>
 static __device__ __forceinline__ float *rows_at(const struct partial_results *p, int place) {
     size_t number = (size_t)place * (size_t)p->n_kv_heads + (size_t)kv_head();
-    return p->rows + number * (size_t)(ROWS * partial_floats(DIM));
+    return p->rows + number * (size_t)(ROWS * kept_floats(DIM));
 }
 
 /* m and l of a row. */
 template <int DIM> static __device__ __forceinline__ float2 *ml_of(float *rows, int row) {
-    return (float2 *)(rows + row * partial_floats(DIM) + DIM);
+    return (float2 *)(rows + row * kept_floats(DIM) + DIM);
 }
 
 /* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + 2 t + j. */
@@ -206,7 +206,7 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
     if (lane / 4 >= n_rows)
         return;
     float *rows = rows_at<DIM>(p, place);
-    float2 *to = (float2 *)(rows + lane / 4 * partial_floats(DIM));
+    float2 *to = (float2 *)(rows + lane / 4 * kept_floats(DIM));
     UNROLL
     for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
         if (first_dim(i) < DIM)

@@ -4,6 +4,7 @@
  * kernel proper nothing but whole 16-byte copies.
  */
 #include "gpu/attention.h"
+#include "gpu/attention_plan.h"
 
 enum { TILE = ATTENTION_TILE, SIDE_DIMS = 32 };
 
@@ -28,40 +29,54 @@ static __device__ __forceinline__ uint8_t *row_of(uint8_t *groups, int rows, int
            row % (size_t)rows * 16;
 }
 
-static __host__ __device__ size_t padded_rows(const struct attention_digits *d) {
-    return ((size_t)d->n_rows + QUERY_ROWS - 1) / QUERY_ROWS * QUERY_ROWS;
-}
+/* What the kernels of this file share. */
+struct split_arguments {
+    struct attention_arguments a;
+    struct kv_views kv;
+    struct attention_work work; /* empty: of the sequence of the arguments */
+    struct attention_digits out;
+};
 
 /* A warp snaps one row of queries; a lane takes four neighbouring dimensions at a time. */
-__global__ static void split_queries(struct attention_arguments a, struct attention_digits out) {
-    size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    int lane = (int)threadIdx.x, group = a.n_heads / a.n_kv_heads, kv_head = (int)blockIdx.y;
-    if (row >= padded_rows(&out))
-        return;
-    bool exists = row < (size_t)out.n_rows;
-    int token = exists ? (int)row / group : 0, head = kv_head * group + (int)row % group;
-    const float *q = a.q + ((size_t)token * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
-    uint32_t largest = 0;
-    for (int d = lane; d < a.head_dim; d += 32)
-        largest = max(largest, num_magnitude(q[d]));
-    int e = num_row_exponent(warp_max(largest));
-    bool bad = e > BFP_MAX_EXPONENT;
-    e = bad ? BFP_MIN_EXPONENT : e;
-    uint8_t *to = row_of(out.queries + (size_t)kv_head * padded_rows(&out) * 2 * (size_t)out.dim,
-                         QUERY_ROWS, out.dim, row);
-    for (int word = lane; word < out.dim / 4; word += 32) {
-        int m[4];
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            m[j] = exists && 4 * word + j < a.head_dim && !bad
-                       ? num_mantissa(q[4 * word + j], num_pow2f(15 - e))
-                       : 0;
-        put_digits(to, QUERY_ROWS, word, m);
-    }
-    if (lane == 0 && exists) {
-        out.query_exponents[(size_t)kv_head * (size_t)out.n_rows + row] = (int8_t)e;
-        if (bad)
-            gpu_fault(a.fault, a.site, a.first_token + token);
+__global__ static void split_queries(struct split_arguments s) {
+    const struct attention_arguments *a = &s.a;
+    const struct attention_digits *out = &s.out;
+    int lane = (int)threadIdx.x, group = a->n_heads / a->n_kv_heads, kv_head = (int)blockIdx.y;
+    int n = s.work.items ? s.work.counts[COUNT_ROW_LISTS] : out->n_groups;
+    for (int i = (int)(blockIdx.x * blockDim.y + threadIdx.y); i < n * QUERY_ROWS;
+         i += (int)(gridDim.x * blockDim.y)) {
+        struct row_list list = {0, i / QUERY_ROWS * QUERY_ROWS, 0};
+        list.n_rows = a->n_tokens * group - list.first_row;
+        if (s.work.items)
+            list = s.work.row_lists[i / QUERY_ROWS];
+        bool exists = i % QUERY_ROWS < list.n_rows;
+        struct wide_row row = {};
+        if (exists)
+            row = wide_row_of<false>(a, NULL, &s.work, &list, kv_head, i % QUERY_ROWS);
+        const float *q = a->q + ((size_t)row.token * (size_t)a->n_heads + (size_t)row.head) *
+                                    (size_t)a->head_dim;
+        uint32_t largest = 0;
+        for (int d = lane; d < a->head_dim && exists; d += 32)
+            largest = max(largest, num_magnitude(q[d]));
+        int e = num_row_exponent(warp_max(largest));
+        bool bad = e > BFP_MAX_EXPONENT;
+        e = bad ? BFP_MIN_EXPONENT : e;
+        size_t number = (size_t)kv_head * (size_t)(out->n_groups * QUERY_ROWS) + (size_t)i;
+        uint8_t *to = row_of(out->queries, QUERY_ROWS, out->dim, number);
+        for (int word = lane; word < out->dim / 4; word += 32) {
+            int m[4];
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                m[j] = exists && 4 * word + j < a->head_dim && !bad
+                           ? num_mantissa(q[4 * word + j], num_pow2f(15 - e))
+                           : 0;
+            put_digits(to, QUERY_ROWS, word, m);
+        }
+        if (lane == 0) {
+            out->query_exponents[number] = (int8_t)e;
+            if (bad)
+                gpu_fault(a->fault, a->site, row.token);
+        }
     }
 }
 
@@ -71,81 +86,166 @@ static __device__ __forceinline__ uint8_t *tile_of(const struct attention_digits
            ((size_t)kv_head * (size_t)d->n_tiles + (size_t)tile) * (size_t)tile_bytes(d->dim);
 }
 
-/* A thread splits four neighbouring dimensions of a key; the first of a key also copies the
- * exponents of its position. */
-__global__ static void split_keys(struct attention_arguments a, struct attention_digits out) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int words = out.dim / 4, kv_head = (int)blockIdx.y, word = (int)(i % (size_t)words), m[4];
-    size_t position = i / (size_t)words;
-    if (position >= (size_t)out.n_tiles * TILE)
-        return;
-    bool exists = position < (size_t)a.kv_len;
-    size_t row = exists ? slot_of(&a, (int)position) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
-    const int16_t *from = a.kv.k + row * (size_t)a.head_dim;
-    UNROLL
-    for (int j = 0; j < 4; j++)
-        m[j] = exists && 4 * word + j < a.head_dim ? from[4 * word + j] : 0;
-    put_digits(
-        row_of(tile_of(&out, kv_head, (int)(position / TILE)), out.keys, out.dim, position % TILE),
-        out.keys, word, m);
-    if (word == 0) {
-        int8_t *e = out.exponents + 2 * ((size_t)kv_head * (size_t)out.n_tiles * TILE + position);
-        e[0] = exists ? a.kv.k_exponents[row] : (int8_t)0;
-        e[1] = exists ? a.kv.v_exponents[row] : (int8_t)0;
+/* Tiles to be split. */
+static __device__ __forceinline__ int tiles_of(const struct split_arguments *s) {
+    return s->work.items ? s->work.counts[COUNT_TILES] : s->out.n_tiles;
+}
+
+/* Where a position lies. page -1: it does not exist. */
+struct position_place {
+    int64_t page, in_page;
+};
+
+/* Position j of tile number i. */
+static __device__ __forceinline__ struct position_place place_of(const struct split_arguments *s,
+                                                                 int i, int j) {
+    const int32_t *pages = s->a.pages;
+    int position = (s->out.first_tile + i) * TILE + j;
+    if (s->work.items) { /* a whole tile */
+        struct digit_tile tile = s->work.tiles[i];
+        pages = s->work.pages + tile.pages;
+        position = tile.tile * TILE + j;
+    } else if (position >= s->a.kv_len) {
+        return {-1, 0};
+    }
+    if (!pages)
+        return {0, position};
+    return {pages[position / s->a.page_size], position % s->a.page_size};
+}
+
+/* The exponent of a row, as the kernels want it; a warp. Those of snapped types are found here. */
+static __device__ __forceinline__ int exponent_of(const struct kv_view *v,
+                                                  const struct position_place *at, int kv_head,
+                                                  int dim) {
+    if (kv_type_has_exponents(v->type))
+        return v->exponents[kv_view_exponent(v, at->page, at->in_page, kv_head)];
+    int64_t row = kv_view_row(v, at->page, at->in_page, kv_head);
+    uint32_t largest = 0;
+    for (int d = (int)threadIdx.x % 32; d < dim; d += 32)
+        largest = max(largest,
+                      num_magnitude(kv_float(
+                          v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)))));
+    int e = num_row_exponent(warp_max(largest));
+    return e > BFP_MAX_EXPONENT ? (int)NOT_FINITE : e;
+}
+
+/* Element d of a row with that exponent. */
+static __device__ __forceinline__ int mantissa_of(const struct kv_view *v, int64_t row, int d,
+                                                  int exponent) {
+    bool snapped = kv_type_is_snapped(v->type);
+    float scale = snapped && exponent != NOT_FINITE ? num_pow2f(15 - exponent) : 1;
+    uint32_t bits = kv_load_bits(v->data, v->type, row + kv_view_element(v, d));
+    return snapped && exponent == NOT_FINITE ? 0 : (int)kv_integer(v->type, bits, scale);
+}
+
+/* A warp has a position: it splits the key and notes both exponents. */
+__global__ static void split_keys(struct split_arguments s) {
+    const struct attention_digits *out = &s.out;
+    const struct kv_view *k = &s.kv.k;
+    int kv_head = (int)blockIdx.y, lane = (int)threadIdx.x, dim = s.a.head_dim;
+    int n = tiles_of(&s) * TILE;
+    for (int i = (int)(blockIdx.x * blockDim.y + threadIdx.y); i < n;
+         i += (int)(gridDim.x * blockDim.y)) {
+        struct position_place at = place_of(&s, i / TILE, i % TILE);
+        bool exists = at.page >= 0;
+        int k_exponent = exists ? exponent_of(k, &at, kv_head, dim) : 0;
+        int v_exponent = exists ? exponent_of(&s.kv.v, &at, kv_head, dim) : 0;
+        int64_t row = exists ? kv_view_row(k, at.page, at.in_page, kv_head) : 0;
+        uint8_t *to = row_of(tile_of(out, kv_head, i / TILE), out->keys, out->dim, i % TILE);
+        for (int word = lane; word < out->dim / 4; word += 32) {
+            int m[4];
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                m[j] = exists && 4 * word + j < dim
+                           ? mantissa_of(k, row, 4 * word + j, k_exponent)
+                           : 0;
+            put_digits(to, out->keys, word, m);
+        }
+        if (lane == 0) {
+            size_t number = (size_t)kv_head * (size_t)out->n_tiles * TILE + (size_t)i;
+            out->exponents[2 * number] = (int8_t)k_exponent;
+            out->exponents[2 * number + 1] = (int8_t)v_exponent;
+        }
     }
 }
 
 /* A block turns 32 dimensions of a tile of values on their side. */
-__global__ static void __launch_bounds__(256)
-    split_values(struct attention_arguments a, struct attention_digits out) {
+__global__ static void __launch_bounds__(256) split_values(struct split_arguments s) {
     SHARED(int16_t, tile, [TILE][SIDE_DIMS + 2]);
-    int first = (int)blockIdx.x * SIDE_DIMS, t = (int)blockIdx.y, kv_head = (int)blockIdx.z;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    for (int j = warp; j < TILE; j += 8) {
-        size_t position = (size_t)t * TILE + (size_t)j;
-        int d = first + lane;
-        bool exists = position < (size_t)a.kv_len && d < a.head_dim;
-        size_t slot = exists ? slot_of(&a, (int)position) : 0;
-        size_t at = (slot * (size_t)a.n_kv_heads + (size_t)kv_head) * (size_t)a.head_dim;
-        tile[j][lane] = exists ? a.kv.v[at + (size_t)d] : (int16_t)0;
-    }
-    __syncthreads();
-    uint8_t *values = tile_of(&out, kv_head, t) + group_bytes(TILE, out.dim);
-    for (int i = (int)threadIdx.x; i < SIDE_DIMS * TILE / 4; i += 256) {
-        /* Neighbouring threads write neighbouring rows of a column. */
-        int word = i % 4 + i / (4 * SIDE_DIMS) * 4, d = i / 4 % SIDE_DIMS, m[4];
-        UNROLL
-        for (int j = 0; j < 4; j++)
-            m[j] = tile[4 * word / 32 * 32 + value_slot(4 * word % 32 + j)][d];
-        put_digits(row_of(values, out.value_dims, TILE, (size_t)(first + d)), out.value_dims, word,
-                   m);
+    const struct attention_digits *out = &s.out;
+    const struct kv_view *v = &s.kv.v;
+    int first = (int)blockIdx.x * SIDE_DIMS, kv_head = (int)blockIdx.z, n = tiles_of(&s);
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, d = first + lane;
+    for (int t = (int)blockIdx.y; t < n; t += (int)gridDim.y) {
+        for (int j = warp; j < TILE; j += 8) {
+            struct position_place at = place_of(&s, t, j);
+            size_t number = ((size_t)kv_head * (size_t)out->n_tiles + (size_t)t) * TILE + (size_t)j;
+            int exponent = out->exponents[2 * number + 1];
+            int64_t row = kv_view_row(v, at.page, at.in_page, kv_head);
+            bool exists = at.page >= 0 && d < s.a.head_dim;
+            tile[j][lane] = (int16_t)(exists ? mantissa_of(v, row, d, exponent) : 0);
+        }
+        __syncthreads();
+        uint8_t *values = tile_of(out, kv_head, t) + group_bytes(TILE, out->dim);
+        for (int i = (int)threadIdx.x; i < SIDE_DIMS * TILE / 4; i += 256) {
+            /* Neighbouring threads write neighbouring rows of a column. */
+            int word = i % 4 + i / (4 * SIDE_DIMS) * 4, side = i / 4 % SIDE_DIMS, m[4];
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                m[j] = tile[4 * word / 32 * 32 + value_slot(4 * word % 32 + j)][side];
+            put_digits(row_of(values, out->value_dims, TILE, (size_t)(first + side)),
+                       out->value_dims, word, m);
+        }
+        __syncthreads(); /* the next tile takes its place */
     }
 }
 
+bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant) {
+    return attention_is_causal_only(variant) && !kv_type_is_snapped(kv->k.type) &&
+           !kv_type_is_snapped(kv->v.type);
+}
+
+bool gpu_attention_can_split(const struct kv_views *kv) {
+    for (const struct kv_view *v = &kv->k; v <= &kv->v; v++)
+        if (v->type == KV_E4M3 || v->type == KV_E5M2 || v->scale != 1)
+            return false;
+    return true;
+}
+
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct kv_views *kv, const struct attention_work *work,
                           struct attention_digits *d) {
     size_t kv_heads = (size_t)a->n_kv_heads;
-    d->n_rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
-    d->n_tiles = (a->kv_len + TILE - 1) / TILE;
-    size_t n_tiles = kv_heads * (size_t)d->n_tiles, n_queries = kv_heads * (size_t)d->n_rows;
-    size_t query_bytes = kv_heads * padded_rows(d) * 2 * (size_t)d->dim;
-    size_t all_tiles = n_tiles * (size_t)tile_bytes(d->dim), exponent_bytes = 2 * n_tiles * TILE;
-    d->queries =
-        (uint8_t *)gpu_scratch(gpu, GPU_SCRATCH_ATTENTION,
-                               query_bytes + all_tiles + exponent_bytes + n_queries, "attention");
+    int rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
+    d->n_groups = work ? work->most_row_lists : (rows + QUERY_ROWS - 1) / QUERY_ROWS;
+    d->n_tiles = work ? work->most_tiles : (a->kv_len + TILE - 1) / TILE - d->first_tile;
+    d->queries = work ? work->digits
+                      : (uint8_t *)gpu_scratch(
+                            gpu, GPU_SCRATCH_ATTENTION,
+                            digit_bytes(d->n_groups, d->n_tiles, a->n_kv_heads, d->dim),
+                            "attention");
     if (!d->queries)
         return false;
-    d->tiles = d->queries + query_bytes;
-    d->exponents = (int8_t *)(d->tiles + all_tiles);
-    d->query_exponents = d->exponents + exponent_bytes;
-    GPU_LAUNCH(gpu, split_queries, dim3(gpu_blocks(padded_rows(d), 4), (unsigned)kv_heads),
-               dim3(32, 4), 0, *a, *d);
-    if (d->n_tiles) {
-        unsigned blocks = gpu_blocks((size_t)d->n_tiles * TILE * (size_t)d->dim / 4, 256);
-        GPU_LAUNCH(gpu, split_keys, dim3(blocks, (unsigned)kv_heads), 256, 0, *a, *d);
+    d->tiles = d->queries + kv_heads * (size_t)d->n_groups * (size_t)(QUERY_ROWS * 2 * d->dim);
+    d->exponents = (int8_t *)(d->tiles + kv_heads * (size_t)d->n_tiles * (size_t)tile_bytes(d->dim));
+    d->query_exponents = d->exponents + 2 * kv_heads * (size_t)d->n_tiles * TILE;
+    struct split_arguments s = {*a, *kv, {}, *d};
+    if (work)
+        s.work = *work;
+    size_t n_tiles = (size_t)(work ? work->n_tiles : d->n_tiles), n_keys = n_tiles * TILE;
+    size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
+    unsigned heads = (unsigned)kv_heads, sides = (unsigned)(d->dim / SIDE_DIMS);
+    int per_tile = (int)(heads * sides);
+    if (n_rows || gpu->recording)
+        GPU_LAUNCH(gpu, split_queries,
+                   dim3(gpu_attention_blocks(gpu, gpu_blocks(n_rows, 4), (int)heads), heads),
+                   dim3(32, 4), 0, s);
+    if (n_keys || gpu->recording) {
+        GPU_LAUNCH(gpu, split_keys,
+                   dim3(gpu_attention_blocks(gpu, gpu_blocks(n_keys, 4), (int)heads), heads),
+                   dim3(32, 4), 0, s);
         GPU_LAUNCH(gpu, split_values,
-                   dim3((unsigned)(d->dim / SIDE_DIMS), (unsigned)d->n_tiles, (unsigned)kv_heads),
-                   256, 0, *a, *d);
+                   dim3(sides, gpu_attention_blocks(gpu, n_tiles, per_tile), heads), 256, 0, s);
     }
     return !gpu->failed;
 }

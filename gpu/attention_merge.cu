@@ -1,7 +1,10 @@
 /*
- * attention_paged, version 4, its end: the row groups that several shares worked on. Each share
- * left what it found (attention_plan.h: struct decode_split); this merges it, tile after tile, in
- * the one order that the result depends on.
+ * attention_paged, version 4, its end: rows whose tiles several thread blocks worked on. Each left
+ * what it found; this merges it, tile after tile, in the one order that the result depends on.
+ *
+ *     splits   row groups that several shares worked on (attention_plan.h: struct decode_split)
+ *     chains   rows of sequences that share tiles (struct token_chain): first what the stretches
+ *              gave, then their own row group's
  *
  * The chain of a row is short, a few operations a tile. What takes time is fetching the results, so
  * a thread block has one row, and all of a section's results are on their way together. The kernel
@@ -9,33 +12,82 @@
  */
 #include "gpu/attention_plan.h"
 
-#include "gpu/attention.h"
 #include "gpu/tensor_core.h"
 
 enum {
+    TILE = ATTENTION_TILE,
     THREADS = 256,
     LANES = 32,
-    LONGEST_SECTION = 128, /* tiles that are merged at a time */
+    LONGEST_SECTION = 128, /* results that are merged at a time */
     VECTOR = 4,            /* floats in 16 bytes */
 };
 
-/* What the tiles of a section count for. */
+/* A result: its values, and where m and l are behind them. */
+struct kept_row {
+    const float *values;
+    int dim;
+};
+
+/* What shares left of a row: the first one's merged tiles, then a result a tile. */
+struct split_results {
+    const float *begin;
+    size_t next;
+    int dim, n;
+
+    __device__ __forceinline__ struct kept_row at(int i) const {
+        return {begin + (size_t)i * next, dim};
+    }
+};
+
+/* What stretches left of a row, and its row group. */
+struct chain_results {
+    const float *wide, *narrow; /* of place 0 and this kv head */
+    const struct chain_segment *segments;
+    size_t wide_next, narrow_next; /* from place to place */
+    int wide_dim, narrow_dim;
+    int n_segments, n;
+    int head_in_group, heads_per_group; /* of the row's query head */
+    int own_place, own_row;             /* of the row group, and which of its rows */
+
+    __device__ __forceinline__ struct kept_row at(int i) const {
+        for (int s = 0; s < n_segments; s++) {
+            struct chain_segment segment = segments[s];
+            if (i >= segment.n_results) {
+                i -= segment.n_results;
+                continue;
+            }
+            int row = segment.index * heads_per_group + head_in_group;
+            int place = segment.place + row / QUERY_ROWS * segment.n_results + i;
+            return {wide + (size_t)place * wide_next +
+                        (size_t)(row % QUERY_ROWS * kept_floats(wide_dim)),
+                    wide_dim};
+        }
+        return {narrow + (size_t)(own_place + i) * narrow_next +
+                    (size_t)(own_row * kept_floats(narrow_dim)),
+                narrow_dim};
+    }
+};
+
+/* What the results of a section count for. */
 struct section_shares {
     float old[LONGEST_SECTION], fresh[LONGEST_SECTION], l[LONGEST_SECTION];
     float m; /* of all up to the last of them */
 };
 
-/* Works out the shares of n tiles; a warp. rows: what this row left of the first of them. Takes the
- * m of what is before, returns that of all. */
-static __device__ float work_out_shares(struct section_shares *shares, float m, const float *rows,
-                                        size_t next, int dim, int n) {
+/* Works out the shares of n results from number `first` on; a warp. Takes the m of what is before,
+ * returns that of all. */
+template <class Results>
+static __device__ float work_out_shares(struct section_shares *shares, float m,
+                                        const Results &results, int first, int n) {
     int lane = (int)(threadIdx.x % LANES);
     float2 ml[LONGEST_SECTION / LANES];
     UNROLL
     for (int i = 0; i < LONGEST_SECTION / LANES; i++) {
-        size_t tile = (size_t)(i * LANES + lane);
-        ml[i] = i * LANES + lane < n ? *(const float2 *)(rows + tile * next + dim)
-                                     : make_float2(NAN, 0);
+        ml[i] = make_float2(NAN, 0);
+        if (i * LANES + lane < n) {
+            struct kept_row row = results.at(first + i * LANES + lane);
+            ml[i] = *(const float2 *)(row.values + row.dim);
+        }
     }
     UNROLL
     for (int i = 0; i < LONGEST_SECTION / LANES; i++) {
@@ -57,49 +109,44 @@ static __device__ float work_out_shares(struct section_shares *shares, float m, 
     return m;
 }
 
-/* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
-__global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
-                                    struct plan_arrays plan, const float *partial, int dim,
-                                    int section) {
-    SHARED_DYNAMIC(float, tiles); /* [section, dim] */
-    SHARED(struct section_shares, shares);
-    let_next_kernel_start();
-    struct decode_split split = plan.splits[blockIdx.x]; /* the plan is older than the results */
-    wait_for_previous_kernel(); /* all do, so that who waits for this kernel waits for that one */
-    if (!split.n_tiles)
-        return;
-    int head = (int)blockIdx.y, row = (int)blockIdx.z, d = (int)threadIdx.x;
-    struct row_group g = plan.groups[split.group];
-    if (row >= g.n_rows)
-        return;
-    int group = a.n_heads / a.n_kv_heads, token = (g.first_row + row) / group;
-    size_t floats = (size_t)partial_floats(dim), next = (size_t)a.n_kv_heads * GROUP_ROWS * floats;
-    const float *begin =
-        partial + (size_t)split.partial * next + (size_t)(head * GROUP_ROWS + row) * floats;
-    float o = 0, m = begin[dim], l = begin[dim + 1];
+/* A row of the op. */
+struct merged_row {
+    int token, head;
+};
+
+/* Merges all results of a row, and writes it. tiles: shared memory [section, dim], dim head_dim
+ * rounded up to whole vectors. */
+template <class Results>
+static __device__ __forceinline__ void
+merge_row(const struct attention_arguments *a, const struct attention_variant *variant,
+          const Results &results, struct merged_row row, float *tiles,
+          struct section_shares *shares, int section) {
+    int d = (int)threadIdx.x, vectors = (a->head_dim + VECTOR - 1) / VECTOR;
+    int dim = vectors * VECTOR;
+    struct kept_row begin = results.at(0);
+    float o = 0, m = begin.values[begin.dim], l = begin.values[begin.dim + 1];
     if (d < dim)
-        o = begin[d];
-    for (int tile = split.first_end; tile < split.n_tiles; tile += section) {
-        int n = min(section, split.n_tiles - tile), vectors = dim / VECTOR;
-        const float *rows = begin + (size_t)(1 + tile - split.first_end) * next;
+        o = begin.values[d];
+    for (int first = 1; first < results.n; first += section) {
+        int n = min(section, results.n - first);
         for (int i = d; i < n * vectors; i += THREADS)
             cp_async_16(tiles + i * VECTOR,
-                        rows + (size_t)(i / vectors) * next + i % vectors * VECTOR);
+                        results.at(first + i / vectors).values + i % vectors * VECTOR);
         cp_async_commit();
         if (d < LANES) {
-            m = work_out_shares(&shares, m, rows, next, dim, n);
+            m = work_out_shares(shares, m, results, first, n);
             if (d == 0)
-                shares.m = m;
+                shares->m = m;
         }
         cp_async_wait<0>();
         __syncthreads();
-        m = shares.m;
+        m = shares->m;
         if (d < dim) {
             UNROLL_8
             for (int j = 0; j < n; j++) {
-                float old = shares.old[j], fresh = shares.fresh[j];
+                float old = shares->old[j], fresh = shares->fresh[j];
                 bool sees = fresh >= 0; /* not a NaN: the row sees something of the tile */
-                float next_l = l * old + shares.l[j] * fresh;
+                float next_l = l * old + shares->l[j] * fresh;
                 float next_o = o * old + tiles[j * dim + d] * fresh;
                 l = sees ? next_l : l;
                 o = sees ? next_o : o;
@@ -107,21 +154,115 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
         }
         __syncthreads(); /* the section's memory is used again */
     }
-    int query_head = head * group + (g.first_row + row) % group;
-    size_t place = (size_t)(g.first_token + token) * (size_t)a.n_heads + (size_t)query_head;
-    if (variant.sinks) { /* a tile of values that are 0 */
-        float sink = variant.sinks[query_head], max = fmaxf(m, sink);
-        if (!attention_sink_is_finite(sink) && d == 0)
-            gpu_fault(a.fault, a.site, g.first_token + token);
-        float old = num_exp(m - max), fresh = num_exp(sink - max);
-        l = l * old + fresh;
+    size_t place = (size_t)row.token * (size_t)a->n_heads + (size_t)row.head;
+    if (variant->sinks) { /* a tile of values that are 0 */
+        float old, fresh;
+        attention_merge_sink(variant->sinks[row.head], &m, &l, &old, &fresh);
+        if (!attention_sink_is_finite(variant->sinks[row.head]) && d == 0)
+            gpu_fault(a->fault, a->site, row.token);
         o = o * old + 0.0f * fresh;
-        m = max;
     }
-    if (variant.lse && d == 0)
-        variant.lse[place] = attention_lse(&variant, m, l);
-    if (d < a.head_dim)
-        a.y[place * (size_t)a.head_dim + (size_t)d] = l > 0 ? o / l : o;
+    if (d == 0)
+        attention_note_sums(variant, place, m, l);
+    if (d < a->head_dim)
+        a->y[place * (size_t)a->head_dim + (size_t)d] = l > 0 && !variant->m ? o / l : o;
+}
+
+/* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
+__global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
+                                    struct plan_arrays plan, const float *partial, int dim,
+                                    int section) {
+    SHARED_DYNAMIC(float, tiles);
+    SHARED(struct section_shares, shares);
+    let_next_kernel_start();
+    struct decode_split split = plan.splits[blockIdx.x]; /* the plan is older than the results */
+    wait_for_previous_kernel(); /* all do, so that who waits for this kernel waits for that one */
+    if (!split.n_tiles)
+        return;
+    int head = (int)blockIdx.y, row = (int)blockIdx.z;
+    struct row_group g = plan.groups[split.group];
+    if (row >= g.n_rows)
+        return;
+    int group = a.n_heads / a.n_kv_heads, token = g.first_token + (g.first_row + row) / group;
+    struct split_results results;
+    results.dim = dim;
+    results.n = 1 + split.n_tiles - split.first_end;
+    results.next = (size_t)(a.n_kv_heads * GROUP_ROWS * kept_floats(dim));
+    results.begin = partial + (size_t)split.partial * results.next +
+                    (size_t)((head * GROUP_ROWS + row) * kept_floats(dim));
+    merge_row(&a, &variant, results, {token, head * group + (g.first_row + row) % group}, tiles,
+              &shares, section);
+}
+
+/* Where chains find what they merge. */
+struct chain_memory {
+    const struct token_chain *chains;
+    const struct chain_segment *segments;
+    const float *wide, *narrow;
+    int wide_dim, narrow_dim;
+};
+
+/* Results of the row group of a row: as many as its rows see tiles, at least one. */
+static __device__ int own_results(const struct attention_variant *v, const struct plan_arrays *plan,
+                                  const struct token_chain *chain, int sequence, int row,
+                                  int heads_per_group) {
+    int n_tokens = plan->qo_indptr[sequence + 1] - plan->qo_indptr[sequence];
+    int length = plan->kv_lens[sequence];
+    int last = min(row / GROUP_ROWS * GROUP_ROWS + GROUP_ROWS, n_tokens * heads_per_group) - 1;
+    int end = attention_end(v, length - n_tokens, last / heads_per_group, length);
+    return max(1, (end + TILE - 1) / TILE - chain->own_tile);
+}
+
+/* blockIdx: a token and a query head. */
+__global__ static void merge_chains(struct attention_arguments a, struct attention_variant variant,
+                                    struct plan_arrays plan, struct chain_memory memory,
+                                    int section) {
+    SHARED_DYNAMIC(float, tiles);
+    SHARED(struct section_shares, shares);
+    int token = (int)blockIdx.x, head = (int)blockIdx.y, group = a.n_heads / a.n_kv_heads;
+    struct token_chain chain = memory.chains[token];
+    if (!chain.n_segments)
+        return;
+    int sequence = plan.token_sequence[token], kv_head = head / group;
+    int row = (token - plan.qo_indptr[sequence]) * group + head % group; /* of the sequence */
+    struct chain_results r;
+    r.segments = memory.segments + chain.first_segment;
+    r.n_segments = chain.n_segments;
+    r.n = own_results(&variant, &plan, &chain, sequence, row, group);
+    for (int s = 0; s < chain.n_segments; s++)
+        r.n += r.segments[s].n_results;
+    r.wide_dim = memory.wide_dim;
+    r.narrow_dim = memory.narrow_dim;
+    size_t wide = (size_t)(QUERY_ROWS * kept_floats(r.wide_dim));
+    size_t narrow = (size_t)(GROUP_ROWS * kept_floats(r.narrow_dim));
+    r.wide = memory.wide + (size_t)kv_head * wide;
+    r.narrow = memory.narrow + (size_t)kv_head * narrow;
+    r.wide_next = (size_t)a.n_kv_heads * wide;
+    r.narrow_next = (size_t)a.n_kv_heads * narrow;
+    r.head_in_group = head % group;
+    r.heads_per_group = group;
+    r.own_place = chain.own_place + row / GROUP_ROWS * chain.own_places;
+    r.own_row = row % GROUP_ROWS;
+    merge_row(&a, &variant, r, {token, head}, tiles, &shares, section);
+}
+
+/* Results of `results` that a block of `kernel` has room for at once, at least; and asks for that
+ * shared memory. 0: the device has failed. */
+static int section_for(struct gpu_device *gpu, const void *kernel, int head_dim, int results,
+                       size_t *bytes) {
+    int section = (results + LANES - 1) / LANES * LANES;
+    section = section < LANES ? LANES : section > LONGEST_SECTION ? LONGEST_SECTION : section;
+    int dim = (head_dim + VECTOR - 1) / VECTOR * VECTOR;
+    /* No more than fits beside the shares. */
+    int room = (gpu->most_shared - (int)sizeof(struct section_shares)) / (int)sizeof(float) / dim;
+    section = section < room ? section : room / LANES * LANES;
+    *bytes = sizeof(float) * (size_t)(section * dim);
+    return gpu_ok(gpu,
+                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)*bytes),
+                  "attention's shared memory")
+               ? section
+               : 0;
 }
 
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
@@ -129,18 +270,31 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
                          const struct attention_plan *plan) {
     if (!plan->n_splits && !gpu->recording)
         return;
-    int section = (plan->longest_split + LANES - 1) / LANES * LANES;
-    section = section < LANES ? LANES : section > LONGEST_SECTION ? LONGEST_SECTION : section;
+    size_t bytes;
+    int section =
+        section_for(gpu, (const void *)merge_splits, a->head_dim, plan->longest_split, &bytes);
     int dim = decode_dim(a->head_dim, !attention_is_causal_only(variant));
-    /* No more than fits beside the shares. */
-    int room = (gpu->most_shared - (int)sizeof(struct section_shares)) / (int)sizeof(float) / dim;
-    section = section < room ? section : room / LANES * LANES;
-    size_t bytes = sizeof(float) * (size_t)(section * dim);
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
-    if (gpu_ok(gpu,
-               cudaFuncSetAttribute((const void *)merge_splits,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-               "attention's shared memory"))
+    if (section)
         GPU_LAUNCH_EARLY(gpu, merge_splits, grid, THREADS, bytes, *a, *variant, plan->arrays,
                          plan->partial, dim, section);
+}
+
+void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct attention_variant *variant,
+                          const struct attention_plan *plan) {
+    if (!attention_plan_has_cascade(plan))
+        return;
+    size_t bytes;
+    int section = section_for(gpu, (const void *)merge_chains, a->head_dim, LANES, &bytes);
+    struct chain_memory memory = {plan->shared.chains,
+                                  plan->shared.segments,
+                                  plan->shared.work.kept,
+                                  plan->partial,
+                                  wide_dim(a->head_dim),
+                                  decode_dim(a->head_dim, !attention_is_causal_only(variant))};
+    dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
+    if (section)
+        GPU_LAUNCH(gpu, merge_chains, grid, THREADS, bytes, *a, *variant, plan->arrays, memory,
+                   section);
 }

@@ -272,29 +272,44 @@ static void launch_3(struct gpu_device *gpu, const struct attention_arguments *a
                plan->arrays, partial, most_tiles);
 }
 
-/* Version 4: row groups together, each long sequence by itself. */
-static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a,
-                     const struct attention_plan *plan) {
-    if (plan->n_groups) {
-        struct decode_cache cache =
-            decode_cache_of(&a->kv, plan->arrays.page_size, a->n_kv_heads);
-        struct attention_variant causal = attention_variant_causal();
-        gpu_attention_decode(gpu, a, &cache, &causal, plan);
-        gpu_attention_merge(gpu, a, &causal, plan);
-    }
+/* Shared tiles, row groups, and what must be merged of both. */
+void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
+                         const struct kv_views *kv, const struct decode_cache *cache,
+                         const struct attention_variant *variant,
+                         const struct attention_plan *plan) {
+    if (!plan->n_groups)
+        return;
+    gpu_attention_shared(gpu, a, kv, variant, plan);
+    gpu_attention_decode(gpu, a, cache, variant, plan);
+    gpu_attention_merge(gpu, a, variant, plan);
+    gpu_attention_chains(gpu, a, variant, plan);
+}
+
+/* The sequences with too many tokens for row groups, each by itself. */
+void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
+                        const struct kv_views *kv, const struct attention_variant *variant,
+                        const struct attention_plan *plan) {
     for (int i = 0; i < plan->n_long; i++) {
         const struct long_sequence *s = &plan->long_sequences[i];
         struct attention_arguments one = *a;
-        size_t before = (size_t)s->first_token * (size_t)a->n_heads * (size_t)a->head_dim;
-        one.q += before;
-        one.y += before;
         one.n_tokens = s->n_tokens;
         one.kv_len = s->kv_len;
         one.first_token = s->first_token;
+        one.sequence = s->sequence;
         one.pages = plan->arrays.pages + s->pages;
         one.page_size = plan->arrays.page_size;
-        gpu_attention_many_tokens(gpu, &one, 3);
+        gpu_attention_many_rows(gpu, &one, kv, variant, NULL, 3);
     }
+}
+
+/* Version 4: row groups together, each long sequence by itself. */
+static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a,
+                     const struct attention_plan *plan) {
+    struct attention_variant causal = attention_variant_causal();
+    struct kv_views views = kv_layer_views(&a->kv, plan->arrays.page_size, &plan->shape);
+    struct decode_cache cache = decode_cache_of(&a->kv, plan->arrays.page_size, a->n_kv_heads);
+    gpu_attention_short(gpu, a, &views, &cache, &causal, plan);
+    gpu_attention_long(gpu, a, &views, &causal, plan);
 }
 
 void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */

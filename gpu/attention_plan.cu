@@ -59,7 +59,7 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
     size_t rows = (size_t)p->n_partial * (size_t)p->shape.n_kv_heads * GROUP_ROWS;
     size_t bytes =
-        rows * sizeof(float) * (size_t)partial_floats(decode_dim(p->shape.head_dim, true));
+        rows * sizeof(float) * (size_t)kept_floats(decode_dim(p->shape.head_dim, true));
     if (bytes <= p->partial_bytes && p->partial)
         return 0;
     dev->ops->free(dev, p->partial, p->partial_bytes);
@@ -88,7 +88,7 @@ static void fill_sequences(const struct layout *l, unsigned char *at, const stru
             token_sequence[t] = i;
         if (attention_plan_is_long(b, i)) {
             struct long_sequence s = {b->qo_indptr[i], b->qo_indptr[i + 1] - b->qo_indptr[i],
-                                      kv_lens[i], b->kv_indptr[i]};
+                                      kv_lens[i], b->kv_indptr[i], i};
             p->long_sequences[p->n_long++] = s;
         }
     }
@@ -118,6 +118,7 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
         return;
     dev->ops->free(dev, p->device, p->device_bytes);
     dev->ops->free(dev, p->partial, p->partial_bytes);
+    attention_plan_cascade_free(dev, &p->shared);
     free(p->host);
     free(p->long_sequences);
     free(p);
@@ -128,6 +129,7 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
                        struct error *err) {
     p->variant = variant ? *variant : attention_variant_causal();
     p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_partial = 0;
+    p->shared.cascade.n_stretches = 0;
     if (paged_batch_check(b, err))
         return -1;
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
@@ -148,11 +150,12 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     p->n_slots = (int64_t)b->n_pages * b->page_size;
     struct row_group *groups = (struct row_group *)(p->host + l.groups);
     fill_sequences(&l, p->host, b, p);
-    if (attention_plan_share(p, (struct decode_share *)(p->host + l.shares),
+    set_arrays(&p->arrays, &l, p->device);
+    if (attention_plan_cascade(dev, p, b, err) ||
+        attention_plan_share(p, (struct decode_share *)(p->host + l.shares),
                              (struct decode_split *)(p->host + l.splits), groups, b, err) ||
         reserve_partial(dev, p, err))
         return -1;
-    set_arrays(&p->arrays, &l, p->device);
     p->arrays.page_size = b->page_size;
     p->arrays.n_sequences = b->n_sequences;
     p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];

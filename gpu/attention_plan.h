@@ -7,6 +7,7 @@
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
  *     attention_merge.cu   its end, where several thread blocks worked on a sequence
+ *     attention_cascade.cu tiles that sequences share, before it
  *
  * A row is one token and one query head; the rows of one kv head of a sequence are numbered
  * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
@@ -14,9 +15,12 @@
 #ifndef SAMEBITS_ATTENTION_PLAN_H
 #define SAMEBITS_ATTENTION_PLAN_H
 
-#include "gpu/gpu.h"
+#include "gpu/attention.h"
 
-enum { GROUP_ROWS = 8 };
+enum {
+    GROUP_ROWS = 8,
+    SHORT_TOKENS = 4, /* sequences with more go to the kernels for many rows */
+};
 
 struct row_group {
     int32_t sequence, pages;        /* its first page, counted in the page indices */
@@ -26,6 +30,8 @@ struct row_group {
     int32_t first_tile, n_tiles;    /* the tiles that they see: counted from the first one here, and
                                        in shares and splits */
     int32_t length;                 /* of the sequence */
+    int32_t kept;                   /* where the results of its tiles are kept, a place each, for the
+                                       chains of its rows; -1: the rows are finished */
 };
 
 /*
@@ -69,7 +75,39 @@ struct plan_arrays {
 
 /* A sequence with too many rows for row groups: it gets launches of its own. */
 struct long_sequence {
-    int32_t first_token, n_tokens, kv_len, pages;
+    int32_t first_token, n_tokens, kv_len, pages, sequence;
+};
+
+/*
+ * Rows of sequences that share tiles. What a row finds is merged in the end: the results of the
+ * stretches that it is a member of, which attention_work keeps, then those of its row group.
+ */
+struct chain_segment {
+    int32_t place, n_results; /* of the stretch's first row list; of each row list */
+    int32_t index;            /* of the token in the stretch's list of tokens */
+};
+
+struct token_chain {
+    int32_t first_segment, n_segments; /* 0: the token shares nothing */
+    int32_t own_tile;                  /* the first that is not shared */
+    int32_t own_place, own_places;     /* of the sequence's first row group; of each */
+};
+
+struct cascade_sizes {
+    int row_lists, tiles, items, tokens, segments, chains, places;
+};
+
+/* The shared tiles of a batch as work for versions 2 and 3 of attention, and the chains. */
+struct cascade_plan {
+    struct cascade cascade;
+    struct attention_work work;
+    const struct token_chain *chains;      /* device [n_tokens] */
+    const struct chain_segment *segments;  /* device */
+    const struct token_chain *host_chains; /* the same on the host */
+    int own_places;                        /* of row groups, from place 0 on */
+    struct cascade_sizes room; /* what there is memory for */
+    unsigned char *host, *device; /* all arrays */
+    size_t bytes, digits_bytes, kept_bytes;
 };
 
 struct attention_plan {
@@ -85,8 +123,9 @@ struct attention_plan {
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
     size_t host_bytes, device_bytes;
-    float *partial; /* device: [n_partial, n_kv_heads, GROUP_ROWS, partial_floats] */
+    float *partial; /* device: [n_partial, n_kv_heads, GROUP_ROWS, kept_floats] */
     size_t partial_bytes;
+    struct cascade_plan shared;
 };
 
 /* The head dimension as version 4 has it: rounded up to one that a kernel was made for. */
@@ -99,13 +138,7 @@ static inline int decode_dim(int head_dim, bool variant) {
 /* Whether the variant is what attention_paged does. */
 static inline bool attention_is_causal_only(const struct attention_variant *v) {
     return v->causal && v->window_left < 0 && !(v->soft_cap > 0) && !v->mask_form &&
-           !v->alibi_slopes && !v->sinks && !v->lse;
-}
-
-/* What a row leaves of a tile: its values, then m and l, and two floats more to keep vectors
- * aligned. */
-static inline __host__ __device__ int partial_floats(int dim) {
-    return dim + 4;
+           !v->alibi_slopes && !v->sinks && !v->lse && !v->m;
 }
 
 /* Whether sequence i has too many tokens for row groups; how many groups the others have. */
@@ -117,6 +150,25 @@ int attention_plan_count_groups(const struct paged_batch *b, int heads_per_group
 int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
+
+/* Tiles that sequences share. attention_plan_cascade finds them, where that pays; it is called
+ * before the shares are made, which leave them out, and gives results of row groups their places.
+ * Returns 0, or -1 with err set. */
+int attention_plan_cascade(struct device *dev, struct attention_plan *p,
+                           const struct paged_batch *b, struct error *err);
+void attention_plan_cascade_free(struct device *dev, struct cascade_plan *p);
+
+static inline bool attention_plan_has_cascade(const struct attention_plan *p) {
+    return p->shared.cascade.n_stretches > 0;
+}
+
+/* The work, and the end of the chains: behind version 4. */
+void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct kv_views *kv, const struct attention_variant *variant,
+                          const struct attention_plan *plan);
+void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct attention_variant *variant,
+                          const struct attention_plan *plan);
 
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
@@ -135,7 +187,18 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
                          const struct attention_variant *variant,
                          const struct attention_plan *plan);
 
-/* The shared memory that it takes, in bytes. */
+/* All of it for the sequences of few tokens. */
+void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
+                         const struct kv_views *kv, const struct decode_cache *cache,
+                         const struct attention_variant *variant,
+                         const struct attention_plan *plan);
+
+/* Versions 2 and 3 of attention for its long sequences. */
+void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
+                        const struct kv_views *kv, const struct attention_variant *variant,
+                        const struct attention_plan *plan);
+
+/* The shared memory that version 4 takes, in bytes. */
 int gpu_attention_decode_bytes(int head_dim, bool variant);
 
 /* The engine's own caches; any views. Returns false: their rows are not in one piece, or too many.

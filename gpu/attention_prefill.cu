@@ -111,9 +111,11 @@ struct tile_scores {
 
 /* What a lane knows of its rows 2 t and 2 t + 1. */
 struct row_pair {
-    int visible[2];                   /* positions that the row sees in all */
+    struct wide_row query[2];
     float m[2], l[2];                 /* of the tiles so far */
-    float old_share[2], new_share[2]; /* of the merge with this tile */
+    bool sees[2];                     /* something of this tile, */
+    float tile_m[2], tile_l[2];       /* which are its own, */
+    float old_share[2], new_share[2]; /* and what both count for in the merge */
     double unit[2];                   /* 2^(e-30) of the tile's weights */
 };
 
@@ -153,12 +155,24 @@ template <int N> static __device__ __forceinline__ void hide(float s[N / 16][4])
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. */
 static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_first,
-                                            const int visible[2]) {
+                                            const struct row_pair *rows) {
     int first = tile_first + (int)threadIdx.x % 32 / 4;
     UNROLL
     for (int i = 0; i < 64; i++)
-        if (first + i / 4 * 16 + i % 4 / 2 * 8 >= visible[i % 2])
+        if (first + i / 4 * 16 + i % 4 / 2 * 8 >= rows->query[i % 2].end)
             tile->s[i / 4][i % 4] = -INFINITY;
+}
+
+/* The same with a variant, which also changes scores. */
+static __device__ __forceinline__ void vary(struct tile_scores *tile, int tile_first,
+                                            const struct row_pair *rows,
+                                            const struct attention_variant *v) {
+    int first = tile_first + (int)threadIdx.x % 32 / 4;
+    UNROLL
+    for (int i = 0; i < 64; i++) {
+        float *s = &tile->s[i / 4][i % 4];
+        *s = varied_score(&rows->query[i % 2], v, *s, first + i / 4 * 16 + i % 4 / 2 * 8);
+    }
 }
 
 /* Maximum and sum over the eight lanes that share two rows. */
@@ -178,12 +192,13 @@ static __device__ __forceinline__ uint32_t rows_sum(uint32_t x) {
 
 /* Where a tile's softmax begins: the largest score of each row, and what is wrong. */
 struct tile_top {
-    float m[2], base[2];
-    bool sees[2], bad[2];
+    float base[2];
+    bool bad[2];
 };
 
-static __device__ __forceinline__ struct tile_top find_top(const struct tile_scores *tile,
-                                                           const int visible[2], int tile_first) {
+template <bool VARIANT>
+static __device__ __forceinline__ struct tile_top
+find_top(const struct tile_scores *tile, struct row_pair *rows, int tile_first) {
     struct tile_top top;
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -191,16 +206,17 @@ static __device__ __forceinline__ struct tile_top find_top(const struct tile_sco
         UNROLL
         for (int i = 0; i < 32; i++)
             m = fmaxf(m, tile->s[i / 2][i % 2 * 2 + r]);
-        top.m[r] = rows_max(m);
-        top.sees[r] = visible[r] > tile_first;
+        m = rows_max(m);
+        rows->tile_m[r] = m;
+        rows->sees[r] = VARIANT ? m > -INFINITY : rows->query[r].end > tile_first;
         /* A score that float32 cannot hold. */
-        top.bad[r] = top.sees[r] && (top.m[r] == INFINITY || top.m[r] == -INFINITY);
-        top.base[r] = top.sees[r] && !top.bad[r] ? top.m[r] : 0;
+        top.bad[r] = rows->sees[r] && (m == INFINITY || m == -INFINITY);
+        top.base[r] = rows->sees[r] && !top.bad[r] ? m : 0;
     }
     return top;
 }
 
-/* Merges the tile's maximum and its sum into those of the row; sets the shares for o. */
+/* Merges a tile's maximum and sum into those of the row; sets the shares for o. */
 static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float m, float l) {
     float max = rows->m[r] > m ? rows->m[r] : m;
     rows->old_share[r] = num_exp(rows->m[r] - max);
@@ -211,24 +227,26 @@ static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float
 
 /*
  * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
- * tile gets zero weights and keeps what it has. Rows that cannot be snapped are faults of the
- * tokens token[r].
+ * tile gets zero weights. Rows that cannot be snapped are faults.
  */
-static __device__ __forceinline__ void softmax(struct tile_scores *tile, float scale[2],
-                                               struct row_pair *rows, int tile_first,
-                                               const float *v_unit, const int token[2],
-                                               const struct attention_arguments *a) {
-    struct tile_top top = find_top(tile, rows->visible, tile_first);
+template <bool VARIANT>
+static __device__ __forceinline__ void
+softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int tile_first,
+        const float *v_unit, const struct attention_arguments *a) {
+    struct tile_top top = find_top<VARIANT>(tile, rows, tile_first);
     float largest[2] = {0, 0};
     uint32_t units[2] = {0, 0};
     int lane = (int)threadIdx.x % 32;
     UNROLL
     for (int i = 0; i < 64; i++) {
         float *s = &tile->s[i / 4][i % 4];
+        bool hidden = VARIANT && *s == -INFINITY;
         float p = num_exp_below_0(*s - top.base[i % 2]);
         units[i % 2] += num_probability_units(p);
         /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
         *s = p * v_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4];
+        if (VARIANT) /* a unit may be a NaN, which counts if it is seen */
+            *s = hidden ? 0 : *s == *s ? *s : INFINITY;
         largest[i % 2] = fmaxf(largest[i % 2], *s);
     }
     UNROLL
@@ -236,13 +254,11 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         int e = num_row_exponent(num_bits(rows_max(largest[r])));
         bool bad = top.bad[r] || e > BFP_MAX_EXPONENT;
         if (bad && lane < 4)
-            gpu_fault(a->fault, a->site, a->first_token + token[r]);
+            gpu_fault(a->fault, a->site, rows->query[r].token);
         e = bad ? BFP_MIN_EXPONENT : e;
         scale[r] = bad ? 0 : num_pow2f(15 - e);
         rows->unit[r] = num_pow2(e - 30);
-        float l = (float)rows_sum(units[r]) * 0x1p-23f;
-        if (top.sees[r])
-            merge(rows, r, top.m[r], l);
+        rows->tile_l[r] = (float)rows_sum(units[r]) * 0x1p-23f;
     }
 }
 
@@ -268,12 +284,13 @@ snap_weights(struct weight_digits *out, const struct tile_scores *tile, const fl
     }
 }
 
-/* Adds a tile's weighted sum of 32 dimensions to o [32, 8], which only this warp uses: dimension,
- * row. n: positions of the tile that anybody sees. */
+/* A tile's weighted sum of 32 dimensions: merged into o [32, 8], which only this warp uses,
+ * dimension by row, or kept: to[r] is where row r's begin. n: positions of the tile that anybody
+ * sees. */
 template <int DIM>
 static __device__ __forceinline__ void
-add_values(float *o, const struct weight_digits *w, const unsigned char *values,
-           const struct row_pair *rows, int tile_first, int n) {
+add_values(float *o, float *const to[2], bool merges, const struct weight_digits *w,
+           const unsigned char *values, const struct row_pair *rows, int n) {
     struct digit_sums sums[2];
     int lane = (int)threadIdx.x % 32;
     const int column = column_bytes(VALUE_DIMS), low = 16 * VALUE_DIMS;
@@ -296,76 +313,133 @@ add_values(float *o, const struct weight_digits *w, const unsigned char *values,
         float2 sum = *at;
         float x = (float)(dot_of(&sums[i / 2], i % 2 * 2) * rows->unit[0]);
         float y = (float)(dot_of(&sums[i / 2], i % 2 * 2 + 1) * rows->unit[1]);
-        if (rows->visible[0] > tile_first)
+        if (!merges) {
+            if (to[0])
+                to[0][8 * i + lane / 4] = x;
+            if (to[1])
+                to[1][8 * i + lane / 4] = y;
+            continue;
+        }
+        if (rows->sees[0])
             sum.x = sum.x * rows->old_share[0] + x * rows->new_share[0];
-        if (rows->visible[1] > tile_first)
+        if (rows->sees[1])
             sum.y = sum.y * rows->old_share[1] + y * rows->new_share[1];
         *at = sum;
     }
 }
 
 /* Sets 2^exponent of the keys and the values of a tile, a position a thread. */
+template <bool VARIANT>
 static __device__ __forceinline__ void set_units(double *k_unit, float *v_unit, char2 exponents) {
-    k_unit[threadIdx.x] = num_pow2(exponents.x);
-    v_unit[threadIdx.x] = num_pow2f(exponents.y);
+    int k = exponents.x, v = exponents.y;
+    k_unit[threadIdx.x] = VARIANT && k == NOT_FINITE ? NAN : num_pow2(k);
+    v_unit[threadIdx.x] = VARIANT && v == NOT_FINITE ? NAN : num_pow2f(v);
 }
 
+/* The memory of a block. */
+struct block_memory {
+    unsigned char *ring, *queries;
+    float *o; /* of this warp: [DIM, 8 rows] */
+    double *k_unit;
+    float *v_unit;
+};
+
+template <int DIM> static __device__ struct block_memory cut_memory(unsigned char *memory) {
+    struct block_memory m;
+    m.ring = memory;
+    m.queries = memory + STAGES * sizes<DIM>::STAGE_BYTES;   /* [ROWS] rows */
+    float *o_rows = (float *)(m.queries + group_bytes(ROWS, DIM)); /* [8 warps, DIM, 8 rows] */
+    m.o = o_rows + threadIdx.x / 32 * 8 * DIM;
+    m.k_unit = (double *)(o_rows + ROWS * DIM); /* [TILE] 2^exponent of the keys */
+    m.v_unit = (float *)(m.k_unit + TILE);      /* [TILE] of the values */
+    return m;
+}
+
+/* What row r of this lane leaves: its values of all dimensions, m and l. */
 template <int DIM>
-__global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
-    attention_2(struct attention_arguments a, struct attention_digits in) {
+static __device__ __forceinline__ void keep_row(float *to, const float *o, int r, float m,
+                                                float l) {
+    int lane = (int)threadIdx.x % 32;
+    for (int d = lane / 4; d < DIM && o; d += 8)
+        to[d] = o[d * 8 + lane % 4 * 2 + r];
+    if (lane < 4)
+        *(float2 *)(to + DIM) = make_float2(m, l);
+}
+
+/* The end of a row: y. */
+template <bool VARIANT>
+static __device__ __forceinline__ void
+finish_row(const struct attention_arguments *a, const struct attention_variant *v,
+           const struct wide_row *row, const float *o, int r, float m, float l) {
+    int lane = (int)threadIdx.x % 32;
+    size_t number = (size_t)row->token * (size_t)a->n_heads + (size_t)row->head;
+    float *y = a->y + number * (size_t)a->head_dim, old = 1, fresh = 0;
+    if (VARIANT) {
+        if (v->sinks) /* a tile of values that are 0 */
+            attention_merge_sink(v->sinks[row->head], &m, &l, &old, &fresh);
+        if (v->sinks && !attention_sink_is_finite(v->sinks[row->head]))
+            gpu_fault(a->fault, a->site, row->token);
+        if (lane < 4)
+            attention_note_sums(v, number, m, l);
+    }
+    bool divides = l > 0 && !(VARIANT && v->m);
+    for (int d = lane / 4; d < a->head_dim; d += 8) {
+        float sum = o[d * 8 + lane % 4 * 2 + r];
+        float x = VARIANT && v->sinks ? sum * old + 0.0f * fresh : sum;
+        y[d] = divides ? x / l : x;
+    }
+}
+
+/* The tiles of an item, for the rows of a block. */
+template <int DIM, bool VARIANT>
+static __device__ __forceinline__ void
+run_item(const struct attention_arguments *a, const struct attention_digits *in,
+         const struct attention_variant *variant, const struct attention_work *work,
+         const struct wide_task *task, const struct block_memory *mem) {
     typedef struct sizes<DIM> size;
-    SHARED_DYNAMIC(unsigned char, memory);
-    unsigned char *queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
-    float *o_rows = (float *)(queries + group_bytes(ROWS, DIM)); /* [8 warps, DIM, 8 rows] */
-    double *k_unit = (double *)(o_rows + ROWS * DIM); /* [TILE] 2^exponent of the keys */
-    float *v_unit = (float *)(k_unit + TILE);         /* [TILE] of the values */
-    int kv_head = (int)blockIdx.x, group = a.n_heads / a.n_kv_heads;
-    int block_row = (int)(gridDim.y - 1 - blockIdx.y) * ROWS; /* those with most to see go first */
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int warp_row = block_row + warp * 8, last_row = in.n_rows - 1;
-    float *o = o_rows + warp * 8 * DIM;
+    const struct wide_item *item = &task->item;
+    int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int my_row = warp * 8 + lane % 4 * 2, n_tiles = item->n_tiles;
+    size_t group = (size_t)kv_head * (size_t)in->n_groups + (size_t)item->rows;
 
     /* A group of queries is whole; rows behind the end are not written. */
-    const unsigned char *my_queries = queries + warp * 8 * 16;
-    const uint8_t *query_group = in.queries + ((size_t)kv_head * gridDim.y + block_row / ROWS) *
-                                                  (size_t)group_bytes(ROWS, DIM);
+    const unsigned char *my_queries = mem->queries + warp * 8 * 16;
+    const uint8_t *query_group = in->queries + group * (size_t)group_bytes(ROWS, DIM);
     for (int at = (int)threadIdx.x * 16; at < group_bytes(ROWS, DIM); at += THREADS * 16)
-        cp_async_16(queries + at, query_group + at);
-    int before = a.kv_len - a.n_tokens, token[2];
+        cp_async_16(mem->queries + at, query_group + at);
     struct row_pair rows;
     double q_unit[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int row = min(warp_row + lane % 4 * 2 + r, last_row);
-        token[r] = row / group;
-        rows.visible[r] = before + token[r] + 1;
+        int row = min(my_row + r, task->rows.n_rows - 1);
+        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &task->rows, kv_head, row);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        q_unit[r] = num_pow2(in.query_exponents[(size_t)kv_head * (size_t)in.n_rows + (size_t)row] - 30) * a.scale;
+        q_unit[r] =
+            num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
     }
     for (int i = lane; i < 8 * DIM; i += 32)
-        o[i] = 0;
+        mem->o[i] = 0;
     __syncwarp();
 
-    int block_visible = before + min(block_row + ROWS - 1, last_row) / group + 1;
-    int n_tiles = block_visible <= 0 ? 0 : (block_visible + TILE - 1) / TILE;
-    int n_last = block_visible - (n_tiles - 1) * TILE;
+    int n_last = min((int)TILE, task->end - (item->first_tile + n_tiles - 1) * TILE);
+    size_t first_of_digits = (size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile;
     struct chunk_ring<size, struct thread_copies> chunks = {};
-    chunks.from = in.tiles + (size_t)kv_head * (size_t)in.n_tiles * tile_bytes(DIM);
-    chunks.ring = memory;
+    chunks.from = in->tiles + first_of_digits * (size_t)tile_bytes(DIM);
+    chunks.ring = mem->ring;
     chunks.tiles_left = n_tiles;
     chunks.n_last = (n_last + size::KEYS - 1) / size::KEYS;
     for (int i = 0; i < STAGES - 1; i++) /* the queries come with the first chunk */
         chunks.start();
     /* The exponents of a position a thread, fetched one tile ahead. */
     const char2 *tile_exponents =
-        (const char2 *)in.exponents + (size_t)kv_head * (size_t)in.n_tiles * TILE + threadIdx.x;
+        (const char2 *)in->exponents + first_of_digits * TILE + threadIdx.x;
     char2 exponents = n_tiles ? tile_exponents[0] : make_char2(0, 0);
 
     for (int tile = 0; tile < n_tiles; tile++) {
-        int first = tile * TILE, n = min(TILE, block_visible - first);
+        int first = (item->first_tile + tile) * TILE, n = min((int)TILE, task->end - first);
         /* Nobody reads the units of the last tile any more: its values came after a barrier. */
-        set_units(k_unit, v_unit, exponents);
+        set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
         if (tile + 1 < n_tiles)
             exponents = tile_exponents[(tile + 1) * TILE];
         struct tile_scores scores;
@@ -379,49 +453,85 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
             UNROLL
             for (int i = 0; i < size::KEYS; i += 32)
                 score_32_keys<DIM>(scores.s + (c + i) / 16, my_queries, keys + i * 16,
-                                   k_unit + c + i, q_unit);
+                                   mem->k_unit + c + i, q_unit);
         }
-        if (first + TILE > rows.visible[0]) /* the other row sees as much or more */
-            mask(&scores, first, rows.visible);
+        if (VARIANT)
+            vary(&scores, first, &rows, variant);
+        else if (first + TILE > min(rows.query[0].end, rows.query[1].end))
+            mask(&scores, first, &rows);
         float scale[2];
-        softmax(&scores, scale, &rows, first, v_unit, token, &a);
+        softmax<VARIANT>(&scores, scale, &rows, first, mem->v_unit, a);
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
-        for (int d = 0; d < DIM; d += VALUE_DIMS)
-            add_values<DIM>(o + d * 8, &weights, chunks.next(), &rows, first, n);
+        float *kept[2];
+        bool merges = tile < item->n_merged;
+        UNROLL
+        for (int r = 0; r < 2; r++) {
+            kept[r] = my_row + r < task->rows.n_rows
+                          ? kept_at<DIM>(a, work, item, kv_head, my_row + r, tile)
+                          : NULL;
+            if (merges && rows.sees[r])
+                merge(&rows, r, rows.tile_m[r], rows.tile_l[r]);
+            if (kept[r])
+                keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
+                              rows.tile_l[r]);
+        }
+        for (int d = 0; d < DIM; d += VALUE_DIMS) {
+            float *to[2] = {kept[0] ? kept[0] + d : NULL, kept[1] ? kept[1] + d : NULL};
+            add_values<DIM>(mem->o + d * 8, to, merges, &weights, chunks.next(), &rows, n);
+        }
     }
-
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int row = warp_row + lane % 4 * 2 + r;
-        if (row > last_row)
+        if (my_row + r >= task->rows.n_rows)
             continue;
-        int head = kv_head * group + row % group;
-        size_t at = ((size_t)token[r] * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
-        for (int d = lane / 4; d < a.head_dim; d += 8) {
-            float sum = o[d * 8 + lane % 4 * 2 + r];
-            a.y[at + (size_t)d] = rows.l[r] > 0 ? sum / rows.l[r] : sum;
-        }
+        if (item->place < 0)
+            finish_row<VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
+        else if (item->n_merged)
+            keep_row<DIM>(kept_at<DIM>(a, work, item, kv_head, my_row + r, -1), mem->o, r,
+                          rows.m[r], rows.l[r]);
     }
 }
 
-template <int DIM>
-static void launch(struct gpu_device *gpu, const struct attention_arguments *a) {
+template <int DIM, bool VARIANT>
+__global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
+    attention_2(struct attention_arguments a, struct attention_digits in,
+                struct attention_variant variant, struct attention_work work) {
+    SHARED_DYNAMIC(unsigned char, memory);
+    struct block_memory mem = cut_memory<DIM>(memory);
+    int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
+    for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
+        __syncthreads(); /* all are done with the item before */
+        struct wide_task task = wide_task_of<VARIANT>(&a, &variant, &work, &in, i);
+        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &task, &mem);
+    }
+}
+
+template <int DIM, bool VARIANT>
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct kv_views *kv, const struct attention_variant *variant,
+                   const struct attention_work *work) {
     typedef struct sizes<DIM> size;
     struct attention_digits d = {};
+    struct attention_work all = {};
     d.dim = DIM;
     d.keys = size::KEYS;
     d.value_dims = VALUE_DIMS;
-    if (!gpu_attention_digits(gpu, a, &d) ||
+    d.first_tile = work ? 0 : attention_first(variant, a->kv_len - a->n_tokens, 0) / TILE;
+    if (work)
+        all = *work;
+    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
         !gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)attention_2<DIM>,
+                cudaFuncSetAttribute((const void *)attention_2<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
-    GPU_LAUNCH(gpu, attention_2<DIM>,
-               dim3((unsigned)a->n_kv_heads, gpu_blocks((size_t)d.n_rows, ROWS)), THREADS,
-               size::SHARED_BYTES, *a, d);
+    size_t n = (size_t)(work ? work->n_items : d.n_groups);
+    dim3 grid((unsigned)a->n_kv_heads,
+              work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
+    GPU_LAUNCH(gpu, (attention_2<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
+               all);
 }
 
 int gpu_attention_prefill_bytes(int head_dim) {
@@ -433,18 +543,33 @@ int gpu_attention_prefill_bytes(int head_dim) {
                              : sizes<256>::SHARED_BYTES;
 }
 
-void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a) {
+/* Variants, and results that are kept, have fewer sizes of kernels: they take long to compile. */
+template <bool VARIANT>
+static void launch_wide(struct gpu_device *gpu, const struct attention_arguments *a,
+                        const struct kv_views *kv, const struct attention_variant *variant,
+                        const struct attention_work *work) {
+    switch (wide_dim(a->head_dim)) {
+    case 64:
+        return launch<64, VARIANT>(gpu, a, kv, variant, work);
+    case 128:
+        return launch<128, VARIANT>(gpu, a, kv, variant, work);
+    case 192:
+        return launch<192, VARIANT>(gpu, a, kv, variant, work);
+    default:
+        return launch<256, VARIANT>(gpu, a, kv, variant, work);
+    }
+}
+
+void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct kv_views *kv, const struct attention_variant *variant,
+                           const struct attention_work *work) {
     int dim = a->head_dim;
-    if (dim <= 32)
-        launch<32>(gpu, a);
-    else if (dim <= 64)
-        launch<64>(gpu, a);
-    else if (dim <= 96)
-        launch<96>(gpu, a);
-    else if (dim <= 128)
-        launch<128>(gpu, a);
-    else if (dim <= 192)
-        launch<192>(gpu, a);
+    if (!gpu_attention_is_plain(kv, variant))
+        launch_wide<true>(gpu, a, kv, variant, work);
+    else if (!work && dim <= 32)
+        launch<32, false>(gpu, a, kv, variant, work);
+    else if (!work && dim > 64 && dim <= 96)
+        launch<96, false>(gpu, a, kv, variant, work);
     else
-        launch<256>(gpu, a);
+        launch_wide<false>(gpu, a, kv, variant, work);
 }

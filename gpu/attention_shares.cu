@@ -11,7 +11,6 @@
 
 enum {
     TILE = ATTENTION_TILE,
-    SHORT_TOKENS = 4,   /* sequences with more go to the kernels for many tokens */
     TILE_COST = 32,     /* what a tile costs beside its positions, in positions */
     SPLIT_COST = 320,   /* and merging what was split */
     MOST_DEALT = 16384, /* groups times shares: dealing must not take long */
@@ -33,9 +32,13 @@ int attention_plan_count_groups(const struct paged_batch *b, int heads_per_group
     return n;
 }
 
-static void fill_groups(struct row_group *out, const struct paged_batch *b, int heads_per_group,
-                        const struct attention_variant *v) {
+static void fill_groups(struct row_group *out, const struct attention_plan *p,
+                        const struct paged_batch *b, int heads_per_group) {
+    const struct attention_variant *v = &p->variant;
     for (int i = 0; i < b->n_sequences; i++) {
+        struct token_chain chain = {}; /* of all its tokens */
+        if (attention_plan_has_cascade(p) && b->qo_indptr[i] < b->qo_indptr[i + 1])
+            chain = p->shared.host_chains[b->qo_indptr[i]];
         int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
         for (int first = 0; !attention_plan_is_long(b, i) && first < rows;
              first += GROUP_ROWS, out++) {
@@ -49,9 +52,14 @@ static void fill_groups(struct row_group *out, const struct paged_batch *b, int 
             out->length = paged_batch_kv_len(b, i);
             out->kv_len = attention_end(v, out->before, (end - 1) / heads_per_group, out->length);
             out->first_tile = attention_first(v, out->before, first / heads_per_group) / TILE;
+            if (out->first_tile < chain.own_tile)
+                out->first_tile = chain.own_tile;
             out->n_tiles = blocks_of(out->kv_len, TILE) - out->first_tile;
+            out->kept =
+                chain.own_tile ? chain.own_place + first / GROUP_ROWS * chain.own_places : -1;
             if (out->n_tiles <= 0) { /* an empty one: zeros are written */
-                out->first_tile = out->kv_len = 0;
+                out->first_tile = chain.own_tile;
+                out->kv_len = 0;
                 out->n_tiles = 1;
             }
         }
@@ -85,7 +93,8 @@ static void find_cut(struct cut *at, int64_t *before, const struct row_group *gr
 
 static void clear_shares(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits) {
-    p->n_splits = p->n_partial = p->longest_split = 0;
+    p->n_splits = p->longest_split = 0;
+    p->n_partial = attention_plan_has_cascade(p) ? p->shared.own_places : 0;
     memset(shares, 0, sizeof *shares * (size_t)p->n_shares);
     memset(splits, 0, sizeof *splits * (size_t)p->n_shares);
 }
@@ -106,6 +115,8 @@ static void begin_share(struct decode_share *s, const struct row_group *groups, 
 static void split_at(struct attention_plan *p, struct decode_share *share,
                      struct decode_split *splits, const struct row_group *groups, struct cut begin,
                      struct cut end) {
+    if (groups[end.group].kept >= 0) /* its tiles are kept one by one anyway */
+        return;
     if (begin.group != end.group || !begin.tile) { /* this share has the group's beginning */
         struct decode_split *d = &splits[p->n_splits++];
         d->partial = p->n_partial;
@@ -213,7 +224,7 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err) {
     int64_t all = 0, tiles = 0;
-    fill_groups(groups, b, p->shape.n_heads / p->shape.n_kv_heads, &p->variant);
+    fill_groups(groups, p, b, p->shape.n_heads / p->shape.n_kv_heads);
     p->most_rows = 1;
     for (int i = 0; i < p->n_groups; i++) {
         all += cost_of(&groups[i]);

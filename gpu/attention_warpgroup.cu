@@ -98,9 +98,11 @@ struct tile_scores {
 
 /* What a thread knows of its two rows. */
 struct row_pair {
-    int visible[2];                   /* positions that the row sees in all */
+    struct wide_row query[2];
     float m[2], l[2];                 /* of the tiles so far */
-    float old_share[2], new_share[2]; /* of the merge with this tile */
+    bool sees[2];                     /* something of this tile, */
+    float tile_m[2], tile_l[2];       /* which are its own, */
+    float old_share[2], new_share[2]; /* and what both count for in the merge */
     struct unit unit[2];              /* 2^(e-30) of the tile's weights */
 };
 
@@ -152,12 +154,24 @@ static __device__ __forceinline__ void hide(float s[4][4]) {
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. */
 static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_first,
-                                            const int visible[2]) {
+                                            const struct row_pair *rows) {
     int first = tile_first + (int)threadIdx.x % 4 * 2;
     UNROLL
     for (int i = 0; i < 128; i++)
-        if (first + i / 4 * 8 + i % 2 >= visible[i / 2 % 2])
+        if (first + i / 4 * 8 + i % 2 >= rows->query[i / 2 % 2].end)
             tile->s[i / 4][i % 4] = -INFINITY;
+}
+
+/* The same with a variant, which also changes scores. */
+static __device__ __forceinline__ void vary(struct tile_scores *tile, int tile_first,
+                                            const struct row_pair *rows,
+                                            const struct attention_variant *v) {
+    int first = tile_first + (int)threadIdx.x % 4 * 2;
+    UNROLL
+    for (int i = 0; i < 128; i++) {
+        float *s = &tile->s[i / 4][i % 4];
+        *s = varied_score(&rows->query[i / 2 % 2], v, *s, first + i / 4 * 8 + i % 2);
+    }
 }
 
 /* Maximum and sum over the four lanes that share a row. */
@@ -171,7 +185,7 @@ static __device__ __forceinline__ uint32_t quad_sum(uint32_t x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Merges the tile's maximum and its sum into those of the row; sets the shares for the output. */
+/* Merges a tile's maximum and sum into those of the row; sets the shares for the output. */
 static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float m, float l) {
     float max = rows->m[r] > m ? rows->m[r] : m;
     rows->old_share[r] = num_exp(rows->m[r] - max);
@@ -182,26 +196,25 @@ static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float
 
 /*
  * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
- * tile gets zero weights and keeps what it has. Positions from n on, nobody sees. Rows that cannot
- * be snapped are faults of the tokens token[r].
+ * tile gets zero weights. Positions from n on, nobody sees. Rows that cannot be snapped are faults.
  */
-static __device__ __forceinline__ void softmax(struct tile_scores *tile, float scale[2],
-                                               struct row_pair *rows, int tile_first, int n,
-                                               const float *v_unit, const int token[2],
-                                               const struct attention_arguments *a) {
+template <bool VARIANT>
+static __device__ __forceinline__ void
+softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int tile_first, int n,
+        const float *v_unit, const struct attention_arguments *a) {
     float m[2] = {-INFINITY, -INFINITY}, base[2], largest[2] = {0, 0};
     uint32_t units[2] = {0, 0};
-    bool sees[2], bad[2];
+    bool bad[2];
     UNROLL
     for (int i = 0; i < 128; i++)
         m[i / 2 % 2] = fmaxf(m[i / 2 % 2], tile->s[i / 4][i % 4]);
     UNROLL
     for (int r = 0; r < 2; r++) {
         m[r] = quad_max(m[r]);
-        sees[r] = rows->visible[r] > tile_first;
+        rows->sees[r] = VARIANT ? m[r] > -INFINITY : rows->query[r].end > tile_first;
         /* A score that float32 cannot hold. */
-        bad[r] = sees[r] && (m[r] == INFINITY || m[r] == -INFINITY);
-        base[r] = sees[r] && !bad[r] ? m[r] : 0;
+        bad[r] = rows->sees[r] && (m[r] == INFINITY || m[r] == -INFINITY);
+        base[r] = rows->sees[r] && !bad[r] ? m[r] : 0;
     }
     UNROLL
     for (int c = 0; c < TILE; c += KEYS) {
@@ -210,16 +223,21 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
             const float2 unit = *(const float2 *)(v_unit + 8 * i + threadIdx.x % 4 * 2);
             UNROLL
             for (int j = 0; j < 4; j++) {
+                float *s = &tile->s[i][j];
                 if (c >= n) { /* nobody sees them */
-                    tile->s[i][j] = 0;
+                    *s = 0;
                     continue;
                 }
-                float p = num_exp_below_0(tile->s[i][j] - base[j / 2]);
+                bool hidden = VARIANT && *s == -INFINITY;
+                float p = num_exp_below_0(*s - base[j / 2]);
                 /* num_probability_units; the bits of 2^23 come off below */
                 units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
                 /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-                tile->s[i][j] = p * (j % 2 ? unit.y : unit.x);
-                largest[j / 2] = fmaxf(largest[j / 2], tile->s[i][j]);
+                *s = p * (j % 2 ? unit.y : unit.x);
+                if (VARIANT) { /* a unit may be a NaN, which counts if it is seen */
+                    *s = hidden ? 0 : *s == *s ? *s : INFINITY;
+                }
+                largest[j / 2] = fmaxf(largest[j / 2], *s);
             }
         }
         for (int r = 0; r < 2; r++)
@@ -230,13 +248,12 @@ static __device__ __forceinline__ void softmax(struct tile_scores *tile, float s
         int e = num_row_exponent(num_bits(quad_max(largest[r])));
         bad[r] = bad[r] || e > BFP_MAX_EXPONENT;
         if (bad[r] && threadIdx.x % 4 == 0)
-            gpu_fault(a->fault, a->site, a->first_token + token[r]);
+            gpu_fault(a->fault, a->site, rows->query[r].token);
         e = bad[r] ? BFP_MIN_EXPONENT : e;
         scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
         rows->unit[r] = unit_of(num_pow2(e - 30));
-        float l = (float)quad_sum(units[r]) * 0x1p-23f;
-        if (sees[r])
-            merge(rows, r, m[r], l);
+        rows->tile_m[r] = m[r];
+        rows->tile_l[r] = (float)quad_sum(units[r]) * 0x1p-23f;
     }
 }
 
@@ -294,11 +311,11 @@ multiply_values(struct digit_sums<32> *sums, const uint32_t high[4][4], const ui
     settle(sums);
 }
 
-/* Merges a tile's weighted sums of 64 dimensions into this thread's part of the output: o[i] at
- * i * THREADS has dimensions 8 i + 2 t and 8 i + 2 t + 1 of both rows. */
+/* What a thread has of the values of its rows, in float32: merges a tile's weighted sums of 64
+ * dimensions into it. o[i] at i * THREADS has dimensions 8 i + 2 t and 8 i + 2 t + 1 of both rows.
+ */
 static __device__ __forceinline__ void add_values(float4 *o, const struct digit_sums<32> *sums,
-                                                  const struct row_pair *rows, int tile_first) {
-    bool sees[2] = {rows->visible[0] > tile_first, rows->visible[1] > tile_first};
+                                                  const struct row_pair *rows) {
     UNROLL
     for (int i = 0; i < 8; i++) {
         float4 old = o[i * THREADS], sum;
@@ -311,85 +328,160 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
         sum.y = old.y * rows->old_share[0] + x[1] * rows->new_share[0];
         sum.z = old.z * rows->old_share[1] + x[2] * rows->new_share[1];
         sum.w = old.w * rows->old_share[1] + x[3] * rows->new_share[1];
-        o[i * THREADS] = make_float4(sees[0] ? sum.x : old.x, sees[0] ? sum.y : old.y,
-                                     sees[1] ? sum.z : old.z, sees[1] ? sum.w : old.w);
+        o[i * THREADS] =
+            make_float4(rows->sees[0] ? sum.x : old.x, rows->sees[0] ? sum.y : old.y,
+                        rows->sees[1] ? sum.z : old.z, rows->sees[1] ? sum.w : old.w);
+    }
+}
+
+/* Keeps them instead: to[r] is where row r's 64 dimensions go. */
+static __device__ __forceinline__ void keep_values(float *const to[2],
+                                                   const struct digit_sums<32> *sums,
+                                                   const struct row_pair *rows) {
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        UNROLL
+    for (int r = 0; r < 2; r++) {
+        float x[2];
+        UNROLL
+        for (int j = 0; j < 2; j++)
+            x[j] = (float)scaled_dot(sums->high[4 * i + 2 * r + j], sums->middle[4 * i + 2 * r + j],
+                                     sums->low[4 * i + 2 * r + j], rows->unit[r]);
+        if (to[r])
+            *(float2 *)(to[r] + 8 * i + threadIdx.x % 4 * 2) = make_float2(x[0], x[1]);
     }
 }
 
 /* Sets 2^exponent of the keys and the values of a tile, two positions a thread. */
+template <bool VARIANT>
 static __device__ __forceinline__ void set_units(struct unit *k_unit, float *v_unit,
                                                  char4 exponents) {
-    k_unit[2 * threadIdx.x] = unit_of(num_pow2(exponents.x));
-    k_unit[2 * threadIdx.x + 1] = unit_of(num_pow2(exponents.z));
-    ((float2 *)v_unit)[threadIdx.x] = make_float2(num_pow2f(exponents.y), num_pow2f(exponents.w));
+    const signed char e[4] = {exponents.x, exponents.y, exponents.z, exponents.w};
+    UNROLL
+    for (int j = 0; j < 2; j++) {
+        bool k_bad = VARIANT && e[2 * j] == NOT_FINITE, v_bad = VARIANT && e[2 * j + 1] == NOT_FINITE;
+        k_unit[2 * threadIdx.x + j] = unit_of(k_bad ? NAN : num_pow2(e[2 * j]));
+        v_unit[2 * threadIdx.x + j] = v_bad ? NAN : num_pow2f(e[2 * j + 1]);
+    }
 }
 
-template <int DIM>
-__global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
-    attention_3(struct attention_arguments a, struct attention_digits in) {
-    typedef struct warpgroup_sizes<DIM> size;
-    SHARED_DYNAMIC(unsigned char, memory);
-    unsigned char *queries = memory + STAGES * size::STAGE_BYTES;           /* [ROWS] rows */
-    float4 *o = (float4 *)(queries + group_bytes(ROWS, DIM)) + threadIdx.x; /* [DIM / 8, THREADS] */
-    struct unit *k_unit =
-        (struct unit *)(queries + group_bytes(ROWS, DIM) + 4 * ROWS * DIM); /* [TILE] */
-    float *v_unit = (float *)(k_unit + TILE);                               /* [TILE] */
-    int kv_head = (int)blockIdx.x, group = a.n_heads / a.n_kv_heads;
-    int row_group = (int)(gridDim.y - 1 - blockIdx.y); /* those with most to see go first */
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, last_row = in.n_rows - 1;
-    int first_row = row_group * ROWS + warp * 16 + lane / 4;
+/* The memory of a block. */
+struct block_memory {
+    unsigned char *ring, *queries;
+    float4 *o; /* of this thread: [DIM / 8] every THREADS */
+    struct unit *k_unit;
+    float *v_unit;
+    struct bulk_barrier *arrived;
+};
 
-    int before = a.kv_len - a.n_tokens, token[2];
+template <int DIM> static __device__ struct block_memory cut_memory(unsigned char *memory) {
+    typedef struct warpgroup_sizes<DIM> size;
+    struct block_memory m;
+    m.ring = memory;
+    m.queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
+    float4 *o = (float4 *)(m.queries + group_bytes(ROWS, DIM));
+    m.o = o + threadIdx.x;
+    m.k_unit = (struct unit *)(o + DIM / 8 * THREADS); /* [TILE] */
+    m.v_unit = (float *)(m.k_unit + TILE);             /* [TILE] */
+    m.arrived = (struct bulk_barrier *)(m.v_unit + TILE);
+    return m;
+}
+
+/* What a thread's row leaves: its values of all dimensions, m and l. */
+template <int DIM>
+static __device__ __forceinline__ void keep_row(float *to, const float4 *o, int r, float m,
+                                                float l) {
+    int t = (int)threadIdx.x % 4;
+    for (int i = 0; i < DIM / 8 && o; i++) {
+        const float *sum = (const float *)&o[i * THREADS] + 2 * r;
+        *(float2 *)(to + 8 * i + 2 * t) = make_float2(sum[0], sum[1]);
+    }
+    if (t == 0)
+        *(float2 *)(to + DIM) = make_float2(m, l);
+}
+
+/* The end of a row: y. */
+template <int DIM, bool VARIANT>
+static __device__ __forceinline__ void
+finish_row(const struct attention_arguments *a, const struct attention_variant *v,
+           const struct wide_row *row, const float4 *o, int r, float m, float l) {
+    int t = (int)threadIdx.x % 4;
+    size_t number = (size_t)row->token * (size_t)a->n_heads + (size_t)row->head;
+    float *y = a->y + number * (size_t)a->head_dim, old = 1, fresh = 0;
+    if (VARIANT) {
+        if (v->sinks) /* a tile of values that are 0 */
+            attention_merge_sink(v->sinks[row->head], &m, &l, &old, &fresh);
+        if (v->sinks && !attention_sink_is_finite(v->sinks[row->head]))
+            gpu_fault(a->fault, a->site, row->token);
+        if (t == 0)
+            attention_note_sums(v, number, m, l);
+    }
+    bool divides = l > 0 && !(VARIANT && v->m);
+    for (int i = 0; i < DIM / 8; i++) {
+        const float *sum = (const float *)&o[i * THREADS] + 2 * r;
+        for (int j = 0; j < 2; j++) {
+            int d = 8 * i + 2 * t + j;
+            float x = VARIANT && v->sinks ? sum[j] * old + 0.0f * fresh : sum[j];
+            if (d < a->head_dim)
+                y[d] = divides ? x / l : x;
+        }
+    }
+}
+
+/* The tiles of an item, for the rows of a block. */
+template <int DIM, bool VARIANT>
+static __device__ __forceinline__ void
+run_item(const struct attention_arguments *a, const struct attention_digits *in,
+         const struct attention_variant *variant, const struct attention_work *work,
+         const struct wide_task *task, const struct block_memory *mem,
+         struct bulk_copies *copies) {
+    typedef struct warpgroup_sizes<DIM> size;
+    const struct wide_item *item = &task->item;
+    int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int my_row = warp * 16 + lane / 4, n_tiles = item->n_tiles;
+    int least_visible = INT32_MAX; /* of the rows of this thread's warp */
+    size_t group = (size_t)kv_head * (size_t)in->n_groups + (size_t)item->rows;
     struct row_pair rows;
     double q_unit[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int row = min(first_row + 8 * r, last_row);
-        token[r] = row / group;
-        rows.visible[r] = before + token[r] + 1;
+        int row = min(my_row + 8 * r, task->rows.n_rows - 1);
+        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &task->rows, kv_head, row);
+        least_visible = min(least_visible, rows.query[r].end);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
         q_unit[r] =
-            num_pow2(in.query_exponents[(size_t)kv_head * (size_t)in.n_rows + (size_t)row] - 30) *
-            a.scale;
+            num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
     }
     for (int i = 0; i < DIM / 8; i++)
-        o[i * THREADS] = make_float4(0, 0, 0, 0);
+        mem->o[i * THREADS] = make_float4(0, 0, 0, 0);
 
-    int block_visible = before + min(row_group * ROWS + ROWS - 1, last_row) / group + 1;
-    int least_visible = before + row_group * ROWS / group + 1; /* of any row of the block */
-    int n_tiles = block_visible <= 0 ? 0 : (block_visible + TILE - 1) / TILE;
-    int n_last = block_visible - (n_tiles - 1) * TILE;
+    int n_last = min((int)TILE, task->end - (item->first_tile + n_tiles - 1) * TILE);
     struct chunk_ring<size, struct bulk_copies> chunks = {};
-    chunks.copies.arrived = (struct bulk_barrier *)(v_unit + TILE);
-    chunks.from = in.tiles + (size_t)kv_head * (size_t)in.n_tiles * tile_bytes(DIM);
-    chunks.ring = memory;
+    chunks.copies = *copies;
+    chunks.from = in->tiles + ((size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile) *
+                                  (size_t)tile_bytes(DIM);
+    chunks.ring = mem->ring;
     chunks.tiles_left = n_tiles;
     chunks.n_last = (n_last + KEYS - 1) / KEYS;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++)
-            bulk_barrier_start(&chunks.copies.arrived[i]);
-        if (n_tiles) /* the queries come with the first chunk */
-            bulk_copy(&chunks.copies.arrived[0], queries,
-                      in.queries + ((size_t)kv_head * gridDim.y + (size_t)row_group) *
-                                       (size_t)group_bytes(ROWS, DIM),
-                      group_bytes(ROWS, DIM));
-    }
-    __syncthreads();
+    if (threadIdx.x == 0 && n_tiles) /* the queries come with the first chunk */
+        bulk_copy(&chunks.copies.arrived[0], mem->queries,
+                  in->queries + group * (size_t)group_bytes(ROWS, DIM), group_bytes(ROWS, DIM));
     for (int i = 0; i < STAGES - 1; i++)
         chunks.start();
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
-        (const char4 *)(in.exponents + 2 * (size_t)kv_head * (size_t)in.n_tiles * TILE) +
+        (const char4 *)(in->exponents +
+                        2 * ((size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile) * TILE) +
         threadIdx.x;
     char4 exponents = n_tiles ? tile_exponents[0] : make_char4(0, 0, 0, 0);
 
-    for (int tile = 0; tile < n_tiles; tile++) {
-        int first = tile * TILE, n = min(TILE, block_visible - first);
+    for (int k = 0; k < n_tiles; k++) {
+        int first = (item->first_tile + k) * TILE, n = min((int)TILE, task->end - first);
         /* Nobody reads the units of the last tile any more: its values came after a barrier. */
-        set_units(k_unit, v_unit, exponents);
-        if (tile + 1 < n_tiles)
-            exponents = tile_exponents[(tile + 1) * (TILE / 2)];
+        set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
+        if (k + 1 < n_tiles)
+            exponents = tile_exponents[(k + 1) * (TILE / 2)];
         struct tile_scores scores;
         UNROLL
         for (int c = 0; c < TILE; c += KEYS) {
@@ -397,70 +489,125 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
             UNROLL
             for (int i = c; i < c + KEYS; i += 32)
                 if (keys)
-                    score_32_keys<DIM>(scores.s + i / 8, queries, keys + (i - c) * 16, k_unit + i,
-                                       q_unit);
+                    score_32_keys<DIM>(scores.s + i / 8, mem->queries, keys + (i - c) * 16,
+                                       mem->k_unit + i, q_unit);
                 else
                     hide(scores.s + i / 8);
         }
-        if (first + TILE > least_visible)
-            mask(&scores, first, rows.visible);
+        if (VARIANT)
+            vary(&scores, first, &rows, variant);
+        else if (first + TILE > least_visible)
+            mask(&scores, first, &rows);
         float scale[2];
-        softmax(&scores, scale, &rows, first, n, v_unit, token, &a);
+        softmax<VARIANT>(&scores, scale, &rows, first, n, mem->v_unit, a);
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
+        float *kept[2];
+        bool merges = k < item->n_merged;
+        UNROLL
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 8 * r;
+            kept[r] = row < task->rows.n_rows ? kept_at<DIM>(a, work, item, kv_head, row, k) : NULL;
+            if (merges && rows.sees[r])
+                merge(&rows, r, rows.tile_m[r], rows.tile_l[r]);
+            if (kept[r])
+                keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
+                              rows.tile_l[r]);
+        }
         for (int d = 0; d < DIM; d += VALUE_DIMS) {
             struct digit_sums<32> sums;
             multiply_values<false>(&sums, weights.high, weights.low, chunks.next());
             const unsigned char *second_half = chunks.next();
             if (n > TILE / 2)
                 multiply_values<true>(&sums, weights.high + 4, weights.low + 4, second_half);
-            add_values(o + d / 8 * THREADS, &sums, &rows, first);
-        }
-    }
-
-    UNROLL
-    for (int r = 0; r < 2; r++) {
-        int row = first_row + 8 * r, head = kv_head * group + row % group;
-        if (row > last_row)
-            continue;
-        size_t at = ((size_t)token[r] * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
-        for (int i = 0; i < DIM / 8; i++) {
-            const float *sum = (const float *)&o[i * THREADS] + 2 * r;
-            for (int j = 0; j < 2; j++) {
-                int d = 8 * i + lane % 4 * 2 + j;
-                if (d < a.head_dim)
-                    a.y[at + (size_t)d] = rows.l[r] > 0 ? sum[j] / rows.l[r] : sum[j];
+            if (merges) {
+                add_values(mem->o + d / 8 * THREADS, &sums, &rows);
+            } else {
+                keep_values(kept, &sums, &rows);
+                kept[0] = kept[0] ? kept[0] + VALUE_DIMS : NULL;
+                kept[1] = kept[1] ? kept[1] + VALUE_DIMS : NULL;
             }
         }
     }
+    *copies = chunks.copies;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        int row = my_row + 8 * r;
+        if (row >= task->rows.n_rows)
+            continue;
+        if (item->place < 0)
+            finish_row<DIM, VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
+        else if (item->n_merged)
+            keep_row<DIM>(kept_at<DIM>(a, work, item, kv_head, row, -1), mem->o, r, rows.m[r], rows.l[r]);
+    }
 }
 
-template <int DIM> static void launch(struct gpu_device *gpu, const struct attention_arguments *a) {
+template <int DIM, bool VARIANT>
+__global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
+    attention_3(struct attention_arguments a, struct attention_digits in,
+                struct attention_variant variant, struct attention_work work) {
+    SHARED_DYNAMIC(unsigned char, memory);
+    struct block_memory mem = cut_memory<DIM>(memory);
+    struct bulk_copies copies = {mem.arrived, 0};
+    if (threadIdx.x == 0)
+        for (int i = 0; i < STAGES; i++)
+            bulk_barrier_start(&mem.arrived[i]);
+    int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
+    for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
+        __syncthreads(); /* the barriers are ready; all are done with the queries of the item before */
+        struct wide_task task = wide_task_of<VARIANT>(&a, &variant, &work, &in, i);
+        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &task, &mem, &copies);
+    }
+}
+
+template <int DIM, bool VARIANT>
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct kv_views *kv, const struct attention_variant *variant,
+                   const struct attention_work *work) {
     typedef struct warpgroup_sizes<DIM> size;
     struct attention_digits d = {};
+    struct attention_work all = {};
     d.dim = DIM;
     d.keys = KEYS;
     d.value_dims = VALUE_DIMS;
-    if (!gpu_attention_digits(gpu, a, &d) ||
+    d.first_tile = work ? 0 : attention_first(variant, a->kv_len - a->n_tokens, 0) / TILE;
+    if (work)
+        all = *work;
+    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
         !gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)attention_3<DIM>,
+                cudaFuncSetAttribute((const void *)attention_3<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
-    GPU_LAUNCH(gpu, attention_3<DIM>,
-               dim3((unsigned)a->n_kv_heads, gpu_blocks((size_t)d.n_rows, ROWS)), THREADS,
-               size::SHARED_BYTES, *a, d);
+    size_t n = (size_t)(work ? work->n_items : d.n_groups);
+    dim3 grid((unsigned)a->n_kv_heads,
+              work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
+    GPU_LAUNCH(gpu, (attention_3<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
+               all);
 }
 
-void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a) {
-    int dim = a->head_dim;
-    if (dim <= 64)
-        launch<64>(gpu, a);
-    else if (dim <= 128)
-        launch<128>(gpu, a);
-    else if (dim <= 192)
-        launch<192>(gpu, a);
+template <bool VARIANT>
+static void launch_dim(struct gpu_device *gpu, const struct attention_arguments *a,
+                       const struct kv_views *kv, const struct attention_variant *variant,
+                       const struct attention_work *work) {
+    switch (wide_dim(a->head_dim)) {
+    case 64:
+        return launch<64, VARIANT>(gpu, a, kv, variant, work);
+    case 128:
+        return launch<128, VARIANT>(gpu, a, kv, variant, work);
+    case 192:
+        return launch<192, VARIANT>(gpu, a, kv, variant, work);
+    default:
+        return launch<256, VARIANT>(gpu, a, kv, variant, work);
+    }
+}
+
+void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
+                             const struct kv_views *kv, const struct attention_variant *variant,
+                             const struct attention_work *work) {
+    if (gpu_attention_is_plain(kv, variant))
+        launch_dim<false>(gpu, a, kv, variant, work);
     else
-        launch<256>(gpu, a);
+        launch_dim<true>(gpu, a, kv, variant, work);
 }

@@ -26,6 +26,7 @@ enum gpu_kernel {
     GPU_ATTENTION,
     GPU_ATTENTION_PAGED,
     GPU_ATTEND,
+    GPU_ATTENTION_PLAN,
     GPU_SILU_MUL,
     GPU_ADD,
     N_GPU_KERNELS

@@ -56,6 +56,8 @@ struct attention_variant {
     float *lse; /* [n_tokens, n_heads] or NULL: log of the sum of exp of all scores,
                    sinks included; of a row that sees nothing -infinity */
     enum lse_base lse_base;
+    float *m, *l; /* [n_tokens, n_heads] or NULL, both or neither: the state of each row for
+                     merge_states, whose third part is y, which is then not divided by l */
 };
 
 /* Causal, and nothing else: what attention and attention_paged do. */
@@ -124,10 +126,30 @@ NUM_FN bool attention_sink_is_finite(float sink) {
     return num_magnitude(sink) < 0x7f800000u;
 }
 
+/* Merges a sink, a tile with l = 1 whose values are 0, into m and l; the values so far count for
+ * *old, its own for *fresh. */
+NUM_FN void attention_merge_sink(float sink, float *m, float *l, float *old, float *fresh) {
+    float max = *m > sink ? *m : sink;
+    *old = num_exp(*m - max);
+    *fresh = num_exp(sink - max);
+    *l = *l * *old + 1.0f * *fresh;
+    *m = max;
+}
+
 /* The log of what l * e^m stands for. */
 NUM_FN float attention_lse(const struct attention_variant *v, float m, float l) {
     float lse = l > 0 ? m + num_log(l) : -INFINITY;
     return v->lse_base == LSE_2 ? lse * 0x1.715476p+0f : lse;
+}
+
+/* Writes what is asked for of a row's sums, after its sink. row: token * n_heads + head. */
+NUM_FN void attention_note_sums(const struct attention_variant *v, size_t row, float m, float l) {
+    if (v->lse)
+        v->lse[row] = attention_lse(v, m, l);
+    if (v->m) {
+        v->m[row] = m;
+        v->l[row] = l;
+    }
 }
 
 #ifdef __cplusplus

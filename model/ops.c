@@ -28,3 +28,24 @@ const struct ops *ops_default(struct error *why) {
     gpu_ops.close(dev);
     return &gpu_ops;
 }
+
+struct kv_views kv_layer_views(const struct kv_layer *kv, int page_size,
+                               const struct attention_shape *shape) {
+    int64_t dim = shape->head_dim, heads = shape->n_kv_heads;
+    struct kv_view k = {.data = kv->k,
+                        .exponents = kv->k_exponents,
+                        .page_step = page_size * heads * dim,
+                        .position_step = heads * dim,
+                        .head_step = dim,
+                        .group_step = dim,
+                        .element_step = 1,
+                        .page_exponents = page_size * heads,
+                        .position_exponents = heads,
+                        .head_exponents = 1,
+                        .x = shape->head_dim,
+                        .scale = 1};
+    struct kv_view v = k;
+    v.data = kv->v;
+    v.exponents = kv->v_exponents;
+    return (struct kv_views){k, v};
+}

@@ -22,6 +22,7 @@
 
 #include "model/error.h"
 #include "model/attention_variant.h"
+#include "model/cascade.h"
 #include "model/kv_view.h"
 #include "model/paged_batch.h"
 
@@ -78,6 +79,10 @@ struct attention_shape {
     double scale;                      /* multiplies the scores, usually 1 / sqrt(head_dim) */
 };
 
+/* The views of a layer: NHD, keys and values apart. */
+struct kv_views kv_layer_views(const struct kv_layer *kv, int page_size,
+                               const struct attention_shape *shape);
+
 /* How the next token of one row of logits is drawn. */
 struct sampling {
     float temperature; /* 0: greedy */
@@ -98,8 +103,9 @@ struct ops {
     void (*close)(struct device *dev);
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
-     * how many the op of that name has (the reference: none, 0). set_version picks one by number,
-     * 0 lets the op choose; -1 with err set when there is no such op or version. */
+     * how many the op of that name has (the reference: none, 0, but of attention_plan: cascade.h).
+     * set_version picks one by number, 0 lets the op choose; -1 with err set when there is no such
+     * op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 

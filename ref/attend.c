@@ -15,5 +15,6 @@ void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
                                             .page_size = p->page_size,
                                             .site = site,
                                             .n_sequences = p->n_sequences,
-                                            .sequences = p->sequences});
+                                            .sequences = p->sequences,
+                                            .cascade = &p->cascade});
 }

@@ -10,7 +10,7 @@ void ref_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
                                             .op = "attention",
                                             .y = y,
                                             .q = q,
-                                            .kv = ref_views_of(kv, 0, shape),
+                                            .kv = kv_layer_views(kv, 0, shape),
                                             .variant = attention_variant_causal(),
                                             .shape = *shape,
                                             .site = site,

@@ -3,6 +3,7 @@
 #define SAMEBITS_REF_ATTENTION_H
 
 #include "model/attention_variant.h"
+#include "model/cascade.h"
 #include "model/kv_view.h"
 #include "ref/ref.h"
 
@@ -12,7 +13,6 @@ struct attention_sequence {
     int kv_len;
     const int32_t *pages; /* [ceil(kv_len / page_size)] where its positions lie; NULL: all in page
                              0, which has any size */
-    int number;           /* of the sequence: for its mask */
 };
 
 struct attention_call {
@@ -26,20 +26,18 @@ struct attention_call {
     int page_size, site;
     int n_sequences;
     const struct attention_sequence *sequences; /* [n_sequences] */
+    const struct cascade *cascade;              /* NULL: nothing is shared */
 };
 
 /* Attention of all sequences, shared out among the device's threads. */
 void ref_attend_all(const struct attention_call *call);
-
-/* The engine's own caches: NHD, keys and values apart. */
-struct kv_views ref_views_of(const struct kv_layer *kv, int page_size,
-                             const struct attention_shape *shape);
 
 struct attention_plan {
     struct attention_shape shape;
     int page_size, n_sequences;
     struct attention_sequence *sequences; /* [n_sequences]; their pages are in `pages` */
     int32_t *pages;
+    struct cascade cascade;
 };
 
 #endif

@@ -8,6 +8,9 @@
  * The loops: queries go in blocks of rows (row = one token and one query head of the group that
  * shares a kv head), so that scores and weighted sums of a tile are two dgemm calls. Blocks need
  * nothing of each other: they are what the threads share out.
+ *
+ * Tiles that sequences share (model/cascade.h) come first, in blocks of all their rows: what a row
+ * has found there, its m, l and o, is kept, and its next block goes on from it.
  */
 #include "ref/attention.h"
 
@@ -15,19 +18,45 @@
 
 enum { TILE = ATTENTION_TILE, BLOCK_ROWS = 256 };
 
+/* What a block does: rows of one sequence from its first own tile on to the end; or of all members
+ * of a stretch, its tiles. */
+struct block_item {
+    int sequence; /* its number; of a stretch, a member's: they have the same pages there */
+    int stretch;  /* -1: none */
+    int first_row, n_rows; /* row = token * group + head in the group; of a stretch, its tokens are
+                              those of all members, one after the other */
+};
+
+/* What the blocks of a call share. */
+struct work {
+    const struct attention_call *call;
+    struct block_item *items;
+    float *max, *l;   /* [n_tokens, n_heads] of rows between blocks */
+    double *memory;   /* [workers, memory_each] */
+    size_t memory_each;
+    int first_item; /* of those that are run now */
+};
+
+/* A row of a block. */
+struct row {
+    int sequence, i; /* the query's number in it */
+    int token, head; /* of the call */
+};
+
 /* A block of rows, and the memory of the thread that works on it. */
 struct block {
     const struct attention_call *call;
-    const struct attention_sequence *sequence;
-    int head;              /* kv head */
-    int first_row, n_rows; /* row = token of the sequence * group + head in the group */
-    double *x;             /* [BLOCK_ROWS, head_dim] queries */
-    double *scores;        /* [BLOCK_ROWS, TILE] dot products, then weights */
-    double *values;        /* [BLOCK_ROWS, head_dim] weighted sums of the tile */
-    double *k, *v;         /* [TILE, head_dim] the tile */
-    double *k_unit;        /* [TILE] 2^exponent of each key row */
-    int16_t *mantissas;    /* [head_dim] */
+    const struct work *work;
+    const struct block_item *item;
+    int head;               /* kv head */
+    double *x;              /* [BLOCK_ROWS, head_dim] queries */
+    double *scores;         /* [BLOCK_ROWS, TILE] dot products, then weights */
+    double *values;         /* [BLOCK_ROWS, head_dim] weighted sums of the tile */
+    double *k, *v;          /* [TILE, head_dim] the tile */
+    double *k_unit;         /* [TILE] 2^exponent of each key row */
+    int16_t *mantissas;     /* [head_dim] */
     int v_exponents[TILE];
+    struct row rows[BLOCK_ROWS];
     double q_unit[BLOCK_ROWS];            /* what makes a score of a dot product, but for k_unit */
     float max[BLOCK_ROWS], l[BLOCK_ROWS]; /* the running m and l of each row */
 };
@@ -36,30 +65,62 @@ static int group_of(const struct attention_call *c) {
     return c->shape.n_heads / c->shape.n_kv_heads;
 }
 
-/* Row r of the block: its token, counted in the call, and its place in q and y. */
-static int token_of(const struct block *b, int r) {
-    return b->sequence->first_token + (b->first_row + r) / group_of(b->call);
+/* Which rows these are. */
+static void find_rows(struct block *b) {
+    const struct attention_call *c = b->call;
+    const struct block_item *item = b->item;
+    int group = group_of(c), member = 0, before = 0, sequence = item->sequence;
+    const struct shared_stretch *s =
+        item->stretch < 0 ? NULL : &c->cascade->stretches[item->stretch];
+    for (int r = 0; r < item->n_rows; r++) {
+        int i = (item->first_row + r) / group - before;
+        if (s)
+            sequence = c->cascade->members[s->first_member + member];
+        while (i >= c->sequences[sequence].n_tokens) { /* only of a stretch */
+            before += c->sequences[sequence].n_tokens;
+            i -= c->sequences[sequence].n_tokens;
+            sequence = c->cascade->members[s->first_member + ++member];
+        }
+        b->rows[r] = (struct row){sequence, i, c->sequences[sequence].first_token + i,
+                                  b->head * group + (item->first_row + r) % group};
+    }
+}
+
+/* A row's place in what is kept for each, and in q and y. */
+static size_t number_of(const struct block *b, int r) {
+    return (size_t)b->rows[r].token * (size_t)b->call->shape.n_heads + (size_t)b->rows[r].head;
 }
 
 static size_t place_of(const struct block *b, int r) {
-    const struct attention_shape *s = &b->call->shape;
-    int group = group_of(b->call);
-    int head = b->head * group + (b->first_row + r) % group;
-    return ((size_t)token_of(b, r) * (size_t)s->n_heads + (size_t)head) * (size_t)s->head_dim;
+    return number_of(b, r) * (size_t)b->call->shape.head_dim;
 }
 
-static void load_queries(struct block *b) {
+/* The first tile that a sequence does not share. */
+static int own_tile(const struct attention_call *c, int sequence) {
+    return c->cascade && c->cascade->n_stretches ? c->cascade->own_tile[sequence] : 0;
+}
+
+/* Positions in front of a sequence's first token. With padding in front, or with more queries than
+ * positions, it is negative, and the first tokens see nothing. */
+static int before_of(const struct attention_sequence *s) {
+    return s->kv_len - s->n_tokens;
+}
+
+/* first_tile: of the block. The rows begin there, or go on from what is kept. */
+static void load_queries(struct block *b, int first_tile) {
     const struct attention_call *c = b->call;
     int dim = c->shape.head_dim;
-    for (int r = 0; r < b->n_rows; r++) {
+    for (int r = 0; r < b->item->n_rows; r++) {
+        size_t number = number_of(b, r);
         int e = ref_snap_or_fault(c->dev, b->mantissas, c->q + place_of(b, r), dim, c->site,
-                                  token_of(b, r));
+                                  b->rows[r].token);
         for (int d = 0; d < dim; d++)
             b->x[(size_t)r * (size_t)dim + (size_t)d] = b->mantissas[d];
         b->q_unit[r] = num_pow2(e - 30) * (c->shape.scale * (double)c->kv.k.scale);
-        b->max[r] = -INFINITY;
-        b->l[r] = 0;
-        memset(c->y + place_of(b, r), 0, sizeof *c->y * (size_t)dim);
+        b->max[r] = first_tile ? b->work->max[number] : -INFINITY;
+        b->l[r] = first_tile ? b->work->l[number] : 0;
+        if (!first_tile)
+            memset(c->y + place_of(b, r), 0, sizeof *c->y * (size_t)dim);
     }
 }
 
@@ -94,7 +155,7 @@ static int widen_row(double *out, const struct kv_view *view, int64_t row, int64
 
 static void load_tile(struct block *b, int first, int n) {
     const struct kv_views *kv = &b->call->kv;
-    const int32_t *pages = b->sequence->pages;
+    const int32_t *pages = b->call->sequences[b->item->sequence].pages;
     int dim = b->call->shape.head_dim, size = b->call->page_size;
     for (int j = 0; j < n; j++) {
         int position = first + j, page = pages ? pages[position / size] : 0;
@@ -132,12 +193,11 @@ static void multiply(enum kv_type type, bool transposed, int m, int n, int k, co
  * become -infinity, whose probability and weight are 0. Returns whether one is visible. */
 static bool vary_scores(struct block *b, int r, int tile, int first, int end, float *s) {
     const struct attention_variant *v = &b->call->variant;
-    const struct attention_sequence *sequence = b->sequence;
-    int group = group_of(b->call), i = (b->first_row + r) / group;
-    int head = b->head * group + (b->first_row + r) % group;
-    int at = sequence->kv_len - sequence->n_tokens + i; /* the query's position */
-    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[sequence->number] : NULL;
-    float slope = v->alibi_slopes ? v->alibi_slopes[head] : 0;
+    const struct row *row = &b->rows[r];
+    const struct attention_sequence *sequence = &b->call->sequences[row->sequence];
+    int i = row->i, at = before_of(sequence) + i; /* the query's position */
+    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[row->sequence] : NULL;
+    float slope = v->alibi_slopes ? v->alibi_slopes[row->head] : 0;
     bool visible = false;
     for (int j = first; j < end; j++) {
         bool shows = attention_shows(v, mask, i, tile + j, sequence->kv_len);
@@ -183,7 +243,7 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
         w[j] = num_value_weight(s[j], b->v_exponents[j]);
     int16_t mantissas[TILE];
     f->exponent = ref_snap_or_fault(b->call->dev, mantissas, w + first, end - first, b->call->site,
-                                    token_of(b, r));
+                                    b->rows[r].token);
     for (int j = 0; j < first; j++)
         row[j] = 0;
     for (int j = first; j < end; j++)
@@ -207,14 +267,13 @@ static void merge_row(float *o, float *m, float *l, const double *tile_o, float 
 
 /* One tile, for all rows of the block that see something of it. */
 static void block_tile(struct block *b, int tile) {
-    const struct attention_sequence *s = b->sequence;
-    int dim = b->call->shape.head_dim, group = group_of(b->call), n_tile = 0;
-    int skip = b->n_rows, n_rows = 0; /* rows before and behind those that see something */
+    int dim = b->call->shape.head_dim, n_tile = 0;
+    int skip = b->item->n_rows, n_rows = 0; /* rows before and behind those that see something */
     struct found found[BLOCK_ROWS];
-    for (int r = 0; r < b->n_rows; r++) {
-        int i = (b->first_row + r) / group, before = s->kv_len - s->n_tokens;
-        int first = attention_first(&b->call->variant, before, i) - tile;
-        int end = attention_end(&b->call->variant, before, i, s->kv_len) - tile;
+    for (int r = 0; r < b->item->n_rows; r++) {
+        const struct attention_sequence *s = &b->call->sequences[b->rows[r].sequence];
+        int first = attention_first(&b->call->variant, before_of(s), b->rows[r].i) - tile;
+        int end = attention_end(&b->call->variant, before_of(s), b->rows[r].i, s->kv_len) - tile;
         found[r].first = first > 0 ? first : 0;
         found[r].end = end < TILE ? end : TILE;
         if (found[r].first >= found[r].end)
@@ -242,69 +301,58 @@ static void block_tile(struct block *b, int tile) {
 /* The end of a row: its sink, its sum's logarithm, and the division. */
 static void finish_row(struct block *b, int r) {
     const struct attention_variant *v = &b->call->variant;
-    size_t place = place_of(b, r), dim = (size_t)b->call->shape.head_dim;
-    size_t row = place / dim, head = row % (size_t)b->call->shape.n_heads;
-    float *y = b->call->y + place;
+    size_t dim = (size_t)b->call->shape.head_dim, head = (size_t)b->rows[r].head;
+    float *y = b->call->y + place_of(b, r);
     if (v->sinks) { /* a tile of values that are 0 */
         if (!attention_sink_is_finite(v->sinks[head]))
-            ref_fault(b->call->dev, b->call->site, token_of(b, r));
+            ref_fault(b->call->dev, b->call->site, b->rows[r].token);
         double *nothing = b->values + (size_t)r * dim;
         memset(nothing, 0, sizeof *nothing * dim);
         merge_row(y, &b->max[r], &b->l[r], nothing, v->sinks[head], 1, 0, (int)dim);
     }
-    if (v->lse)
-        v->lse[row] = attention_lse(v, b->max[r], b->l[r]);
-    for (size_t d = 0; d < dim && b->l[r] > 0; d++) /* who sees nothing has l = 0 and stays zero */
+    attention_note_sums(v, number_of(b, r), b->max[r], b->l[r]);
+    bool divides = b->l[r] > 0 && !v->m; /* who sees nothing has l = 0 and stays zero */
+    for (size_t d = 0; d < dim && divides; d++)
         y[d] /= b->l[r];
     for (size_t d = 0; d < dim && b->call->kv.v.scale != 1; d++)
         y[d] *= b->call->kv.v.scale;
 }
 
 static void run_block(struct block *b) {
-    const struct attention_sequence *s = b->sequence;
-    const struct attention_variant *v = &b->call->variant;
-    int group = group_of(b->call), last = (b->first_row + b->n_rows - 1) / group;
-    load_queries(b);
-    /* Token t of the sequence has the position `before` + t; with padding in front, `before` is
-     * negative and the first tokens see nothing. */
-    int before = s->kv_len - s->n_tokens;
-    int first = attention_first(v, before, b->first_row / group);
-    int end = attention_end(v, before, last, s->kv_len);
-    for (int tile = first / TILE * TILE; tile < end; tile += TILE)
+    const struct attention_call *c = b->call;
+    const struct block_item *item = b->item;
+    find_rows(b);
+    if (item->stretch >= 0) {
+        const struct shared_stretch *s = &c->cascade->stretches[item->stretch];
+        load_queries(b, s->first_tile);
+        for (int tile = s->first_tile; tile < s->first_tile + s->n_tiles; tile++)
+            block_tile(b, tile * TILE);
+        for (int r = 0; r < item->n_rows; r++) {
+            b->work->max[number_of(b, r)] = b->max[r];
+            b->work->l[number_of(b, r)] = b->l[r];
+        }
+        return;
+    }
+    const struct attention_sequence *s = &c->sequences[item->sequence];
+    int own = own_tile(c, item->sequence) * TILE;
+    int first = attention_first(&c->variant, before_of(s), b->rows[0].i) / TILE * TILE;
+    int end = attention_end(&c->variant, before_of(s), b->rows[item->n_rows - 1].i, s->kv_len);
+    load_queries(b, own / TILE);
+    for (int tile = first > own ? first : own; tile < end; tile += TILE)
         block_tile(b, tile);
-    for (int r = 0; r < b->n_rows; r++)
+    for (int r = 0; r < item->n_rows; r++)
         finish_row(b, r);
-}
-
-struct work {
-    const struct attention_call *call;
-    int *first_block; /* [n_sequences + 1] per kv head */
-    double *memory;   /* [workers, memory_each] */
-    size_t memory_each;
-};
-
-static int n_blocks_of(const struct attention_call *c, int sequence) {
-    return (c->sequences[sequence].n_tokens * group_of(c) + BLOCK_ROWS - 1) / BLOCK_ROWS;
 }
 
 /* Item = (block, kv head): the heads of a block are neighbours. */
 static void run_item(void *context, int item, int worker) {
     const struct work *w = context;
     const struct attention_call *c = w->call;
-    int block = item / c->shape.n_kv_heads, low = 0, high = c->n_sequences;
-    while (high - low > 1) { /* the sequence whose blocks begin at or before this one */
-        int middle = (low + high) / 2;
-        if (w->first_block[middle] <= block)
-            low = middle;
-        else
-            high = middle;
-    }
     size_t dim = (size_t)c->shape.head_dim;
-    struct block b = {
-        .call = c, .sequence = &c->sequences[low], .head = item % c->shape.n_kv_heads};
-    int all_rows = b.sequence->n_tokens * group_of(c);
-    b.first_row = (block - w->first_block[low]) * BLOCK_ROWS;
-    b.n_rows = all_rows - b.first_row < BLOCK_ROWS ? all_rows - b.first_row : BLOCK_ROWS;
+    struct block b = {.call = c,
+                      .work = w,
+                      .item = &w->items[w->first_item + item / c->shape.n_kv_heads],
+                      .head = item % c->shape.n_kv_heads};
     b.x = w->memory + (size_t)worker * w->memory_each;
     b.values = b.x + BLOCK_ROWS * dim;
     b.scores = b.values + BLOCK_ROWS * dim;
@@ -315,39 +363,62 @@ static void run_item(void *context, int item, int worker) {
     run_block(&b);
 }
 
-struct kv_views ref_views_of(const struct kv_layer *kv, int page_size,
-                             const struct attention_shape *shape) {
-    int64_t dim = shape->head_dim, heads = shape->n_kv_heads;
-    struct kv_view k = {.data = kv->k,
-                        .exponents = kv->k_exponents,
-                        .page_step = page_size * heads * dim,
-                        .position_step = heads * dim,
-                        .head_step = dim,
-                        .group_step = dim,
-                        .element_step = 1,
-                        .page_exponents = page_size * heads,
-                        .position_exponents = heads,
-                        .head_exponents = 1,
-                        .x = shape->head_dim,
-                        .scale = 1};
-    struct kv_view v = k;
-    v.data = kv->v;
-    v.exponents = kv->v_exponents;
-    return (struct kv_views){k, v};
+/* Cuts n rows into blocks. items NULL: only counts. Returns how many. */
+static int cut_rows(struct block_item *items, int sequence, int stretch, int n) {
+    int count = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (int i = 0; i < count && items; i++) {
+        int first = i * BLOCK_ROWS, left = n - first;
+        items[i] = (struct block_item){sequence, stretch, first,
+                                       left < BLOCK_ROWS ? left : BLOCK_ROWS};
+    }
+    return count;
+}
+
+static int cut_stretch(struct block_item *items, const struct attention_call *c, int stretch) {
+    const struct shared_stretch *s = &c->cascade->stretches[stretch];
+    const int32_t *members = c->cascade->members + s->first_member;
+    int n = 0;
+    for (int i = 0; i < s->n_members; i++)
+        n += c->sequences[members[i]].n_tokens;
+    return cut_rows(items, members[0], stretch, n * group_of(c));
+}
+
+static int cut_sequence(struct block_item *items, const struct attention_call *c, int sequence) {
+    return cut_rows(items, sequence, -1, c->sequences[sequence].n_tokens * group_of(c));
+}
+
+static void run(struct work *w, int first, int n) {
+    w->first_item = first;
+    ref_parallel(w->call->dev, n * w->call->shape.n_kv_heads, run_item, w);
 }
 
 void ref_attend_all(const struct attention_call *c) {
-    size_t dim = (size_t)c->shape.head_dim;
+    size_t dim = (size_t)c->shape.head_dim, n_items = 0, n_rows = 0;
+    int n_stretches = c->cascade ? c->cascade->n_stretches : 0, at = 0;
+    for (int i = 0; i < n_stretches; i++)
+        n_items += (size_t)cut_stretch(NULL, c, i);
+    for (int i = 0; i < c->n_sequences; i++) {
+        n_items += (size_t)cut_sequence(NULL, c, i);
+        n_rows += (size_t)c->sequences[i].n_tokens * (size_t)c->shape.n_heads;
+    }
     struct work w = {.call = c};
     w.memory_each = BLOCK_ROWS * (dim * 2 + TILE) + TILE * (dim * 2 + 1) + dim;
     w.memory = ref_scratch(c->dev, SCRATCH_SOFTMAX,
                            sizeof *w.memory * w.memory_each * (size_t)ref_n_threads(c->dev), c->op);
-    w.first_block = ref_scratch(c->dev, SCRATCH_STATE,
-                                sizeof *w.first_block * (size_t)(c->n_sequences + 1), c->op);
-    if (!w.memory || !w.first_block)
+    w.items = ref_scratch(c->dev, SCRATCH_STATE,
+                          sizeof *w.items * n_items + 2 * sizeof *w.max * n_rows, c->op);
+    if (!w.memory || !w.items)
         return;
-    w.first_block[0] = 0;
+    w.max = (float *)(w.items + n_items);
+    w.l = w.max + n_rows;
+    for (int i = 0; i < n_stretches;) { /* a depth needs the one before it */
+        int first = at, depth = c->cascade->stretches[i].depth;
+        for (; i < n_stretches && c->cascade->stretches[i].depth == depth; i++)
+            at += cut_stretch(w.items + at, c, i);
+        run(&w, first, at - first);
+    }
+    int first = at;
     for (int i = 0; i < c->n_sequences; i++)
-        w.first_block[i + 1] = w.first_block[i] + n_blocks_of(c, i);
-    ref_parallel(c->dev, w.first_block[c->n_sequences] * c->shape.n_kv_heads, run_item, &w);
+        at += cut_sequence(w.items + at, c, i);
+    run(&w, first, at - first);
 }

@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 
+/* Sequences with many queries read each tile for many rows as it is. Measured: tests/bench. */
+static const struct cascade_rule sharing_pays = {.most_tokens = 16, .least_tiles_less = 1};
+
 struct attention_plan *ref_attention_plan_new(struct device *dev, struct error *err) {
     (void)dev;
     struct attention_plan *p = calloc(1, sizeof *p);
@@ -16,6 +19,7 @@ void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
     (void)dev;
     if (!p)
         return;
+    cascade_end(&p->cascade);
     free(p->sequences);
     free(p->pages);
     free(p);
@@ -24,10 +28,12 @@ void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
 int ref_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
                        const struct attention_shape *shape, const struct attention_variant *variant,
                        struct error *err) {
-    (void)dev;
-    (void)variant; /* cut anew in every call */
+    struct attention_variant causal = attention_variant_causal();
+    struct cascade_rule rule =
+        cascade_rule_of(((struct ref_device *)dev)->plan_version, &sharing_pays);
     p->n_sequences = 0;
-    if (paged_batch_check(b, err))
+    if (paged_batch_check(b, err) ||
+        cascade_find(&p->cascade, b, variant ? variant : &causal, &rule, err))
         return -1;
     size_t n = (size_t)b->n_sequences, n_pages = (size_t)b->kv_indptr[n];
     struct attention_sequence *sequences = realloc(p->sequences, sizeof *sequences * (n + 1));
@@ -43,7 +49,6 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
             .n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i],
             .kv_len = paged_batch_kv_len(b, i),
             .pages = pages + b->kv_indptr[i],
-            .number = i,
         };
     p->shape = *shape;
     p->page_size = b->page_size;
@@ -54,7 +59,7 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
 void ref_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                          const float *q,               /* [n_tokens, n_heads, head_dim] */
                          const struct kv_layer *kv, const struct attention_plan *p, int site) {
-    struct kv_views views = ref_views_of(kv, p->page_size, &p->shape);
+    struct kv_views views = kv_layer_views(kv, p->page_size, &p->shape);
     struct attention_variant causal = attention_variant_causal();
     ref_attend(dev, y, q, &views, p, &causal, site);
 }

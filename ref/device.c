@@ -48,13 +48,17 @@ static void close_device(struct device *dev) {
 }
 
 static int versions(const char *op) {
-    (void)op;
-    return 0;
+    return strcmp(op, "attention_plan") ? 0 : PLAN_SHARES;
 }
 
 static int set_version(struct device *dev, const char *op, int version, struct error *err) {
-    (void)dev;
-    return version ? error_set(err, "cpu: the reference has one version of %s", op) : 0;
+    if (version < 0 || version > versions(op))
+        return error_set(err, "cpu: %s has %s", op,
+                         versions(op) ? "versions 1 and 2, or 0 for the best"
+                                      : "one version on the reference");
+    if (versions(op))
+        ((struct ref_device *)dev)->plan_version = (enum plan_version)version;
+    return 0;
 }
 
 static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {

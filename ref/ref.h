@@ -20,6 +20,7 @@ enum ref_scratch { SCRATCH_X, SCRATCH_Y, SCRATCH_Q, SCRATCH_SOFTMAX, SCRATCH_STA
 struct ref_device {
     struct device base;
     struct ref_threads *threads;
+    enum plan_version plan_version;
     pthread_mutex_t fault_lock;
     struct fault fault;
     const char *out_of_memory; /* the op that could not get scratch memory, or NULL */

@@ -16,7 +16,7 @@
 
 struct attend_wish attend_anything(int most_positions) {
     return (struct attend_wish){
-        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions};
+        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions, false};
 }
 
 /* ---- lengths, pages ---------------------------------------------------------------------------
@@ -37,6 +37,10 @@ static void make_lengths(struct attend_case *c, struct random *r, const struct a
         int queries = random_int(r, 0, 2) ? 1 : random_int(r, 0, 20);
         if (i == 0 && w->qo_len >= 0)
             queries = w->qo_len;
+        if (w->long_ones) {
+            length = random_int(r, 258, w->most_positions / c->n > 259 ? w->most_positions / c->n : 259);
+            queries = random_int(r, 0, 2) ? 1 : random_int(r, 0, 6);
+        }
         c->kv_len[i] = length;
         left -= length < left ? length : left;
         c->qo_indptr[i + 1] = c->qo_indptr[i] + queries;

@@ -37,6 +37,7 @@ struct attend_wish {
         head_dim; /* one sequence has the lengths */
     int order, window_left, cap, causal, mask, sinks, slopes;
     int most_positions; /* of all sequences */
+    bool long_ones;     /* all have more than a tile, and few queries */
 };
 struct attend_wish attend_anything(int most_positions);
 
