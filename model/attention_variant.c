@@ -10,6 +10,8 @@ int attention_variant_check(const struct attention_variant *v, struct error *err
                          (double)v->soft_cap);
     if (v->mask_form && (!v->mask || !v->mask_offsets))
         return error_set(err, "a mask needs its elements and their offsets");
+    if (!v->m != !v->l)
+        return error_set(err, "the state of attention has two parts beside y: m and l, or neither");
     if (!v->mask_form && (v->mask || v->mask_offsets))
         return error_set(err, "a mask is there, but mask_form says that there is none");
     return 0;

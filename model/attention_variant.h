@@ -43,6 +43,13 @@ enum mask_form {
 
 enum lse_base { LSE_E, LSE_2 };
 
+/* What attention knows of rows before the division: the result is o / l, and l * e^m the sum of all
+ * e^score. A row that has seen nothing has o = 0, m = -infinity and l = 0. Device memory. */
+struct attention_state {
+    float *o;     /* [n_rows, head_dim] */
+    float *m, *l; /* [n_rows] */
+};
+
 /* Arrays are device memory. */
 struct attention_variant {
     bool causal;
@@ -56,15 +63,15 @@ struct attention_variant {
     float *lse; /* [n_tokens, n_heads] or NULL: log of the sum of exp of all scores,
                    sinks included; of a row that sees nothing -infinity */
     enum lse_base lse_base;
-    float *m, *l; /* [n_tokens, n_heads] or NULL, both or neither: the state of each row for
-                     merge_states, whose third part is y, which is then not divided by l */
+    float *m, *l; /* [n_tokens, n_heads] or NULL, both or neither: y is then the o of an
+                     attention_state, and these are the rest of it */
 };
 
 /* Causal, and nothing else: what attention and attention_paged do. */
 struct attention_variant attention_variant_causal(void);
 
 /* Is the variant in range? Returns 0, or -1 with err set: a soft cap that is negative or not
- * finite, a mask without offsets or the other way round. */
+ * finite, a mask without offsets or the other way round, m without l. */
 int attention_variant_check(const struct attention_variant *v, struct error *err);
 
 /*
@@ -126,26 +133,31 @@ NUM_FN bool attention_sink_is_finite(float sink) {
     return num_magnitude(sink) < 0x7f800000u;
 }
 
-/* Merges a sink, a tile with l = 1 whose values are 0, into m and l; the values so far count for
- * *old, its own for *fresh. */
-NUM_FN void attention_merge_sink(float sink, float *m, float *l, float *old, float *fresh) {
-    float max = *m > sink ? *m : sink;
+/* Merges sums behind m and l; the values so far then count for *old, those that come for *fresh. */
+NUM_FN void attention_merge_sums(float *m, float *l, float with_m, float with_l, float *old,
+                                 float *fresh) {
+    float max = *m > with_m ? *m : with_m;
     *old = num_exp(*m - max);
-    *fresh = num_exp(sink - max);
-    *l = *l * *old + 1.0f * *fresh;
+    *fresh = num_exp(with_m - max);
+    *l = *l * *old + with_l * *fresh;
     *m = max;
 }
 
+/* A sink is a tile with l = 1 whose values are 0. */
+NUM_FN void attention_merge_sink(float sink, float *m, float *l, float *old, float *fresh) {
+    attention_merge_sums(m, l, sink, 1, old, fresh);
+}
+
 /* The log of what l * e^m stands for. */
-NUM_FN float attention_lse(const struct attention_variant *v, float m, float l) {
+NUM_FN float attention_lse(enum lse_base base, float m, float l) {
     float lse = l > 0 ? m + num_log(l) : -INFINITY;
-    return v->lse_base == LSE_2 ? lse * 0x1.715476p+0f : lse;
+    return base == LSE_2 ? lse * 0x1.715476p+0f : lse;
 }
 
 /* Writes what is asked for of a row's sums, after its sink. row: token * n_heads + head. */
 NUM_FN void attention_note_sums(const struct attention_variant *v, size_t row, float m, float l) {
     if (v->lse)
-        v->lse[row] = attention_lse(v, m, l);
+        v->lse[row] = attention_lse(v->lse_base, m, l);
     if (v->m) {
         v->m[row] = m;
         v->l[row] = l;

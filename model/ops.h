@@ -257,6 +257,24 @@ struct ops {
                    const struct kv_views *kv, const struct attention_plan *plan,
                    const struct attention_variant *variant, int site);
 
+    /*
+     * Merges what two calls of attend found for the same rows over other keys (their variants have m
+     * and l): `to` becomes the state of both together. `with` stands behind `to`: where it is one
+     * tile of 256 positions, and `to` all whole tiles before it, the bits are those of one call over
+     * both; two states of several tiles each round otherwise. A row that has seen nothing changes
+     * nothing. The idea: Ye et al., "Cascade Inference", 2024.
+     */
+    void (*merge_states)(struct device *dev, const struct attention_state *to, /* n_rows */
+                         const struct attention_state *with,                  /* n_rows */
+                         int n_rows, int head_dim);
+
+    /* The result: y = o / l (0 where l is 0), and the log of the sum if lse is not NULL. y may be
+     * the state's o. */
+    void (*finish_states)(struct device *dev, float *y, /* [n_rows, head_dim] */
+                          float *lse,                   /* [n_rows] or NULL */
+                          enum lse_base base, const struct attention_state *state, int n_rows,
+                          int head_dim);
+
     /* Snaps each key row and value row, and writes it to its slot = page * page_size + position in
      * a cache of any layout; a negative slot is skipped. paged_batch_slots gives the slots of
      * positions of sequences. */

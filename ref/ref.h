@@ -78,6 +78,10 @@ void ref_attention_paged(struct device *, float *, const float *, const struct k
                          const struct attention_plan *, int);
 void ref_attend(struct device *, float *, const float *, const struct kv_views *,
                 const struct attention_plan *, const struct attention_variant *, int);
+void ref_merge_states(struct device *, const struct attention_state *,
+                      const struct attention_state *, int, int);
+void ref_finish_states(struct device *, float *, float *, enum lse_base,
+                       const struct attention_state *, int, int);
 void ref_kv_store(struct device *, const struct kv_views *, const float *, const float *,
                   const int64_t *, int, int, int, int, int, int);
 void ref_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,

@@ -58,9 +58,10 @@ struct rotation {
     size_t q_bytes;
 };
 
-/* variant: what the plans are made for; NULL: causal. */
+/* variant: what the plans are made for; NULL: causal. shared: so many positions, whole pages, of all
+ * sequences of a batch are in the pages of the first. */
 static struct rotation start(const std::vector<int> &lengths, int qo_len, int page_size,
-                             const struct attention_variant *variant = NULL) {
+                             const struct attention_variant *variant = NULL, int shared = 0) {
     struct rotation r = {};
     struct error err;
     size_t pages = 0, n = lengths.size();
@@ -93,6 +94,10 @@ static struct rotation start(const std::vector<int> &lengths, int qo_len, int pa
         indptr[i + 1] = indptr[i] + (lengths[i] + page_size - 1) / page_size;
         last[i] = (lengths[i] - 1) % page_size + 1;
     }
+    for (size_t c = 0; c < copies; c++)
+        for (size_t i = 1; i < n; i++)
+            std::copy_n(order.begin() + (long)(c * pages), shared / page_size,
+                        order.begin() + (long)(c * pages) + indptr[i]);
     struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845};
     for (size_t c = 0; c < copies; c++) {
         struct attention_plan *plan = dev->ops->attention_plan_new(dev, &err);
