@@ -39,7 +39,7 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 11
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
              $(filter-out %/requests.c %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
@@ -56,7 +56,8 @@ MODULES_7 := $(MODULES_6) scheduler/prefix_cache.c scheduler/kv_paged.c schedule
              scheduler/engine_paged.c tutorials/common/paged.c
 MODULES_8 := $(MODULES_7) tutorials/common/op_times.c
 MODULES_9 := $(MODULES_8)
-MODULES_11 := $(MODULES_9)
+MODULES_10 := $(MODULES_9)
+MODULES_11 := $(MODULES_10)
 DEMO_0    := tutorials/00-no-cache/demo.c
 DEMO_1    := tutorials/01-kv-cache/demo.c
 DEMO_2    := tutorials/02-naive-batching/demo.c
@@ -67,6 +68,7 @@ DEMO_6    := tutorials/06-block-table/demo.c
 DEMO_7    := tutorials/07-paged-cache/demo.c
 DEMO_8    := tutorials/08-fused-attention/demo.c
 DEMO_9    := tutorials/09-layouts-and-variants/demo.c
+DEMO_10   := tutorials/10-cascade/demo.c
 DEMO_11   := tutorials/11-small-kv/demo.c
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -86,6 +88,7 @@ help:
 	@echo "make phase7        build ./demo: paged caches, preemption, shared prefixes"
 	@echo "make phase8        build ./demo: one pass for all, attention through block tables"
 	@echo "make phase9        build ./demo: attention over any cache layout, with any mask and score"
+	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
 	@echo "make test          all tests, as release and under ASan and UBSan (12 minutes on 2 cores)"
 	@echo "make test-slow     the long ones: exp, tanh, log of every float, 50 workloads, long tables (minutes)"

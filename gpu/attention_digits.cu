@@ -29,6 +29,9 @@ static __device__ __forceinline__ uint8_t *row_of(uint8_t *groups, int rows, int
            row % (size_t)rows * 16;
 }
 
+/* ---- queries, and any rows ---------------------------------------------------------------------
+ */
+
 /* What the kernels of this file share. */
 struct split_arguments {
     struct attention_arguments a;
@@ -169,7 +172,7 @@ __global__ static void split_keys(struct split_arguments s) {
     }
 }
 
-/* A block turns 32 dimensions of a tile of values on their side. */
+/* A block turns 32 dimensions of a tile of values on their side; after split_keys. */
 __global__ static void __launch_bounds__(256) split_values(struct split_arguments s) {
     SHARED(int16_t, tile, [TILE][SIDE_DIMS + 2]);
     const struct attention_digits *out = &s.out;
@@ -198,6 +201,109 @@ __global__ static void __launch_bounds__(256) split_values(struct split_argument
         }
         __syncthreads(); /* the next tile takes its place */
     }
+}
+
+/* ---- rows of bfp16 in one piece ----------------------------------------------------------------
+ *
+ * What the engine has, and NHD and HND caches: 16 elements, a column of digits, are two loads and
+ * two stores of 16 bytes.
+ */
+
+/* The digits of eight mantissas of 16 bytes: their high ones, and their low ones. */
+static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uint4 m) {
+    high->x = __byte_perm(m.x, m.y, 0x7531);
+    high->y = __byte_perm(m.z, m.w, 0x7531);
+    low->x = __byte_perm(m.x, m.y, 0x6420);
+    low->y = __byte_perm(m.z, m.w, 0x6420);
+}
+
+/* Eight mantissas of a row from dimension d on; zeros behind its end. */
+static __device__ __forceinline__ uint4 load_vector(const struct kv_view *v, int64_t row, int d,
+                                                    int dim) {
+    return d < dim ? *(const uint4 *)((const int16_t *)v->data + row + d) : make_uint4(0, 0, 0, 0);
+}
+
+/* Writes a column of a row's digits. */
+static __device__ __forceinline__ void put_column(uint8_t *first, int rows, int column, uint4 m[2]) {
+    uint2 high[2], low[2];
+    split_vector(&high[0], &low[0], m[0]);
+    split_vector(&high[1], &low[1], m[1]);
+    uint8_t *at = first + column * column_bytes(rows);
+    *(uint4 *)at = make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
+    *(uint4 *)(at + 16 * rows) = make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
+}
+
+/* A thread has a column of a key; neighbouring threads have neighbouring keys, whose columns lie
+ * side by side. blockIdx.x: 32 positions; blockDim: 32, 8. */
+__global__ static void __launch_bounds__(256) split_key_rows(struct split_arguments s) {
+    const struct attention_digits *out = &s.out;
+    int kv_head = (int)blockIdx.y, n = tiles_of(&s) * TILE, columns = out->dim / 16;
+    for (int i = (int)(blockIdx.x * 32 + threadIdx.x); i < n; i += (int)gridDim.x * 32) {
+        struct position_place at = place_of(&s, i / TILE, i % TILE);
+        bool exists = at.page >= 0;
+        int64_t row = exists ? kv_view_row(&s.kv.k, at.page, at.in_page, kv_head) : 0;
+        uint8_t *to = row_of(tile_of(out, kv_head, i / TILE), out->keys, out->dim, i % TILE);
+        for (int c = (int)threadIdx.y; c < columns; c += 8) {
+            uint4 m[2];
+            UNROLL
+            for (int j = 0; j < 2; j++)
+                m[j] = load_vector(&s.kv.k, row, 16 * c + 8 * j, exists ? s.a.head_dim : 0);
+            put_column(to, out->keys, c, m);
+        }
+        if (threadIdx.y == 0) {
+            size_t number = (size_t)kv_head * (size_t)out->n_tiles * TILE + (size_t)i;
+            char2 e = make_char2(0, 0);
+            if (exists) {
+                int64_t k = kv_view_exponent(&s.kv.k, at.page, at.in_page, kv_head);
+                int64_t v = kv_view_exponent(&s.kv.v, at.page, at.in_page, kv_head);
+                e = make_char2(s.kv.k.exponents[k], s.kv.v.exponents[v]);
+            }
+            ((char2 *)out->exponents)[number] = e;
+        }
+    }
+}
+
+/* split_values, with whole vectors. A thread packs 16 positions of a dimension, a column. */
+__global__ static void __launch_bounds__(256) split_value_rows(struct split_arguments s) {
+    enum { VECTORS = SIDE_DIMS / 8, WORDS = SIDE_DIMS / 2 + 4 /* of a row of 16-byte vectors */ };
+    SHARED(uint4, tile, [TILE][WORDS / 4]);
+    const struct attention_digits *out = &s.out;
+    int first = (int)blockIdx.x * SIDE_DIMS, kv_head = (int)blockIdx.z, n = tiles_of(&s);
+    for (int t = (int)blockIdx.y; t < n; t += (int)gridDim.y) {
+        UNROLL
+        for (int i = 0; i < VECTORS; i++) {
+            int j = ((int)threadIdx.x + i * 256) / VECTORS, vector = (int)threadIdx.x % VECTORS;
+            struct position_place at = place_of(&s, t, j);
+            bool exists = at.page >= 0;
+            int64_t row = exists ? kv_view_row(&s.kv.v, at.page, at.in_page, kv_head) : 0;
+            tile[j][vector] =
+                load_vector(&s.kv.v, row, first + 8 * vector, exists ? s.a.head_dim : 0);
+        }
+        __syncthreads();
+        uint8_t *values = tile_of(out, kv_head, t) + group_bytes(TILE, out->dim);
+        for (int i = (int)threadIdx.x; i < SIDE_DIMS * (TILE / 16); i += 256) {
+            int side = i % SIDE_DIMS, column = i / SIDE_DIMS;
+            const int16_t *from = (const int16_t *)tile[16 * column / 32 * 32] + side;
+            uint4 m[2];
+            uint32_t *words = (uint32_t *)m;
+            UNROLL
+            for (int w = 0; w < 8; w++) {
+                int slot = 16 * column % 32 + 2 * w;
+                uint32_t even = (uint16_t)from[value_slot(slot) * 2 * WORDS];
+                uint32_t odd = (uint16_t)from[value_slot(slot + 1) * 2 * WORDS];
+                words[w] = even | odd << 16;
+            }
+            put_column(row_of(values, out->value_dims, TILE, (size_t)(first + side)),
+                       out->value_dims, column, m);
+        }
+        __syncthreads(); /* the next tile takes its place */
+    }
+}
+
+static bool in_vectors(const struct kv_view *v, int head_dim) {
+    return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x &&
+           head_dim % 8 == 0 && v->page_step % 8 == 0 && v->position_step % 8 == 0 &&
+           v->head_step % 8 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant) {
@@ -235,17 +341,22 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     size_t n_tiles = (size_t)(work ? work->n_tiles : d->n_tiles), n_keys = n_tiles * TILE;
     size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
     unsigned heads = (unsigned)kv_heads, sides = (unsigned)(d->dim / SIDE_DIMS);
-    int per_tile = (int)(heads * sides);
     if (n_rows || gpu->recording)
         GPU_LAUNCH(gpu, split_queries,
                    dim3(gpu_attention_blocks(gpu, gpu_blocks(n_rows, 4), (int)heads), heads),
                    dim3(32, 4), 0, s);
     if (n_keys || gpu->recording) {
-        GPU_LAUNCH(gpu, split_keys,
-                   dim3(gpu_attention_blocks(gpu, gpu_blocks(n_keys, 4), (int)heads), heads),
-                   dim3(32, 4), 0, s);
-        GPU_LAUNCH(gpu, split_values,
-                   dim3(sides, gpu_attention_blocks(gpu, n_tiles, per_tile), heads), 256, 0, s);
+        bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
+        size_t positions = vectors ? 32 : 4; /* of a block */
+        dim3 keys(gpu_attention_blocks(gpu, gpu_blocks(n_keys, positions), (int)heads), heads);
+        dim3 values(sides, gpu_attention_blocks(gpu, n_tiles, (int)(heads * sides)), heads);
+        if (vectors) {
+            GPU_LAUNCH(gpu, split_key_rows, keys, dim3(32, 8), 0, s);
+            GPU_LAUNCH(gpu, split_value_rows, values, 256, 0, s);
+        } else {
+            GPU_LAUNCH(gpu, split_keys, keys, dim3(32, 4), 0, s);
+            GPU_LAUNCH(gpu, split_values, values, 256, 0, s);
+        }
     }
     return !gpu->failed;
 }

@@ -72,6 +72,7 @@ struct chain_results {
 struct section_shares {
     float old[LONGEST_SECTION], fresh[LONGEST_SECTION], l[LONGEST_SECTION];
     float m; /* of all up to the last of them */
+    const float *values[LONGEST_SECTION]; /* of each result */
 };
 
 /* Works out the shares of n results from number `first` on; a warp. Takes the m of what is before,
@@ -129,9 +130,12 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
         o = begin.values[d];
     for (int first = 1; first < results.n; first += section) {
         int n = min(section, results.n - first);
+        if (d < n)
+            shares->values[d] = results.at(first + d).values;
+        __syncthreads();
         for (int i = d; i < n * vectors; i += THREADS)
             cp_async_16(tiles + i * VECTOR,
-                        results.at(first + i / vectors).values + i % vectors * VECTOR);
+                        shares->values[i / vectors] + i % vectors * VECTOR);
         cp_async_commit();
         if (d < LANES) {
             m = work_out_shares(shares, m, results, first, n);

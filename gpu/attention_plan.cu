@@ -163,6 +163,10 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     return 0;
 }
 
+int gpu_attention_plan_form(const struct attention_plan *p) {
+    return attention_plan_has_cascade(p);
+}
+
 /* ---- where rows lie ---------------------------------------------------------------------------
  */
 

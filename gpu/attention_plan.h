@@ -208,6 +208,7 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
 
 struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);
 void gpu_attention_plan_free(struct device *, struct attention_plan *);
+int gpu_attention_plan_form(const struct attention_plan *);
 int gpu_attention_plan(struct device *, struct attention_plan *, const struct paged_batch *,
                        const struct attention_shape *, const struct attention_variant *,
                        struct error *);

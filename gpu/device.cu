@@ -351,7 +351,8 @@ const struct ops TABLE = {
     matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
     gpu_linear,    gpu_add_bias,  gpu_rmsnorm,   gpu_add_rmsnorm, gpu_rope,       gpu_kv_append,
     gpu_kv_gather, gpu_attention,
-    gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_paged,
+    gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_plan_form,
+    gpu_attention_paged,
     gpu_attend,    gpu_merge_states, gpu_finish_states, gpu_kv_store, gpu_kv_convert,
     gpu_silu_mul,  gpu_add,       gpu_sample,
 };

@@ -51,19 +51,19 @@ void decode_pad(struct decode_graphs *g, const struct batch *b, int size) {
                               .pages = &g->pages};
 }
 
-int decode_run(struct decode_graphs *g, int size, struct device *dev, void (*run)(void *),
-               void *context, struct error *err) {
+int decode_run(struct decode_graphs *g, int size, int form, struct device *dev,
+               void (*run)(void *), void *context, struct error *err) {
     const struct ops *ops = dev->ops;
     long memory = ops->memory_changes(dev);
     const struct kv_layer *layers = g->caches[0]->layers;
-    struct device_graph **graph = &g->sizes[size].graph;
+    struct device_graph **graph = &g->sizes[size][form].graph;
     /* What a recording knows may have moved, or it was of another pool. */
-    if (memory != g->sizes[size].memory || layers != g->sizes[size].layers) {
+    if (memory != g->sizes[size][form].memory || layers != g->sizes[size][form].layers) {
         ops->graph_free(dev, *graph);
         *graph = NULL;
         run(context); /* and makes the ops get their scratch memory: a recording cannot */
-        g->sizes[size].memory = ops->memory_changes(dev);
-        g->sizes[size].layers = layers;
+        g->sizes[size][form].memory = ops->memory_changes(dev);
+        g->sizes[size][form].layers = layers;
         return 0;
     }
     if (!*graph) {
@@ -80,6 +80,7 @@ int decode_run(struct decode_graphs *g, int size, struct device *dev, void (*run
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev) {
     for (int i = 0; g && i < N_DECODE_SIZES; i++)
-        if (g->sizes[i].graph)
-            dev->ops->graph_free(dev, g->sizes[i].graph);
+        for (int form = 0; form < N_PLAN_FORMS; form++)
+            if (g->sizes[i][form].graph)
+                dev->ops->graph_free(dev, g->sizes[i][form].graph);
 }

@@ -22,7 +22,7 @@ struct decode_graphs {
         struct device_graph *graph; /* NULL: not recorded */
         long memory;                /* what memory_changes said after the last pass of this size */
         const struct kv_layer *layers; /* of its caches: another pool lies elsewhere */
-    } sizes[N_DECODE_SIZES];
+    } sizes[N_DECODE_SIZES][N_PLAN_FORMS];
     /* The batch with its padding. */
     struct batch batch;
     struct paged_batch pages;
@@ -40,9 +40,10 @@ int decode_size_of(const struct batch *batch);
 void decode_pad(struct decode_graphs *g, const struct batch *batch, int size);
 
 /* Runs the pass: by run(context), or by replaying it. What run does must depend on nothing but the
- * size and device memory. Returns 0, or -1 with err set. */
-int decode_run(struct decode_graphs *g, int size, struct device *dev, void (*run)(void *context),
-               void *context, struct error *err);
+ * size, the form of the plan of attention (ops.h) and device memory. Returns 0, or -1 with err
+ * set. */
+int decode_run(struct decode_graphs *g, int size, int form, struct device *dev,
+               void (*run)(void *context), void *context, struct error *err);
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev);
 

@@ -533,7 +533,8 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
     struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
     if (size < 0)
         run_ops(&p);
-    else if (decode_run(ws->graphs, size, model->dev, run_ops, &p, err))
+    else if (decode_run(ws->graphs, size, model->dev->ops->attention_plan_form(ws->plan),
+                        model->dev, run_ops, &p, err))
         return NULL;
     return ws->logits;
 }

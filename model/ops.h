@@ -33,6 +33,8 @@
 extern "C" {
 #endif
 
+enum { N_PLAN_FORMS = 2 };
+
 struct ops;
 struct attention_plan; /* a device's own, like the next */
 struct device_graph;
@@ -229,8 +231,9 @@ struct ops {
      *
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
      * attention_plan copies the batch. variant: what attend will be told; it matters here for what
-     * it says of causal, window and mask, not of scores; NULL: causal. Returns 0, or -1 with err set: what paged_batch_check
-     * refuses, no memory; the plan is then of no sequences. A plan must not change while
+     * it says of causal, window and mask, not of scores; NULL: causal. Tiles that sequences share
+     * are read once where that pays (cascade.h). Returns 0, or -1 with err set: what
+     * paged_batch_check refuses, no memory; the plan is then of no sequences. A plan must not change while
      * attention_paged may still use it: not before the next sync.
      */
     struct attention_plan *(*attention_plan_new)(struct device *dev, struct error *err);
@@ -238,6 +241,10 @@ struct ops {
     int (*attention_plan)(struct device *dev, struct attention_plan *plan,
                           const struct paged_batch *batch, const struct attention_shape *shape,
                           const struct attention_variant *variant, struct error *err);
+
+    /* What a recording with a plan depends on, 0 ... N_PLAN_FORMS - 1: it may be replayed with any
+     * plan of the same form and number of sequences. (1: sequences share tiles.) */
+    int (*attention_plan_form)(const struct attention_plan *plan);
 
     /* Causal attention of the planned batch; kv is the pool, n_tokens = qo_indptr[n_sequences].
      * Rows that see no position get zeros. Paged attention: Kwon et al., "Efficient Memory

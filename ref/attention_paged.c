@@ -56,6 +56,10 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
     return 0;
 }
 
+int ref_attention_plan_form(const struct attention_plan *p) {
+    return p->cascade.n_stretches > 0;
+}
+
 void ref_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                          const float *q,               /* [n_tokens, n_heads, head_dim] */
                          const struct kv_layer *kv, const struct attention_plan *p, int site) {

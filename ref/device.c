@@ -185,6 +185,7 @@ const struct ops ref_ops = {
     .attention_plan_new = ref_attention_plan_new,
     .attention_plan_free = ref_attention_plan_free,
     .attention_plan = ref_attention_plan,
+    .attention_plan_form = ref_attention_plan_form,
     .attention_paged = ref_attention_paged,
     .attend = ref_attend,
     .merge_states = ref_merge_states,

@@ -74,6 +74,7 @@ void ref_attention_plan_free(struct device *, struct attention_plan *);
 int ref_attention_plan(struct device *, struct attention_plan *, const struct paged_batch *,
                        const struct attention_shape *, const struct attention_variant *,
                        struct error *);
+int ref_attention_plan_form(const struct attention_plan *);
 void ref_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
                          const struct attention_plan *, int);
 void ref_attend(struct device *, float *, const float *, const struct kv_views *,

@@ -91,17 +91,22 @@ static void make(struct three *t, struct kv_layer *layers) {
 }
 
 /* A pass; what it should add to the counts. */
-static void pass(struct decode_graphs *g, const struct three *t, int runs, int begun,
-                 int replayed) {
+static void pass_of_form(struct decode_graphs *g, const struct three *t, int form, int runs,
+                         int begun, int replayed) {
     struct device dev = {.ops = &counting};
     struct error err;
     int size = decode_size_of(&t->batch);
     int had[] = {count.runs, count.begun, count.replayed};
     decode_pad(g, &t->batch, size);
-    assert_int_equal(decode_run(g, size, &dev, run, NULL, &err), 0);
+    assert_int_equal(decode_run(g, size, form, &dev, run, NULL, &err), 0);
     assert_int_equal(count.runs - had[0], runs);
     assert_int_equal(count.begun - had[1], begun);
     assert_int_equal(count.replayed - had[2], replayed);
+}
+
+static void pass(struct decode_graphs *g, const struct three *t, int runs, int begun,
+                 int replayed) {
+    pass_of_form(g, t, 0, runs, begun, replayed);
 }
 
 static void test_recordings(void **state) {
@@ -125,6 +130,11 @@ static void test_recordings(void **state) {
     pass(&g, &b, 1, 1, 1);
     pass(&g, &b, 0, 0, 1);
     pass(&g, &a, 1, 0, 0);
+    pass_of_form(&g, &a, 1, 1, 0, 0); /* another form of the plan: other launches */
+    pass_of_form(&g, &a, 1, 1, 1, 1);
+    pass(&g, &a, 1, 1, 1);
+    pass_of_form(&g, &a, 1, 0, 0, 1);
+    pass(&g, &a, 0, 0, 1);
     decode_graphs_free(&g, &(struct device){.ops = &counting});
     assert_int_equal(count.alive, 0);
 }
