@@ -104,8 +104,8 @@ int segment_packbits(uint8_t *out, int64_t *out_indptr, const uint8_t *x, const 
 
 /* The first position, and the end of the positions, that query i may see, masks aside. */
 NUM_FN int attention_first(const struct attention_variant *v, int before, int i) {
-    int first = before + i - v->window_left;
-    return v->window_left < 0 || first < 0 ? 0 : first;
+    int at = before + i; /* negative, where there are more queries than positions */
+    return v->window_left < 0 || v->window_left >= at ? 0 : at - v->window_left;
 }
 NUM_FN int attention_end(const struct attention_variant *v, int before, int i, int kv_len) {
     int end = before + i + 1;

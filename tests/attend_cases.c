@@ -16,7 +16,7 @@
 
 struct attend_wish attend_anything(int most_positions) {
     return (struct attend_wish){
-        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions, false};
+        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, most_positions, false};
 }
 
 /* ---- lengths, pages ---------------------------------------------------------------------------
@@ -143,8 +143,9 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
     c->layout.page_size = c->ragged ? 1 : w->page_size > 0 ? w->page_size : ONE_OF(r, sizes);
     c->layout.n_kv_heads = heads;
     c->layout.head_dim = dim;
-    c->layout.type =
-        (enum kv_type)(random_int(r, 0, 1) ? KV_BFP16 : random_int(r, 0, N_KV_TYPES - 1));
+    c->layout.type = (enum kv_type)(w->type >= 0          ? w->type
+                                    : random_int(r, 0, 1) ? KV_BFP16
+                                                          : random_int(r, 0, N_KV_TYPES - 1));
     if (c->layout.type == KV_E4M3 || c->layout.type == KV_E5M2) {
         c->layout.k_scale = ldexpf(1 + random_int(r, 0, 7) / 8.0f, random_int(r, -6, 0));
         c->layout.v_scale = random_int(r, 0, 1) ? 0.017f : 0;
@@ -266,7 +267,7 @@ void attend_run(struct test_device *t, const struct attend_case *c, float **y, f
 static bool sees(const struct attend_case *c, int sequence, int query, int position) {
     int qo_len = c->qo_indptr[sequence + 1] - c->qo_indptr[sequence], kv_len = c->kv_len[sequence];
     const struct attention_variant *v = &c->variant;
-    if (v->window_left >= 0 && position + qo_len + v->window_left < kv_len + query)
+    if (v->window_left >= 0 && (int64_t)position + qo_len + v->window_left < kv_len + query)
         return false;
     if (!v->mask_form)
         return !v->causal || position + qo_len <= kv_len + query;

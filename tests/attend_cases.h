@@ -35,7 +35,7 @@ struct attend_case {
 struct attend_wish {
     int batch, kv_len, qo_len, page_size, kv_heads, group,
         head_dim; /* one sequence has the lengths */
-    int order, window_left, cap, causal, mask, sinks, slopes;
+    int order, type, window_left, cap, causal, mask, sinks, slopes;
     int most_positions; /* of all sequences */
     bool long_ones;     /* all have more than a tile, and few queries */
 };

@@ -6,6 +6,7 @@
 #include "tests/attend_cases.h"
 #include "tests/compare.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -236,11 +237,11 @@ static void test_rows_that_see_little(void **state) {
         wish.head_dim = 64;
         wish.page_size = 16;
         wish.order = KV_NHD;
+        wish.type = KV_BFP16;
         wish.window_left = kind % 4 == 3 ? 0 : -1;
         wish.mask = kind % 4 == 3 ? MASK_NONE : MASK_BYTES;
         wish.sinks = kind / 4;
         attend_case_make(&c, &r, &wish);
-        c.layout.type = KV_BFP16;
         for (int i = 0; c.mask && i < 4 * 700; i++) /* nothing; the last position; the first */
             c.mask[i] = i == 1 * 700 + 699 && kind % 4 > 0;
         if (c.mask && kind % 4 == 2)
@@ -250,31 +251,68 @@ static void test_rows_that_see_little(void **state) {
     }
 }
 
+/* Two cases of the same queries have the same result. */
+static void expect_equal(struct test_device *t, const struct attend_case *a,
+                         const struct attend_case *b, const char *why) {
+    float *want, *want_lse, *y, *lse;
+    char what[64];
+    attend_run(t, a, &want, &want_lse);
+    attend_run(t, b, &y, &lse);
+    snprintf(what, sizeof what, "attention with %s", why);
+    attend_expect_same(b, what, want, y, a->shape.head_dim);
+    snprintf(what, sizeof what, "log of the sum with %s", why);
+    attend_expect_same(b, what, want_lse, lse, 1);
+    free(want);
+    free(want_lse);
+    free(y);
+    free(lse);
+}
+
 /* A plan for another window than attend is told of: it is slower, not wrong. */
 static void test_another_plan(void **state) {
     struct test_device *t = *state;
     struct random r = {908};
     struct attend_wish wish = attend_anything(700);
     struct attend_case c;
-    float *want, *want_lse, *y, *lse;
     wish.batch = 2;
     wish.kv_len = 600;
     wish.qo_len = 1;
     wish.window_left = 300;
     wish.order = KV_HND;
+    wish.type = KV_BFP16; /* for the kernel that goes by the plan */
     wish.mask = MASK_NONE;
     attend_case_make(&c, &r, &wish);
-    c.layout.type = KV_BFP16; /* for the kernel that goes by the plan */
-    attend_run(t, &c, &want, &want_lse);
-    c.other_plan = true;
-    attend_run(t, &c, &y, &lse);
-    attend_expect_same(&c, "attention with another plan", want, y, c.shape.head_dim);
-    attend_expect_same(&c, "log of the sum with another plan", want_lse, lse, 1);
-    free(want);
-    free(want_lse);
-    free(y);
-    free(lse);
+    struct attend_case other = c;
+    other.other_plan = true;
+    expect_equal(t, &c, &other, "another plan");
     attend_case_free(&c);
+}
+
+/* The largest windows hide nothing, also from queries that are before the first position. */
+static void test_largest_windows(void **state) {
+    struct test_device *t = *state;
+    struct random r = {910};
+    for (int kind = 0; kind < 8; kind++) {
+        struct attend_wish wish = attend_anything(100);
+        struct attend_case c;
+        wish.batch = 2;
+        wish.kv_len = kind / 4 ? 3 : 0;
+        wish.qo_len = kind % 4 / 2 ? 20 : 4; /* of 4 tokens: the kernel that goes by the plan */
+        wish.causal = kind % 2;
+        wish.mask = MASK_NONE;
+        wish.order = KV_NHD;
+        wish.type = KV_BFP16;
+        wish.kv_heads = wish.group = 1;
+        attend_case_make(&c, &r, &wish);
+        c.variant.window_left = -1;
+        struct attend_case largest = c, next = c;
+        largest.variant.window_left = INT_MAX;
+        next.variant.window_left = INT_MAX - 1;
+        check(t, &r, &largest);
+        expect_equal(t, &c, &largest, "the largest window");
+        expect_equal(t, &c, &next, "the largest window but one");
+        attend_case_free(&c);
+    }
 }
 
 /* Runs the case, of which `token` is the first that cannot be computed. */
@@ -321,13 +359,13 @@ static void test_bad_slopes_and_sinks(void **state) {
         wish.qo_len = kind / 2 % 3 == 2 ? 6 : 2; /* of 6 tokens: the plain kernel */
         wish.page_size = 16;
         wish.order = KV_NHD;
+        wish.type = KV_BFP16;
         wish.kv_heads = 2;
         wish.group = 2;
         wish.mask = MASK_NONE;
         wish.sinks = kind / 6;
         wish.slopes = !wish.sinks;
         attend_case_make(&c, &r, &wish);
-        c.layout.type = KV_BFP16;
         c.variant.window_left = -1;
         (wish.sinks ? c.sinks : c.alibi_slopes)[1] = kind / 2 % 3 ? NAN : INFINITY;
         expect_fault(t, &c, 0);
@@ -339,7 +377,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_cases),         cmocka_unit_test(test_every_value),
         cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_another_plan),
-        cmocka_unit_test(test_query_faults),         cmocka_unit_test(test_bad_slopes_and_sinks),
+        cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_query_faults),
+        cmocka_unit_test(test_bad_slopes_and_sinks),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
