@@ -201,15 +201,20 @@ static void test_bad_input(void **state) {
 /* ---- what is not stored ------------------------------------------------------------------------
  */
 
+/* Two sequences, the first of 40 positions. */
+static void make_two(struct attend_case *c, struct random *r) {
+    struct attend_wish wish = attend_anything(100);
+    wish.batch = 2;
+    wish.kv_len = 40;
+    attend_case_make(c, r, &wish);
+}
+
 /* A slot below 0 is nobody's: nothing is written. */
 static void test_skipped_slots(void **state) {
     struct test_device *t = *state;
     struct random r = {907};
-    struct attend_wish wish = attend_anything(40);
     struct attend_case c;
-    wish.batch = 1;
-    wish.kv_len = 8;
-    attend_case_make(&c, &r, &wish);
+    make_two(&c, &r);
     struct kv_views before = attend_empty_cache(t, &c.layout),
                     after = attend_empty_cache(t, &c.layout);
     size_t elements = (size_t)kv_type_bytes(c.layout.type) * (size_t)kv_layout_elements(&c.layout);
@@ -229,11 +234,8 @@ static void test_skipped_slots(void **state) {
 static void test_store_faults(void **state) {
     struct test_device *t = *state;
     struct random r = {904};
-    struct attend_wish wish = attend_anything(100);
     struct attend_case c;
-    wish.batch = 2;
-    wish.kv_len = 40;
-    attend_case_make(&c, &r, &wish);
+    make_two(&c, &r);
     c.k[(size_t)(33 * c.shape.n_kv_heads * c.shape.head_dim)] = NAN;
     attend_cache(t, &c);
     device_expect_fault(t, ATTEND_SITE, 33);
