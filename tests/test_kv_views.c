@@ -201,46 +201,111 @@ static void test_bad_input(void **state) {
 /* ---- what is not stored ------------------------------------------------------------------------
  */
 
-/* Two sequences, the first of 40 positions. */
-static void make_two(struct attend_case *c, struct random *r) {
+/* Two sequences, the first of 40 positions, and a cache of that type. */
+static void make_two(struct attend_case *c, struct random *r, int type) {
     struct attend_wish wish = attend_anything(100);
     wish.batch = 2;
     wish.kv_len = 40;
+    wish.type = type;
     attend_case_make(c, r, &wish);
 }
 
-/* A slot below 0 is nobody's: nothing is written. */
+/* A cache on the host: keys and values, and their exponents. */
+struct cache_copy {
+    void *arrays[4];
+    struct kv_views kv;
+};
+
+static size_t bytes_of(const struct kv_layout *l, int array) {
+    if (l->one_tensor && array % 2)
+        return 0; /* it is in the one before it */
+    size_t elements = (size_t)kv_type_bytes(l->type) * (size_t)kv_layout_elements(l);
+    return array < 2 ? elements : (size_t)kv_layout_exponents(l);
+}
+
+static void copy_cache(struct test_device *t, struct cache_copy *out, const struct kv_views *from,
+                       const struct kv_layout *l) {
+    const void *arrays[4] = {from->k.data, from->v.data, from->k.exponents, from->v.exponents};
+    struct error err = {""};
+    for (int i = 0; i < 4; i++)
+        out->arrays[i] = device_get(t, arrays[i], bytes_of(l, i));
+    if (kv_views_of(&out->kv, l, out->arrays[0], out->arrays[1], out->arrays[2], out->arrays[3],
+                    &err))
+        fail_msg("%s", err.text);
+}
+
+/* Compares and frees. */
+static void expect_same_copies(struct cache_copy *want, struct cache_copy *got,
+                               const struct kv_layout *l) {
+    for (int i = 0; i < 4; i++) {
+        assert_memory_equal(want->arrays[i], got->arrays[i], bytes_of(l, i));
+        free(want->arrays[i]);
+        free(got->arrays[i]);
+    }
+}
+
+/* A slot below 0 is nobody's: nothing is written, and what is there to be written is no fault. */
 static void test_skipped_slots(void **state) {
     struct test_device *t = *state;
     struct random r = {907};
-    struct attend_case c;
-    make_two(&c, &r);
-    struct kv_views before = attend_empty_cache(t, &c.layout),
-                    after = attend_empty_cache(t, &c.layout);
-    size_t elements = (size_t)kv_type_bytes(c.layout.type) * (size_t)kv_layout_elements(&c.layout);
-    size_t width = (size_t)c.shape.n_kv_heads * (size_t)c.shape.head_dim;
-    int64_t slots[8] = {-1, INT64_MIN, -1, -2, -1, -1, -1, -1};
-    t->ops->kv_store(t->dev, &after, device_put(t, c.k, sizeof *c.k * 8 * width),
-                     device_put(t, c.v, sizeof *c.v * 8 * width),
-                     device_put(t, slots, sizeof slots), 8, c.layout.page_size, c.shape.n_kv_heads,
-                     c.shape.head_dim, ATTEND_SITE, ATTEND_SITE);
-    device_expect_fault(t, -1, 0);
-    expect_same_memory(t, before.k.data, after.k.data, elements);
-    device_clear(t);
-    attend_case_free(&c);
+    for (int type = 0; type < N_KV_TYPES; type++) {
+        struct attend_case c;
+        struct cache_copy want, got;
+        make_two(&c, &r, type);
+        struct kv_views before = attend_empty_cache(t, &c.layout),
+                        after = attend_empty_cache(t, &c.layout);
+        size_t width = (size_t)c.shape.n_kv_heads * (size_t)c.shape.head_dim;
+        int64_t slots[8] = {-1, INT64_MIN, -1, -2, -1, -1, -1, -1};
+        c.k[3 * width] = NAN;
+        t->ops->kv_store(t->dev, &after, device_put(t, c.k, sizeof *c.k * 8 * width),
+                         device_put(t, c.v, sizeof *c.v * 8 * width),
+                         device_put(t, slots, sizeof slots), 8, c.layout.page_size,
+                         c.shape.n_kv_heads, c.shape.head_dim, ATTEND_SITE, ATTEND_SITE);
+        device_expect_fault(t, -1, 0);
+        copy_cache(t, &want, &before, &c.layout);
+        copy_cache(t, &got, &after, &c.layout);
+        expect_same_copies(&want, &got, &c.layout);
+        device_clear(t);
+        attend_case_free(&c);
+    }
 }
 
-/* A key that is not a number is a fault and leaves a row of zeros; a skipped slot is left alone. */
+/* A row of a cache becomes what is stored of one that is not finite. */
+static void clear_row(const struct kv_view *v, int64_t page, int64_t position, int head,
+                      int head_dim) {
+    int64_t row = kv_view_row(v, page, position, head);
+    for (int d = 0; d < head_dim; d++)
+        kv_store_bits(v->data, v->type, row + kv_view_element(v, d), 0);
+    if (kv_type_has_exponents(v->type))
+        v->exponents[kv_view_exponent(v, page, position, head)] = BFP_MIN_EXPONENT;
+}
+
+/* A key or a value that is not finite is a fault of its token; its row becomes zeros, and all else
+ * is as without it. */
 static void test_store_faults(void **state) {
+    enum { POSITION = 33 };
     struct test_device *t = *state;
     struct random r = {904};
-    struct attend_case c;
-    make_two(&c, &r);
-    c.k[(size_t)(33 * c.shape.n_kv_heads * c.shape.head_dim)] = NAN;
-    attend_cache(t, &c);
-    device_expect_fault(t, ATTEND_SITE, 33);
-    device_clear(t);
-    attend_case_free(&c);
+    for (int kind = 0; kind < 2 * N_KV_TYPES; kind++) {
+        struct attend_case c;
+        struct cache_copy want, got;
+        bool of_values = kind % 2;
+        make_two(&c, &r, kind / 2);
+        int heads = c.shape.n_kv_heads, dim = c.shape.head_dim, size = c.layout.page_size;
+        int head = random_int(&r, 0, heads - 1), d = random_int(&r, 0, dim - 1);
+        struct kv_views good = attend_cache(t, &c);
+        device_expect_fault(t, -1, 0);
+        (of_values ? c.v : c.k)[(POSITION * heads + head) * dim + d] = of_values ? -INFINITY : NAN;
+        struct kv_views bad = attend_cache(t, &c);
+        device_expect_fault(t, ATTEND_SITE, POSITION);
+        copy_cache(t, &want, &good, &c.layout);
+        copy_cache(t, &got, &bad, &c.layout);
+        clear_row(of_values ? &want.kv.v : &want.kv.k, c.pages[POSITION / size], POSITION % size,
+                  head, dim);
+        expect_same_copies(&want, &got, &c.layout);
+        device_clear(t);
+        attend_case_free(&c);
+    }
 }
 
 int main(void) {
