@@ -83,10 +83,8 @@ int attention_variant_check(const struct attention_variant *v, struct error *err
 int attention_mask_offsets(int64_t *offsets, const struct paged_batch *b, enum mask_form form,
                            const int64_t *mask_indptr, struct error *err);
 
-enum bit_order {
-    BITS_LITTLE,
-    BITS_BIG
-}; /* which bit of a byte is first: the lowest, the highest */
+/* Which bit of a byte is first: the lowest, the highest. */
+enum bit_order { BITS_LITTLE, BITS_BIG };
 
 /* Packs n bytes (0 or not) into ceil(n / 8); bits behind the end are 0. */
 void packbits(uint8_t *out, const uint8_t *x, size_t n, enum bit_order order);
@@ -99,8 +97,7 @@ void packbits(uint8_t *out, const uint8_t *x, size_t n, enum bit_order order);
 int segment_packbits(uint8_t *out, int64_t *out_indptr, const uint8_t *x, const int64_t *indptr,
                      int n, enum bit_order order, struct error *err);
 
-/* ---- what every device computes ----------------------------------------------------------------
- */
+/* ---- what every device computes -------------------------------------------------------------- */
 
 /* The first position, and the end of the positions, that query i may see, masks aside. */
 NUM_FN int attention_first(const struct attention_variant *v, int before, int i) {

@@ -51,10 +51,9 @@ NUM_FN void kv_store_bits(void *data, enum kv_type t, int64_t i, uint32_t bits) 
         ((uint16_t *)data)[i] = (uint16_t)bits;
 }
 
-/* ---- small floats: a sign, `exponent` bits, `mantissa` bits, the smallest step 2^-step
- * -----------
- */
+/* ---- small floats ---------------------------------------------------------------------------- */
 
+/* A sign, `exponent` bits, `mantissa` bits; the smallest step is 2^-step. */
 struct small_float {
     int exponent, mantissa, step;
     uint32_t largest; /* bits of the largest finite one */
@@ -91,9 +90,7 @@ NUM_FN uint32_t small_float_nearest(struct small_float f, float x) {
     return sign | (bits < f.largest ? bits : f.largest);
 }
 
-/* ---- rows
- * ----------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* The value of a 16-bit float. */
 NUM_FN float kv_float(enum kv_type t, uint32_t bits) {
