@@ -84,14 +84,12 @@ static __device__ int exponent_of(const struct kv_view *v, int64_t row, int64_t 
                                   int dim) {
     if (kv_type_has_exponents(v->type))
         return v->exponents[exponent_at];
-    if (!kv_type_is_snapped(v->type))
-        return kv_fixed_exponent(v->type);
     uint32_t largest = 0;
-    for (int d = 0; d < dim; d++)
-        largest = max(largest,
-                      num_magnitude(kv_float(
-                          v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)))));
-    return num_row_exponent(largest);
+    for (int d = 0; d < dim; d++) {
+        uint32_t bits = kv_load_bits(v->data, v->type, row + kv_view_element(v, d));
+        largest = max(largest, kv_magnitude(v->type, bits));
+    }
+    return kv_read_exponent(v->type, largest);
 }
 
 /* Element d of a row with that exponent, as an integer. */
@@ -111,7 +109,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
     long long dot = 0;
     for (int d = 0; d < a->shape.head_dim; d++)
         dot += query[d] * integer_of(k, row, d, e);
-    return attention_score(&a->variant, num_score((double)dot, num_pow2(e), r->q_unit), r->at,
+    return attention_score(&a->variant, num_score((double)dot, kv_unit(e), r->q_unit), r->at,
                            position, r->slope);
 }
 
@@ -155,7 +153,7 @@ __global__ static void __launch_bounds__(TILE)
         float tile_m = row_max<WARPS>(s, part_float);
         float p = sees ? num_exp(s - tile_m) : 0;
         uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
-        float w = sees ? num_value_weight(p, v_exponent) : 0;
+        float w = sees ? num_weight_in_units(p, kv_unit(v_exponent)) : 0;
         int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
         bool bad = e > BFP_MAX_EXPONENT;
         if (bad && j == 0)

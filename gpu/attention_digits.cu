@@ -124,11 +124,11 @@ static __device__ __forceinline__ int exponent_of(const struct kv_view *v,
         return v->exponents[kv_view_exponent(v, at->page, at->in_page, kv_head)];
     int64_t row = kv_view_row(v, at->page, at->in_page, kv_head);
     uint32_t largest = 0;
-    for (int d = (int)threadIdx.x % 32; d < dim; d += 32)
-        largest = max(largest,
-                      num_magnitude(kv_float(
-                          v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)))));
-    int e = num_row_exponent(warp_max(largest));
+    for (int d = (int)threadIdx.x % 32; d < dim; d += 32) {
+        uint32_t bits = kv_load_bits(v->data, v->type, row + kv_view_element(v, d));
+        largest = max(largest, kv_magnitude(v->type, bits));
+    }
+    int e = kv_read_exponent(v->type, warp_max(largest));
     return e > BFP_MAX_EXPONENT ? (int)NOT_FINITE : e;
 }
 

@@ -13,6 +13,9 @@
  * a whole number of its smallest step, 2^-9 or 2^-16. So all sums of products stay exact: they are
  * below 2^41 with e4m3 and below 2^56 with e5m2, which a 64-bit integer holds.
  *
+ * A cache that kv_store did not write may hold NaN and infinity: a row with one of them, or with a
+ * number that cannot be snapped, is a fault of every query that sees it.
+ *
  * The scale of the keys multiplies the scores, with the op's own scale, in double; the scale of the
  * values multiplies the result, once, in float32.
  */
@@ -92,7 +95,7 @@ NUM_FN uint32_t small_float_nearest(struct small_float f, float x) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* The value of a 16-bit float. */
+/* The value of a 16-bit float, which is finite. */
 NUM_FN float kv_float(enum kv_type t, uint32_t bits) {
     if (t == KV_BF16)
         return num_float(bits << 16);
@@ -118,6 +121,29 @@ NUM_FN int64_t kv_integer(enum kv_type t, uint32_t bits, float scale) {
 /* The exponent e of a row that has none of its own and is not snapped. */
 NUM_FN int kv_fixed_exponent(enum kv_type t) {
     return 15 - (t == KV_E4M3 ? 9 : 16);
+}
+
+/* The bits of an element without its sign. Of every float they order like the magnitude, with
+ * infinity and NaN above everything. */
+NUM_FN uint32_t kv_magnitude(enum kv_type t, uint32_t bits) {
+    return bits & (kv_type_bytes(t) == 1 ? 0x7fu : 0x7fffu);
+}
+
+/* The exponent e of a row of floats whose largest kv_magnitude is `largest`; more than
+ * BFP_MAX_EXPONENT: it cannot be read, because of a NaN, an infinity or a number that is too large
+ * to be snapped. */
+NUM_FN int kv_read_exponent(enum kv_type t, uint32_t largest) {
+    if (t == KV_BF16)
+        return num_row_exponent(largest << 16);
+    if (largest > small_float_of(t).largest)
+        return BFP_MAX_EXPONENT + 1;
+    return t == KV_FP16 ? num_row_exponent(num_bits(kv_float(t, largest))) : kv_fixed_exponent(t);
+}
+
+/* 2^e, or a NaN for a row that cannot be read: it makes one of its key's score, or of its value's
+ * weight, and that is a fault of every query row that sees it. */
+NUM_FN double kv_unit(int e) {
+    return e > BFP_MAX_EXPONENT ? (double)NAN : num_pow2(e);
 }
 
 /* The exponent of a bfp8 row whose largest num_magnitude is `largest`: the smallest e >= -100 with

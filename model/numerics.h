@@ -271,12 +271,17 @@ NUM_FN uint32_t num_probability_units(float p) {
 }
 
 /*
- * The weight of a value row in attention: p * 2^e, exact, with results below 2^-126 set to 0.
+ * The weight of a value row in attention: p * 2^e, exact, with results below 2^-126 set to 0. Of
+ * unit = 2^e; a NaN gives one.
  * In double, because the float product would round up to 2^-126 just below it.
  */
-NUM_FN float num_value_weight(float p, int e) {
-    double w = (double)p * num_pow2(e);
+NUM_FN float num_weight_in_units(float p, double unit) {
+    double w = (double)p * unit;
     return (float)(w * (w >= 0x1p-126)); /* no branch: compilers turn the loop into vectors */
+}
+
+NUM_FN float num_value_weight(float p, int e) {
+    return num_weight_in_units(p, num_pow2(e));
 }
 
 /* ---- sampling ---------------------------------------------------------------------------------

@@ -48,14 +48,14 @@ struct block {
     const struct attention_call *call;
     const struct work *work;
     const struct block_item *item;
-    int head;               /* kv head */
-    double *x;              /* [BLOCK_ROWS, head_dim] queries */
-    double *scores;         /* [BLOCK_ROWS, TILE] dot products, then weights */
-    double *values;         /* [BLOCK_ROWS, head_dim] weighted sums of the tile */
-    double *k, *v;          /* [TILE, head_dim] the tile */
-    double *k_unit;         /* [TILE] 2^exponent of each key row */
-    int16_t *mantissas;     /* [head_dim] */
-    int v_exponents[TILE];
+    int head;           /* kv head */
+    double *x;          /* [BLOCK_ROWS, head_dim] queries */
+    double *scores;     /* [BLOCK_ROWS, TILE] dot products, then weights */
+    double *values;     /* [BLOCK_ROWS, head_dim] weighted sums of the tile */
+    double *k, *v;      /* [TILE, head_dim] the tile */
+    double *k_unit;     /* [TILE] 2^exponent of each key row, */
+    double *v_unit;     /* [TILE] of each value row; a NaN: it cannot be read */
+    int16_t *mantissas; /* [head_dim] */
     struct row rows[BLOCK_ROWS];
     double q_unit[BLOCK_ROWS];            /* what makes a score of a dot product, but for k_unit */
     float max[BLOCK_ROWS], l[BLOCK_ROWS]; /* the running m and l of each row */
@@ -124,33 +124,31 @@ static void load_queries(struct block *b, int first_tile) {
     }
 }
 
-/* A row as integers. Returns its exponent: a row stands for integer * 2^(exponent - 15). */
-static int widen_row(double *out, const struct kv_view *view, int64_t row, int64_t exponent_at,
-                     int dim) {
+/* A row as integers. Returns 2^exponent: a row stands for integer * 2^(exponent - 15). One that
+ * cannot be read becomes zeros, for the queries that do not see it. */
+static double widen_row(double *out, const struct kv_view *view, int64_t row, int64_t exponent_at,
+                        int dim) {
     enum kv_type t = view->type;
     const int16_t *from = (const int16_t *)view->data + row;
     if (t == KV_BFP16 && view->element_step == 1 &&
         view->group_step == view->x) { /* in one piece */
         for (int d = 0; d < dim; d++)
             out[d] = from[d];
-        return view->exponents[exponent_at];
+        return num_pow2(view->exponents[exponent_at]);
     }
-    int e = kv_type_has_exponents(t) ? view->exponents[exponent_at] : kv_fixed_exponent(t);
-    if (kv_type_is_snapped(t)) {
-        uint32_t largest = 0;
-        for (int d = 0; d < dim; d++) {
-            uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-            uint32_t magnitude = num_magnitude(kv_float(t, bits));
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        e = num_row_exponent(largest);
+    uint32_t largest = 0;
+    for (int d = 0; d < dim && !kv_type_has_exponents(t); d++) {
+        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
+        uint32_t magnitude = kv_magnitude(t, bits);
+        largest = magnitude > largest ? magnitude : largest;
     }
+    int e = kv_type_has_exponents(t) ? view->exponents[exponent_at] : kv_read_exponent(t, largest);
     float scale = kv_type_is_snapped(t) ? num_pow2f(15 - e) : 1;
     for (int d = 0; d < dim; d++) {
         uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        out[d] = (double)kv_integer(t, bits, scale);
+        out[d] = e > BFP_MAX_EXPONENT ? 0 : (double)kv_integer(t, bits, scale);
     }
-    return e;
+    return kv_unit(e);
 }
 
 static void load_tile(struct block *b, int first, int n) {
@@ -160,13 +158,12 @@ static void load_tile(struct block *b, int first, int n) {
     for (int j = 0; j < n; j++) {
         int position = first + j, page = pages ? pages[position / size] : 0;
         position = pages ? position % size : position;
-        int k_exponent = widen_row(b->k + (size_t)j * (size_t)dim, &kv->k,
-                                   kv_view_row(&kv->k, page, position, b->head),
-                                   kv_view_exponent(&kv->k, page, position, b->head), dim);
-        b->v_exponents[j] = widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
-                                      kv_view_row(&kv->v, page, position, b->head),
-                                      kv_view_exponent(&kv->v, page, position, b->head), dim);
-        b->k_unit[j] = num_pow2(k_exponent);
+        b->k_unit[j] = widen_row(b->k + (size_t)j * (size_t)dim, &kv->k,
+                                 kv_view_row(&kv->k, page, position, b->head),
+                                 kv_view_exponent(&kv->k, page, position, b->head), dim);
+        b->v_unit[j] = widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
+                                 kv_view_row(&kv->v, page, position, b->head),
+                                 kv_view_exponent(&kv->v, page, position, b->head), dim);
     }
 }
 
@@ -189,20 +186,26 @@ static void multiply(enum kv_type type, bool transposed, int m, int n, int k, co
         }
 }
 
+/* Whether the mask shows a position to row r. */
+static bool shows(const struct block *b, int r, int position) {
+    const struct attention_variant *v = &b->call->variant;
+    const struct row *row = &b->rows[r];
+    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[row->sequence] : NULL;
+    return attention_shows(v, mask, row->i, position, b->call->sequences[row->sequence].kv_len);
+}
+
 /* What changes a score but the scale, for the positions first ... end - 1 of a tile; hidden ones
  * become -infinity, whose probability and weight are 0. Returns whether one is visible. */
 static bool vary_scores(struct block *b, int r, int tile, int first, int end, float *s) {
     const struct attention_variant *v = &b->call->variant;
     const struct row *row = &b->rows[r];
-    const struct attention_sequence *sequence = &b->call->sequences[row->sequence];
-    int i = row->i, at = before_of(sequence) + i; /* the query's position */
-    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[row->sequence] : NULL;
+    int at = before_of(&b->call->sequences[row->sequence]) + row->i; /* the query's position */
     float slope = v->alibi_slopes ? v->alibi_slopes[row->head] : 0;
     bool visible = false;
     for (int j = first; j < end; j++) {
-        bool shows = attention_shows(v, mask, i, tile + j, sequence->kv_len);
-        s[j] = shows ? attention_score(v, s[j], at, tile + j, slope) : -INFINITY;
-        visible |= shows;
+        bool sees = shows(b, r, tile + j);
+        s[j] = sees ? attention_score(v, s[j], at, tile + j, slope) : -INFINITY;
+        visible |= sees;
     }
     return visible;
 }
@@ -240,7 +243,10 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
         units += num_probability_units(s[j]);
     }
     for (int j = first; j < end; j++)
-        w[j] = num_value_weight(s[j], b->v_exponents[j]);
+        w[j] = num_weight_in_units(s[j], b->v_unit[j]);
+    for (int j = first; j < end && v->mask_form; j++)
+        if (!shows(b, r, tile + j)) /* its value may be one that cannot be read */
+            w[j] = 0;
     int16_t mantissas[TILE];
     f->exponent = ref_snap_or_fault(b->call->dev, mantissas, w + first, end - first, b->call->site,
                                     b->rows[r].token);
@@ -359,7 +365,8 @@ static void run_item(void *context, int item, int worker) {
     b.k = b.scores + BLOCK_ROWS * TILE;
     b.v = b.k + TILE * dim;
     b.k_unit = b.v + TILE * dim;
-    b.mantissas = (int16_t *)(b.k_unit + TILE);
+    b.v_unit = b.k_unit + TILE;
+    b.mantissas = (int16_t *)(b.v_unit + TILE);
     run_block(&b);
 }
 
@@ -402,7 +409,7 @@ void ref_attend_all(const struct attention_call *c) {
         n_rows += (size_t)c->sequences[i].n_tokens * (size_t)c->shape.n_heads;
     }
     struct work w = {.call = c};
-    w.memory_each = BLOCK_ROWS * (dim * 2 + TILE) + TILE * (dim * 2 + 1) + dim;
+    w.memory_each = BLOCK_ROWS * (dim * 2 + TILE) + TILE * (dim * 2 + 2) + dim;
     w.memory = ref_scratch(c->dev, SCRATCH_SOFTMAX,
                            sizeof *w.memory * w.memory_each * (size_t)ref_n_threads(c->dev), c->op);
     w.items = ref_scratch(c->dev, SCRATCH_STATE,

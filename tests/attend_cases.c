@@ -194,6 +194,17 @@ struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout
     return kv;
 }
 
+static void spoil(struct test_device *t, const struct attend_case *c, const struct kv_views *kv) {
+    const struct attend_spoilt *s = &c->spoilt;
+    const struct kv_view *v = s->of_values ? &kv->v : &kv->k;
+    int size = c->layout.page_size, bytes = kv_type_bytes(v->type);
+    int64_t row = kv_view_row(v, c->pages[s->position / size], s->position % size, s->head);
+    uint16_t element = 0;
+    kv_store_bits(&element, v->type, 0, s->bits);
+    t->ops->upload(t->dev, (char *)v->data + (row + kv_view_element(v, s->d)) * bytes, &element,
+                   (size_t)bytes);
+}
+
 struct kv_views attend_cache(struct test_device *t, const struct attend_case *c) {
     struct error err = {""};
     struct kv_views kv = attend_empty_cache(t, &c->layout);
@@ -216,6 +227,8 @@ struct kv_views attend_cache(struct test_device *t, const struct attend_case *c)
                      device_put(t, c->v, sizeof *c->v * n * width),
                      device_put(t, slots, sizeof *slots * n), c->n_positions, c->layout.page_size,
                      c->shape.n_kv_heads, c->shape.head_dim, ATTEND_SITE, ATTEND_SITE);
+    if (c->spoilt.exists)
+        spoil(t, c, &kv);
     free(sequences);
     free(positions);
     free(slots);

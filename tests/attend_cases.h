@@ -10,6 +10,13 @@
 
 enum { MOST_SEQUENCES = 128, ATTEND_SITE = 7 };
 
+/* Bits that kv_store did not write: of an element of a key or a value of the first sequence. */
+struct attend_spoilt {
+    bool exists, of_values;
+    int position, head, d;
+    uint32_t bits;
+};
+
 /* All on the host. Pages of the cache that belong to nobody, and slots behind the end of a
  * sequence, hold poison. */
 struct attend_case {
@@ -29,6 +36,7 @@ struct attend_case {
     uint8_t *mask;                    /* [mask_bytes] in the form of the variant */
     int64_t mask_offsets[MOST_SEQUENCES + 1];
     float *alibi_slopes, *sinks; /* [n_heads] or NULL */
+    struct attend_spoilt spoilt;
 };
 
 /* What is fixed of a case; -1: random. */
@@ -50,7 +58,7 @@ struct paged_batch attend_batch(const struct attend_case *c);
 /* A cache of that layout on a device, all poison. */
 struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout *l);
 
-/* A cache of the case's layout on a device, filled by kv_store. */
+/* A cache of the case's layout on a device, filled by kv_store, and spoilt. */
 struct kv_views attend_cache(struct test_device *t, const struct attend_case *c);
 
 /* The variant with its arrays on the device; lse: device [n_tokens, n_heads]. */
