@@ -205,12 +205,12 @@ static void spoil(struct test_device *t, const struct attend_case *c, const stru
                    (size_t)bytes);
 }
 
-struct kv_views attend_cache(struct test_device *t, const struct attend_case *c) {
+void attend_fill_cache(struct test_device *t, const struct attend_case *c,
+                       const struct kv_views *kv) {
     struct error err = {""};
-    struct kv_views kv = attend_empty_cache(t, &c->layout);
     struct paged_batch batch = attend_batch(c);
     if (!c->n_positions)
-        return kv;
+        return;
     size_t n = (size_t)c->n_positions,
            width = (size_t)c->shape.n_kv_heads * (size_t)c->shape.head_dim;
     int32_t *sequences = host_array(n, sizeof *sequences),
@@ -223,15 +223,20 @@ struct kv_views attend_cache(struct test_device *t, const struct attend_case *c)
         }
     if (paged_batch_slots(&batch, slots, sequences, positions, c->n_positions, &err))
         fail_msg("%s", err.text);
-    t->ops->kv_store(t->dev, &kv, device_put(t, c->k, sizeof *c->k * n * width),
+    t->ops->kv_store(t->dev, kv, device_put(t, c->k, sizeof *c->k * n * width),
                      device_put(t, c->v, sizeof *c->v * n * width),
                      device_put(t, slots, sizeof *slots * n), c->n_positions, c->layout.page_size,
                      c->shape.n_kv_heads, c->shape.head_dim, ATTEND_SITE, ATTEND_SITE);
     if (c->spoilt.exists)
-        spoil(t, c, &kv);
+        spoil(t, c, kv);
     free(sequences);
     free(positions);
     free(slots);
+}
+
+struct kv_views attend_cache(struct test_device *t, const struct attend_case *c) {
+    struct kv_views kv = attend_empty_cache(t, &c->layout);
+    attend_fill_cache(t, c, &kv);
     return kv;
 }
 
@@ -250,7 +255,8 @@ struct attention_variant attend_variant_on(struct test_device *t, const struct a
     return v;
 }
 
-void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse) {
+void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
+                     float **y, float **lse) {
     struct error err = {""};
     struct paged_batch batch = attend_batch(c);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
@@ -261,17 +267,21 @@ void attend_run(struct test_device *t, const struct attend_case *c, float **y, f
         planned.window_left = 0;
     if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &planned, &err))
         fail_msg("%s", err.text);
-    struct kv_views kv = attend_cache(t, c);
     float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);
     struct attention_variant v = attend_variant_on(t, c, on_lse);
     if (attention_variant_check(&v, &err))
         fail_msg("%s", err.text);
-    t->ops->attend(t->dev, on_y, device_put(t, c->q, bytes), &kv, plan, &v, ATTEND_SITE);
+    t->ops->attend(t->dev, on_y, device_put(t, c->q, bytes), kv, plan, &v, ATTEND_SITE);
     device_expect_fault(t, -1, 0);
     *y = device_get(t, on_y, bytes);
     *lse = device_get(t, on_lse, sizeof(float) * rows);
     t->ops->attention_plan_free(t->dev, plan);
     device_clear(t);
+}
+
+void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse) {
+    struct kv_views kv = attend_cache(t, c);
+    attend_run_over(t, c, &kv, y, lse);
 }
 
 /* ---- float64 -----------------------------------------------------------------------------------
@@ -324,6 +334,34 @@ double attend_exact(const struct attend_case *c, int sequence, int query, int he
         y[d] /= sum;
     free(scores);
     return sum > 0 ? max + log(sum) : -INFINITY;
+}
+
+struct attend_error attend_expect_close(const struct attend_case *c, int token, int head,
+                                        const float *y, const float *lse) {
+    int dim = c->shape.head_dim, i = 0;
+    while (c->qo_indptr[i + 1] <= token)
+        i++;
+    double *exact = host_array((size_t)dim, sizeof *exact), norm = 0, error = 0;
+    double want_lse = attend_exact(c, i, token - c->qo_indptr[i], head, exact);
+    size_t row = (size_t)token * (size_t)c->shape.n_heads + (size_t)head;
+    double got_lse = lse[row] / (c->variant.lse_base == LSE_2 ? 1 / log(2) : 1);
+    for (int d = 0; d < dim; d++) {
+        norm += exact[d] * exact[d];
+        error += pow(y[row * (size_t)dim + (size_t)d] - exact[d], 2);
+    }
+    free(exact);
+    char name[256];
+    attend_describe(name, sizeof name, c, "attention");
+    double far = c->layout.type ? 4 : 1e-4; /* beyond: a mistake */
+    if (norm == 0 ? error > 0 : !(error <= norm * far))
+        fail_msg("%s: sequence %d, query %d, head %d: error %g, norm %g", name, i,
+                 token - c->qo_indptr[i], head, sqrt(error), sqrt(norm));
+    if (isinf(want_lse) ? lse[row] != want_lse
+                        : !(fabs(got_lse - want_lse) <= (c->layout.type ? 2 : 1e-2)))
+        fail_msg("%s: sequence %d, query %d, head %d: lse %g, want %g", name, i,
+                 token - c->qo_indptr[i], head, got_lse, want_lse);
+    return (struct attend_error){norm > 0 ? sqrt(error / norm) : -1,
+                                 isinf(want_lse) ? -1 : fabs(got_lse - want_lse)};
 }
 
 /* ---- comparing ---------------------------------------------------------------------------------

@@ -58,7 +58,11 @@ struct paged_batch attend_batch(const struct attend_case *c);
 /* A cache of that layout on a device, all poison. */
 struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout *l);
 
-/* A cache of the case's layout on a device, filled by kv_store, and spoilt. */
+/* Writes the case's keys and values to a cache of its layout with kv_store, and spoils it. */
+void attend_fill_cache(struct test_device *t, const struct attend_case *c,
+                       const struct kv_views *kv);
+
+/* A cache of the case's layout on a device, filled. */
 struct kv_views attend_cache(struct test_device *t, const struct attend_case *c);
 
 /* The variant with its arrays on the device; lse: device [n_tokens, n_heads]. */
@@ -66,12 +70,22 @@ struct attention_variant attend_variant_on(struct test_device *t, const struct a
                                            float *lse);
 
 /* Result of the whole batch on a device, host memory: y [n_tokens, n_heads, head_dim], lse
- * [n_tokens, n_heads]. The caller frees both. */
+ * [n_tokens, n_heads]. The caller frees both. attend_run_over: with a cache that is there. */
 void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse);
+void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
+                     float **y, float **lse);
 
 /* One query row in float64, from the formulas, without any snapping; which positions it sees is
  * worked out here once more. y [head_dim]; returns the natural log of the sum. */
 double attend_exact(const struct attend_case *c, int sequence, int query, int head, double *y);
+
+/* How far one row of a result, y and lse in host memory, is from that: y relative to the norm of
+ * the row, lse. Negative: there is nothing to be far from. Fails where it is a mistake. */
+struct attend_error {
+    double row, lse;
+};
+struct attend_error attend_expect_close(const struct attend_case *c, int token, int head,
+                                        const float *y, const float *lse);
 
 /* "what of 3 sequences, HND, pages of 16, ...": for messages. */
 void attend_describe(char *out, size_t size, const struct attend_case *c, const char *what);

@@ -45,7 +45,6 @@ static void test_conversions(void **state) {
     wish.page_size = 7;
     for (int i = 0; i < COUNT(kinds) * COUNT(kinds); i++) {
         struct attend_case c;
-        struct error err = {""};
         attend_case_make(&c, &r, &wish);
         if (c.shape.head_dim % 16) /* vLLM's layout has whole vectors */
             c.layout.type = KV_BFP16;
@@ -69,23 +68,14 @@ static void test_conversions(void **state) {
             expect_same_memory(t, from.v.data, back.v.data, elements);
             expect_same_memory(t, from.v.exponents, back.v.exponents, exponents);
         }
-        struct paged_batch batch = attend_batch(&c);
-        struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-        if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c.shape, &c.variant, &err))
-            fail_msg("%s", err.text);
-        size_t bytes =
-            sizeof(float) * (size_t)(c.n_tokens * c.shape.n_heads) * (size_t)c.shape.head_dim;
-        float *y = device_poisoned(t, bytes);
-        struct attention_variant v = attend_variant_on(t, &c, NULL);
-        t->ops->attend(t->dev, y, device_put(t, c.q, bytes), &there, plan, &v, ATTEND_SITE);
-        device_expect_fault(t, -1, 0);
-        float *got = device_get(t, y, bytes);
+        float *got, *got_lse;
+        attend_run_over(t, &c, &there, &got, &got_lse);
         attend_expect_same(&c, "attention after a conversion", want, got, c.shape.head_dim);
-        t->ops->attention_plan_free(t->dev, plan);
-        device_clear(t);
+        attend_expect_same(&c, "log of the sum after a conversion", want_lse, got_lse, 1);
         free(want);
         free(want_lse);
         free(got);
+        free(got_lse);
         attend_case_free(&c);
     }
 }
