@@ -36,8 +36,11 @@ test: deps
 	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden")
 
 test-slow: deps
-	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS)
-	@tests/run $(call programs,release,$(SLOW_SOURCES))
+	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
+	    $(if $(HAVE_GPU),build/gpu/tests/slow_attend)
+	@tests/run $(call programs,release,$(SLOW_SOURCES)) \
+	    "SAMEBITS_DEVICE=emu build/release/tests/slow_attend" \
+	    $(if $(HAVE_GPU),"SAMEBITS_DEVICE=gpu build/gpu/tests/slow_attend")
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
