@@ -39,7 +39,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
-    {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"attend", 2},
+    {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"attend", 4},
     {"attention_plan", 2}, {"silu_mul", 2}, {"add", 2},
 };
 

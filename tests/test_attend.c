@@ -209,7 +209,7 @@ static void test_every_value(void **state) {
 static void test_rows_that_see_little(void **state) {
     struct test_device *t = *state;
     struct random r = {906};
-    for (int kind = 0; kind < 8; kind++) {
+    for (int kind = 0; kind < 16; kind++) {
         struct attend_wish wish = attend_anything(1100);
         struct attend_case c;
         wish.batch = 1;
@@ -218,11 +218,11 @@ static void test_rows_that_see_little(void **state) {
         wish.kv_heads = wish.group = 1;
         wish.head_dim = 64;
         wish.page_size = 16;
-        wish.order = KV_NHD;
+        wish.order = kind / 8 ? KV_VLLM : KV_NHD;
         wish.type = KV_BFP16;
         wish.window_left = kind % 4 == 3 ? 0 : -1;
         wish.mask = kind % 4 == 3 ? MASK_NONE : MASK_BYTES;
-        wish.sinks = kind / 4;
+        wish.sinks = kind / 4 % 2;
         attend_case_make(&c, &r, &wish);
         for (int i = 0; c.mask && i < 4 * 700; i++) /* nothing; the last position; the first */
             c.mask[i] = i == 1 * 700 + 699 && kind % 4 > 0;
@@ -248,6 +248,39 @@ static void expect_equal(struct test_device *t, const struct attend_case *a,
     free(want_lse);
     free(y);
     free(lse);
+}
+
+/* vLLM's layout, whose kernels read vectors of 16 bytes where a page has whole ones: every type,
+ * over several tiles, with pages of a part of a warp, of a warp, of more, and of no power of two;
+ * and rows of more elements than the block adds up at a time. */
+static void test_vllm_layout(void **state) {
+    static const int sizes[] = {16, 8, 32, 24, 1, 64, 3, 16, 2, 256, 40}, dims[] = {32, 96, 272};
+    struct test_device *t = *state;
+    struct random r = {910};
+    for (int i = 0; i < N_KV_TYPES * COUNT(sizes); i++) {
+        struct attend_wish wish = attend_anything(1100);
+        struct attend_case c;
+        enum kv_type type = (enum kv_type)(i % N_KV_TYPES);
+        float scale = type == KV_E4M3   ? 0.25f
+                      : type == KV_E5M2 ? 0x1p-14f /* integers beyond 32 bits */
+                                        : 0;
+        if (device_is_emulated() && (i / N_KV_TYPES + i) % 3) /* a third */
+            continue;
+        wish.batch = 2;
+        wish.kv_len = i % 2 ? 513 : 700;
+        wish.qo_len = 1 + i % 4;
+        wish.kv_heads = 2;
+        wish.group = 1 + i % 2;
+        wish.page_size = sizes[i / N_KV_TYPES];
+        wish.head_dim = dims[i % 5 == 4 ? 2 : i % 2];
+        wish.order = KV_VLLM;
+        attend_case_make(&c, &r, &wish);
+        c.layout.type = type;
+        c.layout.k_scale = c.layout.v_scale = scale;
+        c.variant.window_left = i % 3 ? -1 : 290;
+        check(t, &r, &c);
+        attend_case_free(&c);
+    }
 }
 
 /* A plan for another window than attend is told of: it is slower, not wrong. */
@@ -396,15 +429,21 @@ static void expect_fault(struct test_device *t, const struct attend_case *c, int
 static void test_query_faults(void **state) {
     struct test_device *t = *state;
     struct random r = {905};
-    struct attend_wish wish = attend_anything(100);
-    struct attend_case c;
-    wish.batch = 2;
-    wish.kv_len = 40;
-    wish.qo_len = 3;
-    attend_case_make(&c, &r, &wish);
-    c.q[(size_t)(2 * c.shape.n_heads * c.shape.head_dim)] = INFINITY;
-    expect_fault(t, &c, 2);
-    attend_case_free(&c);
+    for (int kind = 0; kind < 6; kind++) {
+        struct attend_wish wish = attend_anything(700);
+        struct attend_case c;
+        int token = kind < 3 ? 2 : 0; /* the second one sees nothing */
+        wish.batch = 2;
+        wish.kv_len = kind == 0 ? 40 : kind < 3 ? 600 : 2;
+        wish.qo_len = 3;
+        wish.order = kind % 3;
+        wish.causal = 1;
+        wish.mask = MASK_NONE;
+        attend_case_make(&c, &r, &wish);
+        c.q[(size_t)(token * c.shape.n_heads * c.shape.head_dim)] = INFINITY;
+        expect_fault(t, &c, token);
+        attend_case_free(&c);
+    }
 }
 
 /* A slope or a sink that is not a number: a fault of the first token, whatever kernel takes it,
@@ -412,19 +451,19 @@ static void test_query_faults(void **state) {
 static void test_bad_slopes_and_sinks(void **state) {
     struct test_device *t = *state;
     struct random r = {909};
-    for (int kind = 0; kind < 12; kind++) {
+    for (int kind = 0; kind < 24; kind++) {
         struct attend_wish wish = attend_anything(700);
         struct attend_case c;
         wish.batch = 1;
         wish.kv_len = kind % 2 ? 700 : 40;
         wish.qo_len = kind / 2 % 3 == 2 ? 6 : 2; /* of 6 tokens: the plain kernel */
         wish.page_size = 16;
-        wish.order = KV_NHD;
+        wish.order = kind / 12 ? KV_VLLM : KV_NHD;
         wish.type = KV_BFP16;
         wish.kv_heads = 2;
         wish.group = 2;
         wish.mask = MASK_NONE;
-        wish.sinks = kind / 6;
+        wish.sinks = kind / 6 % 2;
         wish.slopes = !wish.sinks;
         attend_case_make(&c, &r, &wish);
         c.variant.window_left = -1;
@@ -537,10 +576,10 @@ static void test_foreign_caches(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_cases),         cmocka_unit_test(test_every_value),
-        cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_another_plan),
-        cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_query_faults),
-        cmocka_unit_test(test_bad_slopes_and_sinks), cmocka_unit_test(test_foreign_caches),
-        cmocka_unit_test(test_pools_beyond_32_bits),
+        cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_vllm_layout),
+        cmocka_unit_test(test_another_plan),         cmocka_unit_test(test_largest_windows),
+        cmocka_unit_test(test_query_faults),         cmocka_unit_test(test_bad_slopes_and_sinks),
+        cmocka_unit_test(test_foreign_caches),       cmocka_unit_test(test_pools_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

@@ -1,0 +1,160 @@
+/*
+ * attend.h - what the kernels of the op attend share: the row that a thread block works on, its
+ * query, the softmax of a tile, the merge of tiles, and the end of a row.
+ *
+ *     attend.cu       versions 1 and 2, and the choice between all
+ *     attend_vllm.cu  versions 3 and 4
+ *
+ * A block has a thread for each position of a tile, and works on one query token and head.
+ */
+#ifndef SAMEBITS_ATTEND_H
+#define SAMEBITS_ATTEND_H
+
+#include "gpu/attention_plan.h"
+
+enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
+
+/* The arguments of the op, as the kernel gets them. */
+struct attend_arguments {
+    float *y;       /* [n_tokens, n_heads, head_dim] */
+    const float *q; /* [n_tokens, n_heads, head_dim] */
+    struct kv_views kv;
+    struct attention_variant variant;
+    struct attention_shape shape;
+    int site;
+    unsigned long long *fault;
+};
+
+/* Versions 3 and 4, whichever is asked for (0: the better one), for caches in vLLM's layout and the
+ * sequences of at most most_tokens. Returns false, with nothing done, for other caches. */
+bool gpu_attend_vllm(struct gpu_device *gpu, const struct attend_arguments *a,
+                     const struct attention_plan *plan, int version, int most_tokens);
+
+/* ---- for kernels ----------------------------------------------------------------------------- */
+
+/* Shared memory for row_max and row_sum. */
+struct row_parts {
+    float floats[WARPS];
+    uint32_t words[WARPS];
+};
+
+/* One query token and head. */
+struct query_row {
+    int token, head, kv_head; /* token: of the batch */
+    int i, at, kv_len;        /* number among the sequence's queries; its position */
+    int first, end;           /* positions that it may see */
+    size_t row;               /* its number in q and y */
+    const int32_t *pages;
+    const uint8_t *mask;
+    float slope;
+    double q_unit;
+    bool bad; /* it cannot be snapped */
+};
+
+/* Returns false: its sequence has more than most_tokens, and is somebody else's. */
+static __device__ __forceinline__ bool find_query(struct query_row *r,
+                                                  const struct attend_arguments *a,
+                                                  const struct plan_arrays *plan, int token,
+                                                  int most_tokens) {
+    const struct attention_variant *v = &a->variant;
+    r->token = token;
+    r->head = (int)blockIdx.y;
+    r->kv_head = r->head / (a->shape.n_heads / a->shape.n_kv_heads);
+    r->row = (size_t)token * (size_t)a->shape.n_heads + (size_t)r->head;
+    int sequence = plan->token_sequence[r->token], qo_begin = plan->qo_indptr[sequence];
+    int n_tokens = plan->qo_indptr[sequence + 1] - qo_begin;
+    int before = plan->kv_lens[sequence] - n_tokens;
+    r->i = r->token - qo_begin;
+    r->at = before + r->i;
+    r->kv_len = plan->kv_lens[sequence];
+    r->first = attention_first(v, before, r->i);
+    r->end = attention_end(v, before, r->i, r->kv_len);
+    r->pages = plan->pages + plan->kv_indptr[sequence];
+    r->mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
+    r->slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
+    return n_tokens <= most_tokens;
+}
+
+/* Snaps the block's query to shared memory. */
+static __device__ __forceinline__ void load_query(struct query_row *r, int16_t *mantissas,
+                                                  const struct attend_arguments *a,
+                                                  struct row_parts *part) {
+    uint32_t largest = 0;
+    int dim = a->shape.head_dim;
+    const float *q = a->q + r->row * (size_t)dim;
+    for (int d = (int)threadIdx.x; d < dim; d += TILE)
+        largest = max(largest, num_magnitude(q[d]));
+    int e = num_row_exponent(row_max<WARPS>(largest, part->words));
+    r->bad = e > BFP_MAX_EXPONENT;
+    if (r->bad && threadIdx.x == 0)
+        gpu_fault(a->fault, a->site, r->token);
+    e = r->bad ? BFP_MIN_EXPONENT : e;
+    for (int d = (int)threadIdx.x; d < dim; d += TILE)
+        mantissas[d] = r->bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
+    r->q_unit = num_pow2(e - 30) * (a->shape.scale * (double)a->kv.k.scale);
+} /* the next barrier is in row_max, before anybody reads the query */
+
+/* What a tile gives beside the weights of its positions. */
+struct tile_softmax {
+    float m, l;
+    int exponent; /* of the weights */
+};
+
+/* The softmax over a tile, of which the row sees something: this thread's position has the score s
+ * if the row sees it, and its value has that exponent. Returns its weight. */
+static __device__ __forceinline__ int16_t softmax_tile(struct tile_softmax *t, float s, bool sees,
+                                                       int v_exponent,
+                                                       const struct attend_arguments *a, int token,
+                                                       struct row_parts *part) {
+    t->m = row_max<WARPS>(sees ? s : -INFINITY, part->floats);
+    float p = sees ? num_exp(s - t->m) : 0;
+    t->l = (float)row_sum<WARPS>(sees ? num_probability_units(p) : 0, part->words) * 0x1p-23f;
+    float w = sees ? num_weight_in_units(p, kv_unit(v_exponent)) : 0;
+    int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part->words));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && threadIdx.x == 0)
+        gpu_fault(a->fault, a->site, token);
+    t->exponent = bad ? BFP_MIN_EXPONENT : e;
+    return bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
+}
+
+/* What values are multiplied by where two results become one: those so far, and the tile's. */
+struct tile_shares {
+    float before, tile;
+};
+
+/* Merges a tile into the m and l of a row. */
+static __device__ __forceinline__ struct tile_shares merge_tile(float *m, float *l, float tile_m,
+                                                                float tile_l) {
+    struct tile_shares share;
+    attention_merge_sums(m, l, tile_m, tile_l, &share.before, &share.tile);
+    return share;
+}
+
+/* The end of a row whose tiles are merged: its sink, its sum's logarithm, the division. A thread
+ * takes element threadIdx.x of y and every TILE-th from there: it wrote them itself, or a barrier
+ * ago another did. */
+static __device__ __forceinline__ void finish_row(const struct attend_arguments *a,
+                                                  const struct query_row *r, float *y, float m,
+                                                  float l) {
+    const struct attention_variant *v = &a->variant;
+    int j = (int)threadIdx.x, dim = a->shape.head_dim;
+    if (v->sinks) { /* a tile of values that are 0 */
+        float sink = v->sinks[r->head];
+        struct tile_shares share;
+        attention_merge_sink(sink, &m, &l, &share.before, &share.tile);
+        if (!attention_sink_is_finite(sink) && j == 0)
+            gpu_fault(a->fault, a->site, r->token);
+        for (int d = j; d < dim; d += TILE)
+            y[d] = y[d] * share.before + 0.0f * share.tile;
+    }
+    if (j == 0)
+        attention_note_sums(v, r->row, m, l);
+    for (int d = j; d < dim; d += TILE)
+        if (l > 0 && !v->m)
+            y[d] /= l;
+    for (int d = j; d < dim && a->kv.v.scale != 1; d += TILE)
+        y[d] *= a->kv.v.scale;
+}
+
+#endif
