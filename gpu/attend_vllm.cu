@@ -45,7 +45,7 @@ struct tile_memory {
     int16_t weights[TILE];
     float scores[TILE];
     int32_t pages[TILE];
-    int exponents[TILE]; /* of values, where rows are snapped when they are read */
+    int exponents[TILE]; /* of values, where the cache has none */
     bool sees[TILE];
     struct row_parts part;
 };
@@ -158,16 +158,14 @@ static __device__ __forceinline__ int key_exponent(const struct tile_work *w,
                                                    const struct key_of_group *key, int j) {
     if (kv_type_has_exponents(TYPE))
         return key->n_vectors ? exponent_at(w, &w->a->kv.k, j) : 0;
-    if (!kv_type_is_snapped(TYPE))
-        return kv_fixed_exponent(TYPE);
     uint32_t largest = 0;
     for (int i = key->member; i < key->n_vectors; i += key->group) {
         uint4 vector = key_vector<TYPE, N>(w, key, i);
         UNROLL
         for (int k = 0; k < N; k++)
-            largest = max(largest, num_magnitude(kv_float(TYPE, element_of<N>(vector, k))));
+            largest = max(largest, kv_magnitude(TYPE, element_of<N>(vector, k)));
     }
-    return num_row_exponent(group_max(largest, w->keys));
+    return kv_read_exponent(TYPE, group_max(largest, w->keys));
 }
 
 /* The key's product with the query, which the whole group gets. */
@@ -194,7 +192,7 @@ static __device__ __forceinline__ long long key_dot(const struct tile_work *w,
     return group_sum(dot, w->keys);
 }
 
-/* The exponent of the value at the same position, for rows that are snapped. */
+/* The exponent of the value at the same position, for rows without one in the cache. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ int value_exponent(const struct tile_work *w,
                                                      const struct key_of_group *key, int j) {
@@ -204,9 +202,9 @@ static __device__ __forceinline__ int value_exponent(const struct tile_work *w,
     int64_t row = dim ? row_of(w, v, j) : 0;
     for (int d = key->member; d < dim; d += key->group) {
         uint32_t bits = kv_load_bits(v->data, TYPE, row + (int64_t)d * w->page_size);
-        largest = max(largest, num_magnitude(kv_float(TYPE, bits)));
+        largest = max(largest, kv_magnitude(TYPE, bits));
     }
-    return num_row_exponent(group_max(largest, w->keys));
+    return kv_read_exponent(TYPE, group_max(largest, w->keys));
 }
 
 /* The scores of what the row sees of the tile. */
@@ -222,10 +220,10 @@ static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
             key.n_vectors = w->a->shape.head_dim / N;
         }
         int e = key_exponent<TYPE, N>(w, &key, j);
-        float s = num_score((double)key_dot<TYPE, N>(w, &key, e), num_pow2(e), r->q_unit);
+        float s = num_score((double)key_dot<TYPE, N>(w, &key, e), kv_unit(e), r->q_unit);
         if (key.n_vectors && key.member == 0)
             w->memory->scores[j] = attention_score(&w->a->variant, s, r->at, w->tile + j, r->slope);
-        if (kv_type_is_snapped(TYPE)) {
+        if (!kv_type_has_exponents(TYPE)) {
             e = value_exponent<TYPE>(w, &key, j);
             if (key.member == 0)
                 w->memory->exponents[j] = e;
@@ -254,9 +252,8 @@ static __device__ __forceinline__ bool begin_tile(struct tile_work *w, struct ti
         return false;
     score_tile<TYPE, N>(w);
     __syncthreads();
-    int e = kv_type_has_exponents(TYPE) && sees ? exponent_at(w, &w->a->kv.v, j)
-            : kv_type_is_snapped(TYPE) && sees  ? m->exponents[j]
-                                                : kv_fixed_exponent(TYPE);
+    int e = !sees ? 0 : kv_type_has_exponents(TYPE) ? exponent_at(w, &w->a->kv.v, j)
+                                                    : m->exponents[j];
     float s = sees ? m->scores[j] : -INFINITY;
     m->weights[j] = softmax_tile(t, s, sees, e, w->a, r->token, &m->part);
     __syncthreads();
