@@ -1,19 +1,21 @@
 /*
- * bench_attend - attention over paged caches in other layouts and with other masks and scores: 32
- * query heads, 8 kv heads, dimension 128, pages of 16. Medians of REPEATS replays of a CUDA graph;
- * see paged_rotation.h. And how long the plan of a batch takes on the host.
+ * bench_attend - attention over paged caches in other layouts and with other masks and scores,
+ * and the kernels after vLLM's: 32 query heads, 8 kv heads, dimension 128, pages of 16. Medians of
+ * REPEATS replays of a CUDA graph; see paged_rotation.h. And how long the plan of a batch takes on
+ * the host.
  */
 #include "tests/bench/paged_rotation.h"
 
 #include <chrono>
 
-/* Seconds of a call over the rotation's pool as that layout. */
+/* Seconds of a call over the rotation's pool as that layout. few: kernels that take so long that
+ * the caches of a few calls are measure enough. */
 static double time_of(struct rotation *r, enum kv_order order,
-                      const struct attention_variant *variant) {
+                      const struct attention_variant *variant, bool few = false) {
     struct kv_layout layout = kv_layout_of(order, false, r->n_pages, r->page_size, KV_HEADS, DIM);
     struct kv_views kv;
     struct error err;
-    int burst = (int)r->plans.size() < 4 ? 4 : (int)r->plans.size();
+    int burst = (int)r->plans.size() < 4 || few ? 4 : (int)r->plans.size();
     check(!kv_views_of(&kv, &layout, r->kv.k, r->kv.v, r->kv.k_exponents, r->kv.v_exponents, &err),
           "a layout");
     return graph_seconds(burst, [&](int i) {
@@ -27,6 +29,24 @@ static void layouts(int n, int length) {
     double nhd = time_of(&r, KV_NHD, &causal), hnd = time_of(&r, KV_HND, &causal);
     printf("%4d x %5d: NHD %7.1f us, HND %7.1f us: %.2f\n", n, length, nhd * 1e6, hnd * 1e6,
            hnd / nhd);
+    end(&r);
+}
+
+/* The versions that take vLLM's layout, and version 2 over NHD. */
+static void vllm(int n, int length) {
+    struct rotation r = start(std::vector<int>((size_t)n, length), 1, 16);
+    struct attention_variant causal = attention_variant_causal();
+    printf("%4d x %5d:", n, length);
+    for (int version : {1, 3, 4}) {
+        use_version("attend", version);
+        if (version > 1 || n <= 8) /* 1 needs patience */
+            printf(" version %d %8.1f us,", version,
+                   time_of(&r, KV_VLLM, &causal, version == 1) * 1e6);
+        fflush(stdout);
+    }
+    use_version("attend", 2);
+    printf(" NHD version 2 %7.1f us\n", time_of(&r, KV_NHD, &causal) * 1e6);
+    use_version("attend", 0);
     end(&r);
 }
 
@@ -92,6 +112,9 @@ int main(void) {
     printf("\nlayouts\n");
     layouts(8, 4096);
     layouts(64, 4096);
+    printf("\nvLLM's layout\n");
+    for (int n : {1, 8, 16, 64})
+        vllm(n, 4096);
     printf("\nvariants, and their time as a multiple of causal\n");
     variants(64, 8192);
     printf("\n");
