@@ -51,13 +51,13 @@ int gpu_attention_prefill_bytes(int head_dim);
 /* Whether neither masks nor scores nor elements need any care: the plain one of two kernels. */
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);
 
-/* Whether these two run here; whether they can read a cache; and the one that is asked for, or the
- * nearest. */
+/* Whether these two run here; whether they can read a cache; and the one that is asked for as a
+ * version of attention, or the better one. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
 bool gpu_attention_can_split(const struct kv_views *kv);
 void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
-                             const struct attention_work *work, int version);
+                             const struct attention_work *work);
 
 /* Version 1 of attention_paged: a is of the whole batch. */
 struct plan_arrays;

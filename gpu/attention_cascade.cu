@@ -18,10 +18,17 @@
 
 enum { TILE = ATTENTION_TILE };
 
-/* Measured: tests/bench/README.md. */
-static const struct cascade_rule sharing_pays = {SHORT_TOKENS, 8};
+/* Sharing costs some 40 us for its kernels, and pays when it saves more reads than that. Measured:
+ * tests/bench/README.md. */
+static const int64_t least_bytes_less = (int64_t)400 << 20;
 
 static const size_t most_kept_bytes = (size_t)1 << 29;
+
+static struct cascade_rule sharing_pays(const struct attention_shape *shape) {
+    int64_t tile = (int64_t)TILE * shape->n_kv_heads * shape->head_dim * 4; /* bytes of k and v */
+    int64_t tiles = least_bytes_less / tile + 1;
+    return {SHORT_TOKENS, tiles < INT32_MAX ? (int)tiles : INT32_MAX};
+}
 
 static int blocks_of(int count, int size) {
     return (count + size - 1) / size;
@@ -262,8 +269,9 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
     struct gpu_device *gpu = gpu_of(dev);
     struct cascade_plan *shared = &p->shared;
     struct cascade *c = &shared->cascade;
-    struct cascade_rule rule = cascade_rule_of((enum plan_version)gpu->version[GPU_ATTENTION_PLAN],
-                                               &sharing_pays);
+    struct cascade_rule pays = sharing_pays(&p->shape);
+    struct cascade_rule rule =
+        cascade_rule_of((enum plan_version)gpu->version[GPU_ATTENTION_PLAN], &pays);
     struct error no_memory;
     if (!gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
         return 0;
@@ -306,5 +314,5 @@ void gpu_attention_shared(struct gpu_device *gpu, const struct attention_argumen
     struct attention_arguments all = *a;
     all.page_size = plan->arrays.page_size;
     if (attention_plan_has_cascade(plan))
-        gpu_attention_many_rows(gpu, &all, kv, variant, &plan->shared.work, 3);
+        gpu_attention_many_rows(gpu, &all, kv, variant, &plan->shared.work);
 }

@@ -298,7 +298,7 @@ void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments
         one.sequence = s->sequence;
         one.pages = plan->arrays.pages + s->pages;
         one.page_size = plan->arrays.page_size;
-        gpu_attention_many_rows(gpu, &one, kv, variant, NULL, 3);
+        gpu_attention_many_rows(gpu, &one, kv, variant, NULL);
     }
 }
 
