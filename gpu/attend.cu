@@ -155,7 +155,7 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     bool as_planned = variant->causal == planned->causal &&
                       variant->window_left == planned->window_left &&
                       !variant->mask_form == !planned->mask_form;
-    bool in_rows = decode_cache_of_views(&cache, kv, dim) && dim % VECTOR == 0 &&
+    bool in_rows = decode_cache_of_views(&cache, kv, dim) &&
                    plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
                    gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
     bool fits = gpu_attention_fits_tensor_cores(gpu, dim) && gpu_attention_can_split(kv);

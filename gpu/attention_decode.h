@@ -16,11 +16,11 @@ enum {
     THREADS = 32 * WARPS,
     PART = 8 * WARPS,    /* positions: 8 for each warp */
     PARTS = TILE / PART, /* of a tile */
-    VECTOR = 8,          /* mantissas in 16 bytes */
 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. */
-template <int DIM> struct decode_sizes {
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32 (of 64 where mantissas
+ * are bytes), and on the bytes of a mantissa. */
+template <int DIM, int BYTES> struct decode_sizes {
     static const int CHUNK = 128;           /* positions */
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
     static const int AHEAD = 2;             /* chunks on their way while one is used */
@@ -28,9 +28,12 @@ template <int DIM> struct decode_sizes {
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
     static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
-    static const int BLOCKS = DIM > 128 ? 1 : 2; /* on a processor */
-    static const int DIMS_8 = (DIM + 63) / 64;   /* times 8 dimensions: a warp's share */
-    static const int ROW_BYTES = 2 * DIM;        /* of a position in a chunk */
+    static const int BLOCKS = DIM * BYTES > 256 ? 1 : 2; /* on a processor */
+    static const int ROW_BYTES = BYTES * DIM;            /* of a position in a chunk */
+    static const int VECTOR = 16 / BYTES;                /* mantissas in 16 bytes, a column */
+    static const int COLUMNS = ROW_BYTES / 16;
+    static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
+    static const int EACH = VECTOR / 4;                     /* dimensions of a column for a lane */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
     static const int QUERY_BYTES = 2 * ROWS * DIM; /* of all rows' digits */
     static const int WEIGHT_BYTES = TILE + 16;     /* 8 rows of a column: different banks */
@@ -41,8 +44,8 @@ template <int DIM> struct decode_sizes {
 /* Where 16 bytes of a row lie in it. Rows have no padding between them, because copies of whole
  * lines of 128 bytes are faster; instead, the columns of each row change places, so that 8 rows of
  * a column lie in different banks all the same. */
-template <int DIM> static __device__ __forceinline__ int column_in_row(int row, int column) {
-    return column ^ (DIM % 64 ? row / 2 % 4 : row % 8);
+template <int ROW_BYTES> static __device__ __forceinline__ int column_in_row(int row, int column) {
+    return column ^ (ROW_BYTES % 128 ? row / 2 % 4 : row % 8);
 }
 
 /* The memory of a block. */
@@ -63,8 +66,9 @@ struct alignas(16) row_states {
     uint2 units_and_weight[ROWS][WARPS];
 };
 
-template <int DIM> static __device__ struct decode_memory cut_memory(unsigned char *memory) {
-    typedef struct decode_sizes<DIM> size;
+template <int DIM, int BYTES>
+static __device__ struct decode_memory cut_memory(unsigned char *memory) {
+    typedef struct decode_sizes<DIM, BYTES> size;
     struct decode_memory m;
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
@@ -171,10 +175,14 @@ static __device__ __forceinline__ struct row_view view_of(const struct attention
     return r;
 }
 
-/* The first of the 8 dimensions that a warp has as its number i, of size::DIMS_8; those from DIM on
- * do not exist. */
-static __device__ __forceinline__ int first_dim(int i) {
-    return ((int)(threadIdx.x / 32) + i * WARPS) * 8;
+/* Column number i of size::SHARE of this warp; those from size::COLUMNS on do not exist. */
+static __device__ __forceinline__ int column_of_warp(int i) {
+    return (int)(threadIdx.x / 32) + i * WARPS;
+}
+
+/* The first of the size::EACH dimensions that a lane has of it. */
+template <class size> static __device__ __forceinline__ int first_dim(int i) {
+    return column_of_warp(i) * size::VECTOR + (int)(threadIdx.x % 4) * size::EACH;
 }
 
 /* ---- results of splits ------------------------------------------------------------------------
@@ -198,19 +206,20 @@ template <int DIM> static __device__ __forceinline__ float2 *ml_of(float *rows, 
     return (float2 *)(rows + row * kept_floats(DIM) + DIM);
 }
 
-/* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + 2 t + j. */
-template <int DIM>
+/* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + j. */
+template <int DIM, class size>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
-                                            const float o[][2], float m, float l) {
+                                            const float o[][size::EACH], float m, float l) {
     int lane = (int)(threadIdx.x % 32);
     if (lane / 4 >= n_rows)
         return;
-    float *rows = rows_at<DIM>(p, place);
-    float2 *to = (float2 *)(rows + lane / 4 * kept_floats(DIM));
+    float *rows = rows_at<DIM>(p, place), *to = rows + lane / 4 * kept_floats(DIM);
     UNROLL
-    for (int i = 0; i < decode_sizes<DIM>::DIMS_8; i++)
-        if (first_dim(i) < DIM)
-            to[first_dim(i) / 2 + lane % 4] = make_float2(o[i][0], o[i][1]);
+    for (int i = 0; i < size::SHARE; i++)
+        if (column_of_warp(i) < size::COLUMNS)
+            UNROLL
+            for (int j = 0; j < size::EACH; j += 2)
+                *(float2 *)(to + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
     if (threadIdx.x < 32 && lane % 4 == 0)
         *ml_of<DIM>(rows, lane / 4) = make_float2(m, l);
 }
@@ -229,9 +238,10 @@ struct next_position {
     int8_t k_exponent, v_exponent;
 };
 
-template <int DIM> struct loader {
-    typedef struct decode_sizes<DIM> size;
-    static const int VECTORS = DIM / VECTOR, STEP = THREADS / VECTORS; /* rows copied at once */
+template <int DIM, int BYTES> struct loader {
+    typedef struct decode_sizes<DIM, BYTES> size;
+    static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
+    static const int STEP = THREADS / VECTORS;          /* rows copied at once */
     static const bool EVEN = STEP * VECTORS == THREADS; /* a thread's column is always the same */
     const struct attention_arguments *a;
     const struct decode_cache *cache;
@@ -274,16 +284,17 @@ template <int DIM> struct loader {
 
     __device__ __forceinline__ void store_units(int set) const {
         int j = set * TILE + (int)threadIdx.x;
-        memory.k_units[j] = (uint32_t)(position.k_exponent + 1023) << 20; /* of 2^e, upper word */
+        /* Of 2^e, the upper word; a mantissa of a byte is the upper half of one of two. */
+        memory.k_units[j] = (uint32_t)(position.k_exponent + 1023 + (BYTES == 1 ? 8 : 0)) << 20;
         memory.v_units[j] = (uint32_t)(position.v_exponent + 127) << 23;
     }
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
-    __device__ __forceinline__ void copy(const int16_t *mantissas, int set, int c, int n) const {
+    __device__ __forceinline__ void copy(const void *mantissas, int set, int c, int n) const {
         if (c * size::CHUNK >= n)
             return;
         const char *from = (const char *)mantissas;
-        uint32_t row_bytes = (uint32_t)(a->head_dim * 2);
+        uint32_t row_bytes = (uint32_t)(a->head_dim * BYTES);
         const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
         if constexpr (EVEN) {
@@ -292,7 +303,7 @@ template <int DIM> struct loader {
             int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);
             if (column * VECTOR >= a->head_dim)
                 return;
-            to += row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column);
+            to += row * size::ROW_BYTES + 16 * column_in_row<size::ROW_BYTES>(row, column);
             from += 16 * column;
             /* All numbers before the first copy: the compiler would wait for each. */
             alignas(16) uint32_t number[EACH];
@@ -313,7 +324,7 @@ template <int DIM> struct loader {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
-                    cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<DIM>(row, column),
+                    cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<size::ROW_BYTES>(row, column),
                                 from + (uint64_t)rows[row] * row_bytes + 16 * column);
             }
         }

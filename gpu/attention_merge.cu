@@ -270,14 +270,14 @@ static int section_for(struct gpu_device *gpu, const void *kernel, int head_dim,
 }
 
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
-                         const struct attention_variant *variant,
+                         const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan) {
     if (!plan->n_splits && !gpu->recording)
         return;
     size_t bytes;
     int section =
         section_for(gpu, (const void *)merge_splits, a->head_dim, plan->longest_split, &bytes);
-    int dim = decode_dim(a->head_dim, !attention_is_causal_only(variant));
+    int dim = decode_dim(a->head_dim, decode_has_variant(cache, variant));
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (section)
         GPU_LAUNCH_EARLY(gpu, merge_splits, grid, THREADS, bytes, *a, *variant, plan->arrays,
@@ -285,7 +285,7 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
 }
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct attention_variant *variant,
+                          const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan) {
     if (!attention_plan_has_cascade(plan))
         return;
@@ -296,7 +296,7 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
                                   plan->shared.work.kept,
                                   plan->partial,
                                   wide_dim(a->head_dim),
-                                  decode_dim(a->head_dim, !attention_is_causal_only(variant))};
+                                  decode_dim(a->head_dim, decode_has_variant(cache, variant))};
     dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
     if (section)
         GPU_LAUNCH(gpu, merge_chains, grid, THREADS, bytes, *a, *variant, plan->arrays, memory,

@@ -281,8 +281,8 @@ void gpu_attention_short(struct gpu_device *gpu, const struct attention_argument
         return;
     gpu_attention_shared(gpu, a, kv, variant, plan);
     gpu_attention_decode(gpu, a, cache, variant, plan);
-    gpu_attention_merge(gpu, a, variant, plan);
-    gpu_attention_chains(gpu, a, variant, plan);
+    gpu_attention_merge(gpu, a, cache, variant, plan);
+    gpu_attention_chains(gpu, a, cache, variant, plan);
 }
 
 /* The sequences with too many tokens for row groups, each by itself. */

@@ -128,7 +128,9 @@ struct attention_plan {
     struct cascade_plan shared;
 };
 
-/* The head dimension as version 4 has it: rounded up to one that a kernel was made for. */
+/* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
+ * fewer of them for variants, and none but these for mantissas of a byte: they take long to
+ * compile. */
 static inline int decode_dim(int head_dim, bool variant) {
     if (variant)
         return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
@@ -166,14 +168,16 @@ static inline bool attention_plan_has_cascade(const struct attention_plan *p) {
 void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_plan *plan);
+struct decode_cache;
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct attention_variant *variant,
+                          const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
 
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
 struct decode_cache {
-    const int16_t *k, *v;
+    const void *k, *v; /* mantissas */
+    int bytes;         /* of each: 2, bfp16, or 1, bfp8 */
     const int8_t *k_exponents, *v_exponents;
     uint32_t page_rows, position_rows, head_rows;
 };
@@ -184,8 +188,14 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
-                         const struct attention_variant *variant,
+                         const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan);
+
+/* Whether it takes the kernels for variants. */
+static inline bool decode_has_variant(const struct decode_cache *c,
+                                      const struct attention_variant *v) {
+    return c->bytes == 1 || !attention_is_causal_only(v);
+}
 
 /* All of it for the sequences of few tokens. */
 void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,

@@ -11,8 +11,8 @@
  */
 
 /* The order of 32 summands: the tensor core counts as numbers 4 t ... 4 t + 3 and 16 + 4 t ... what
- * ldmatrix gives to lane t of a quad: the elements 2 t and 2 t + 1 of each 8. summand_of: the
- * number of an element. */
+ * ldmatrix gives to lane t of a quad: of elements of 16 bits, number 2 t and 2 t + 1 of each 8.
+ * summand_of: the number of an element. (Elements of 8 bits come as the tensor core wants them.) */
 static __device__ __forceinline__ int summand_of(int element) {
     return element / 32 * 32 + element % 32 / 16 * 16 + element % 8 / 2 * 4 + element % 16 / 8 * 2 +
            element % 2;
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low,
 }
 
 /* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
-template <int DIM>
+template <int DIM, int BYTES>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
                                     struct row_states *rows) {
@@ -61,7 +61,7 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         for (int i = 0; i < DIM / 32; i++) {
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
              * j of the third; low digits are in the second and fourth. */
-            int summand = summand_of(lane);
+            int summand = BYTES == 1 ? lane : summand_of(lane);
             int8_t *at = mem->query +
                          ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
                          summand % 4;
@@ -82,21 +82,42 @@ static __device__ __forceinline__ void load_digits(uint32_t out[4], const int8_t
     out[3] = *(const uint32_t *)(from + bytes_to_low + 16);
 }
 
-/* Adds the products of digits `a` with 32 summands by 8 columns of mantissas, as ldmatrix gives
- * them: high[] with their high digits, low[] with their low ones. */
-static __device__ __forceinline__ void multiply(int32_t high[4], int32_t low[4],
-                                                const uint32_t a[4], const uint32_t m[4]) {
-    uint32_t b_high[2] = {__byte_perm(m[0], m[1], 0x7531), __byte_perm(m[2], m[3], 0x7531)};
-    uint32_t b_low[2] = {__byte_perm(m[0], m[1], 0x6420), __byte_perm(m[2], m[3], 0x6420)};
-    mma_s8_s8(high, a, b_high);
-    mma_s8_u8(low, a, b_low);
+/* Sums of the products of 8 rows with 8 columns. BYTES 2: high[] with the columns' high digits,
+ * low[] with their low ones. BYTES 1: a column is two, high[] with its odd elements, low[] with its
+ * even ones. In each, [j] with the rows' high digits, [2 + j] with their low ones. */
+struct digit_sums {
+    int32_t high[4], low[4];
+};
+
+static __device__ __forceinline__ void clear(struct digit_sums *s) {
+    UNROLL
+    for (int j = 0; j < 4; j++)
+        s->high[j] = s->low[j] = 0;
 }
 
-/* The exact sum of the products of row g with column 2 t + j. */
-static __device__ __forceinline__ double dot_of(const int32_t high[4], const int32_t low[4],
-                                                int j) {
-    return (double)((long long)high[j] * 65536 + (long long)(high[2 + j] + low[j]) * 256 +
-                    low[2 + j]);
+/* Adds the products of digits `a` with 32 summands by 8 columns of 16 bits, as ldmatrix gives
+ * them. */
+template <int BYTES>
+static __device__ __forceinline__ void multiply(struct digit_sums *s, const uint32_t a[4],
+                                                const uint32_t m[4]) {
+    uint32_t b_high[2] = {__byte_perm(m[0], m[1], 0x7531), __byte_perm(m[2], m[3], 0x7531)};
+    uint32_t b_low[2] = {__byte_perm(m[0], m[1], 0x6420), __byte_perm(m[2], m[3], 0x6420)};
+    mma_s8_s8(s->high, a, b_high);
+    if (BYTES == 1)
+        mma_s8_s8(s->low, a, b_low);
+    else
+        mma_s8_u8(s->low, a, b_low);
+}
+
+/* The exact sum of the products of row g with column 2 t + j, of mantissas of 16 bits. */
+static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int j) {
+    return (double)((long long)s->high[j] * 65536 +
+                    (long long)(s->high[2 + j] + s->low[j]) * 256 + s->low[2 + j]);
+}
+
+/* The same of mantissas of 8 bits, from one of the two. */
+static __device__ __forceinline__ double dot_of_bytes(const int32_t sums[4], int j) {
+    return (double)(sums[j] * 256 + sums[2 + j]);
 }
 
 /* ---- a tile -----------------------------------------------------------------------------------
@@ -108,35 +129,51 @@ template <bool VARIANT> static __device__ __forceinline__ float hidden_score(voi
     return VARIANT ? NAN : -INFINITY;
 }
 
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. */
+template <int DIM, int BYTES, int N>
+static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
+                                                     const unsigned char *keys,
+                                                     const struct decode_memory *mem) {
+    typedef struct decode_sizes<DIM, BYTES> size;
+    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
+    UNROLL
+    for (int i = 0; i < N; i++)
+        clear(&sums[i]);
+    UNROLL
+    for (int k = 0; k < size::COLUMNS; k += 4) {
+        const int AT_ONCE = 2 / BYTES; /* times 32 elements in four columns */
+        uint32_t digits[AT_ONCE][4];
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++)
+            *(uint4 *)digits[j] =
+                ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + lane];
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            alignas(16) uint32_t m[4];
+            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+                               16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
+            if constexpr (BYTES == 2) {
+                multiply<BYTES>(&sums[i], digits[0], m);
+            } else {
+                mma_s8_s8(sums[i].low, digits[0], m);
+                mma_s8_s8(sums[i].low, digits[1], m + 2);
+            }
+        }
+    }
+}
+
 /* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
  * each part; a lane those of row g at 2 t and 2 t + 1. */
-template <int DIM, bool VARIANT>
+template <int DIM, int BYTES, bool VARIANT>
 static __device__ __forceinline__ void
 score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
             const uint32_t *units, double q_unit, const struct row_view *row_view,
             const struct attention_variant *variant, int tile, int first) {
-    typedef struct decode_sizes<DIM> size;
-    const int N = size::CHUNK / PART;
+    const int N = decode_sizes<DIM, BYTES>::CHUNK / PART;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
-    int32_t high[N][4], low[N][4];
-    UNROLL
-    for (int i = 0; i < N; i++)
-        UNROLL
-    for (int j = 0; j < 4; j++)
-        high[i][j] = low[i][j] = 0;
-    UNROLL
-    for (int k = 0; k < DIM / 32; k++) {
-        uint4 q = ((const uint4 *)mem->query)[32 * k + lane];
-        const uint32_t digits[4] = {q.x, q.y, q.z, q.w};
-        UNROLL
-        for (int i = 0; i < N; i++) {
-            uint32_t m[4];
-            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
-                               16 * column_in_row<DIM>(lane % 8, lane / 8 + 4 * k));
-            multiply(high[i], low[i], digits, m);
-        }
-    }
+    struct digit_sums sums[N];
+    multiply_keys<DIM, BYTES, N>(sums, keys, mem);
     UNROLL
     for (int i = 0; i < N; i++) {
         int position = first + i * PART + begin + lane % 4 * 2;
@@ -145,7 +182,8 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
         for (int j = 0; j < 2; j++) {
             double k_unit =
                 __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
-            float score = num_score(dot_of(high[i], low[i], j), k_unit, q_unit);
+            double dot = BYTES == 2 ? dot_of(&sums[i], j) : dot_of_bytes(sums[i].low, j);
+            float score = num_score(dot, k_unit, q_unit);
             int p = tile + position + j;
             bool sees = p < row_view->end;
             if (VARIANT) {
@@ -249,11 +287,10 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
 
 /* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
  * snapped. */
-template <int DIM>
+template <class size>
 static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
-    typedef struct decode_sizes<DIM> size;
     const int N = 2 * PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
@@ -287,11 +324,11 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
 }
 
 /* Adds the products of a chunk's weights and values, of n positions. */
-template <int DIM>
+template <int DIM, int BYTES>
 static __device__ __forceinline__ void
-add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
-          const struct decode_memory *mem, int first, int n) {
-    typedef struct decode_sizes<DIM> size;
+add_chunk(struct digit_sums sums[], const unsigned char *values, const struct decode_memory *mem,
+          int first, int n) {
+    typedef struct decode_sizes<DIM, BYTES> size;
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
@@ -302,15 +339,24 @@ add_chunk(int32_t high[][4], int32_t low[][4], const unsigned char *values,
                     mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
                     ROWS * size::WEIGHT_BYTES);
         UNROLL
-        for (int i = 0; i < size::DIMS_8; i++) {
+        for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
-            if (first_dim(i) >= DIM)
+            if (column_of_warp(i) >= size::COLUMNS)
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
-                                     16 * column_in_row<DIM>(lane, first_dim(i) / 8));
-            multiply(high[i], low[i], weights, m);
+                                     16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));
+            multiply<BYTES>(&sums[i], weights, m);
         }
     }
+}
+
+/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-30) of the weights. */
+template <int BYTES>
+static __device__ __forceinline__ float weighted_value(const struct digit_sums *s, int j,
+                                                       double unit) {
+    if (BYTES == 2)
+        return (float)(dot_of(s, j) * unit);
+    return (float)(dot_of_bytes(j % 2 ? s->high : s->low, j / 2) * (unit * 256));
 }
 
 #endif
