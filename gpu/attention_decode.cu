@@ -273,28 +273,31 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    *variant, plan->arrays, partial);
 }
 
-template <int BYTES>
-static void launch_variant(struct gpu_device *gpu, const struct attention_arguments *a,
-                           const struct decode_cache *cache,
-                           const struct attention_variant *variant,
-                           const struct attention_plan *plan) {
+/* The few sizes. */
+template <int BYTES, bool VARIANT>
+static void launch_size(struct gpu_device *gpu, const struct attention_arguments *a,
+                        const struct decode_cache *cache, const struct attention_variant *variant,
+                        const struct attention_plan *plan) {
     switch (decode_dim(a->head_dim, true)) {
     case 64:
-        return launch<64, BYTES, true>(gpu, a, cache, variant, plan);
+        return launch<64, BYTES, VARIANT>(gpu, a, cache, variant, plan);
     case 128:
-        return launch<128, BYTES, true>(gpu, a, cache, variant, plan);
+        return launch<128, BYTES, VARIANT>(gpu, a, cache, variant, plan);
     default:
-        return launch<256, BYTES, true>(gpu, a, cache, variant, plan);
+        return launch<256, BYTES, VARIANT>(gpu, a, cache, variant, plan);
     }
 }
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan) {
+    bool plain = attention_is_causal_only(variant);
+    if (cache->bytes == 1 && plain)
+        return launch_size<1, false>(gpu, a, cache, variant, plan);
     if (cache->bytes == 1)
-        return launch_variant<1>(gpu, a, cache, variant, plan);
-    if (decode_has_variant(cache, variant))
-        return launch_variant<2>(gpu, a, cache, variant, plan);
+        return launch_size<1, true>(gpu, a, cache, variant, plan);
+    if (!plain)
+        return launch_size<2, true>(gpu, a, cache, variant, plan);
     switch (decode_dim(a->head_dim, false)) {
     case 32:
         return launch<32, 2, false>(gpu, a, cache, variant, plan);

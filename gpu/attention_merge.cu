@@ -16,9 +16,8 @@
 
 enum {
     TILE = ATTENTION_TILE,
-    THREADS = 256,
     LANES = 32,
-    LONGEST_SECTION = 128, /* results that are merged at a time */
+    LONGEST_SECTION = 128, /* results that are merged at a time; as many threads at least */
     VECTOR = 4,            /* floats in 16 bytes */
 };
 
@@ -133,7 +132,7 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
         if (d < n)
             shares->values[d] = results.at(first + d).values;
         __syncthreads();
-        for (int i = d; i < n * vectors; i += THREADS)
+        for (int i = d; i < n * vectors; i += (int)blockDim.x)
             cp_async_16(tiles + i * VECTOR,
                         shares->values[i / vectors] + i % vectors * VECTOR);
         cp_async_commit();
@@ -223,6 +222,7 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
                                     int section) {
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
+    run_in_turn();
     int token = (int)blockIdx.x, head = (int)blockIdx.y, group = a.n_heads / a.n_kv_heads;
     struct token_chain chain = memory.chains[token];
     if (!chain.n_segments)
@@ -269,6 +269,11 @@ static int section_for(struct gpu_device *gpu, const void *kernel, int head_dim,
                : 0;
 }
 
+/* A thread for each dimension. */
+static int threads_for(int head_dim) {
+    return head_dim <= LONGEST_SECTION ? (int)LONGEST_SECTION : 256;
+}
+
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan) {
@@ -277,10 +282,10 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
     size_t bytes;
     int section =
         section_for(gpu, (const void *)merge_splits, a->head_dim, plan->longest_split, &bytes);
-    int dim = decode_dim(a->head_dim, decode_has_variant(cache, variant));
+    int dim = decode_dim(a->head_dim, decode_has_few(cache, variant));
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (section)
-        GPU_LAUNCH_EARLY(gpu, merge_splits, grid, THREADS, bytes, *a, *variant, plan->arrays,
+        GPU_LAUNCH_EARLY(gpu, merge_splits, grid, threads_for(a->head_dim), bytes, *a, *variant, plan->arrays,
                          plan->partial, dim, section);
 }
 
@@ -296,9 +301,9 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
                                   plan->shared.work.kept,
                                   plan->partial,
                                   wide_dim(a->head_dim),
-                                  decode_dim(a->head_dim, decode_has_variant(cache, variant))};
+                                  decode_dim(a->head_dim, decode_has_few(cache, variant))};
     dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
     if (section)
-        GPU_LAUNCH(gpu, merge_chains, grid, THREADS, bytes, *a, *variant, plan->arrays, memory,
+        GPU_LAUNCH_EARLY(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant, plan->arrays, memory,
                    section);
 }

@@ -129,10 +129,9 @@ struct attention_plan {
 };
 
 /* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
- * fewer of them for variants, and none but these for mantissas of a byte: they take long to
- * compile. */
-static inline int decode_dim(int head_dim, bool variant) {
-    if (variant)
+ * fewer of them for variants and for mantissas of a byte: they take long to compile. */
+static inline int decode_dim(int head_dim, bool few) {
+    if (few)
         return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
 }
@@ -191,8 +190,8 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
                          const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan);
 
-/* Whether it takes the kernels for variants. */
-static inline bool decode_has_variant(const struct decode_cache *c,
+/* Whether it is one with few sizes of kernels. */
+static inline bool decode_has_few(const struct decode_cache *c,
                                       const struct attention_variant *v) {
     return c->bytes == 1 || !attention_is_causal_only(v);
 }

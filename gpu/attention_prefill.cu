@@ -498,6 +498,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_2(struct attention_arguments a, struct attention_digits in,
                 struct attention_variant variant, struct attention_work work) {
     SHARED_DYNAMIC(unsigned char, memory);
+    run_in_turn();
     struct block_memory mem = cut_memory<DIM>(memory);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
@@ -530,7 +531,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     size_t n = (size_t)(work ? work->n_items : d.n_groups);
     dim3 grid((unsigned)a->n_kv_heads,
               work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
-    GPU_LAUNCH(gpu, (attention_2<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
+    GPU_LAUNCH_EARLY(gpu, (attention_2<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
                all);
 }
 

@@ -1,6 +1,6 @@
 /*
- * bench_attend - attention over paged caches in other layouts and with other masks and scores,
- * and the kernels after vLLM's: 32 query heads, 8 kv heads, dimension 128, pages of 16. Medians of
+ * bench_attend - attention over paged caches in other layouts, of other types, with other masks and
+ * scores, and the kernels after vLLM's: 32 query heads, 8 kv heads, dimension 128, pages of 16. Medians of
  * REPEATS replays of a CUDA graph; see paged_rotation.h. And how long the plan of a batch takes on
  * the host.
  */
@@ -11,11 +11,13 @@
 /* Seconds of a call over the rotation's pool as that layout. few: kernels that take so long that
  * the caches of a few calls are measure enough. */
 static double time_of(struct rotation *r, enum kv_order order,
-                      const struct attention_variant *variant, bool few = false) {
+                      const struct attention_variant *variant, bool few = false,
+                      enum kv_type type = KV_BFP16) {
     struct kv_layout layout = kv_layout_of(order, false, r->n_pages, r->page_size, KV_HEADS, DIM);
     struct kv_views kv;
     struct error err;
     int burst = (int)r->plans.size() < 4 || few ? 4 : (int)r->plans.size();
+    layout.type = type;
     check(!kv_views_of(&kv, &layout, r->kv.k, r->kv.v, r->kv.k_exponents, r->kv.v_exponents, &err),
           "a layout");
     return graph_seconds(burst, [&](int i) {
@@ -75,6 +77,26 @@ static void variants(int n, int length) {
     }
 }
 
+/* Every type, NHD, for decoding and for prompts. The scales of fp8 are 1. */
+static void types(int n, int length, int qo_len) {
+    struct rotation r = start(std::vector<int>((size_t)n, length), qo_len, 16);
+    struct attention_variant causal = attention_variant_causal();
+    double first = 0, seen = (double)qo_len * (length - (qo_len - 1) / 2.0) * n;
+    for (int t = 0; t < N_KV_TYPES; t++) {
+        enum kv_type type = (enum kv_type)t;
+        bool plain = qo_len > 1 && (type == KV_E4M3 || type == KV_E5M2); /* minutes */
+        if (plain)
+            continue;
+        double s = time_of(&r, KV_NHD, &causal, false, type);
+        first = t ? first : s;
+        printf("%4d x %5d, %4d tokens each: %-5s %9.1f us: %.2f of bfp16", n, length, qo_len,
+               kv_type_name(type), s * 1e6, s / first);
+        printf(qo_len > 1 ? ", %.0f TFLOP/s\n" : "\n", 4 * seen * HEADS * DIM / s / 1e12);
+        fflush(stdout);
+    }
+    end(&r);
+}
+
 /* Microseconds on the host for the plan of n sequences. */
 static void plan_time(int n, int length) {
     struct rotation r = start(std::vector<int>((size_t)n, length), 1, 16);
@@ -115,6 +137,9 @@ int main(void) {
     printf("\nvLLM's layout\n");
     for (int n : {1, 8, 16, 64})
         vllm(n, 4096);
+    printf("\ntypes\n");
+    types(64, 4096, 1);
+    types(1, 4096, 4096);
     printf("\nvariants, and their time as a multiple of causal\n");
     variants(64, 8192);
     printf("\n");
