@@ -5,7 +5,6 @@
  */
 #include "gpu/attention.h"
 #include "gpu/attention_plan.h"
-#include "gpu/tensor_core.h"
 
 enum { TILE = ATTENTION_TILE, SIDE_DIMS = 32 };
 
@@ -43,7 +42,6 @@ struct split_arguments {
 
 /* A warp snaps one row of queries; a lane takes four neighbouring dimensions at a time. */
 __global__ static void split_queries(struct split_arguments s) {
-    run_in_turn();
     const struct attention_arguments *a = &s.a;
     const struct attention_digits *out = &s.out;
     int lane = (int)threadIdx.x, group = a->n_heads / a->n_kv_heads, kv_head = (int)blockIdx.y;
@@ -145,7 +143,6 @@ static __device__ __forceinline__ int mantissa_of(const struct kv_view *v, int64
 
 /* A warp has a position: it splits the key and notes both exponents. */
 __global__ static void split_keys(struct split_arguments s) {
-    run_in_turn();
     const struct attention_digits *out = &s.out;
     const struct kv_view *k = &s.kv.k;
     int kv_head = (int)blockIdx.y, lane = (int)threadIdx.x, dim = s.a.head_dim;
@@ -178,7 +175,6 @@ __global__ static void split_keys(struct split_arguments s) {
 /* A block turns 32 dimensions of a tile of values on their side; after split_keys. */
 __global__ static void __launch_bounds__(256) split_values(struct split_arguments s) {
     SHARED(int16_t, tile, [TILE][SIDE_DIMS + 2]);
-    run_in_turn();
     const struct attention_digits *out = &s.out;
     const struct kv_view *v = &s.kv.v;
     int first = (int)blockIdx.x * SIDE_DIMS, kv_head = (int)blockIdx.z, n = tiles_of(&s);
@@ -240,7 +236,6 @@ static __device__ __forceinline__ void put_column(uint8_t *first, int rows, int 
 /* A thread has a column of a key; neighbouring threads have neighbouring keys, whose columns lie
  * side by side. blockIdx.x: 32 positions; blockDim: 32, 8. */
 __global__ static void __launch_bounds__(256) split_key_rows(struct split_arguments s) {
-    run_in_turn();
     const struct attention_digits *out = &s.out;
     int kv_head = (int)blockIdx.y, n = tiles_of(&s) * TILE, columns = out->dim / 16;
     for (int i = (int)(blockIdx.x * 32 + threadIdx.x); i < n; i += (int)gridDim.x * 32) {
@@ -272,7 +267,6 @@ __global__ static void __launch_bounds__(256) split_key_rows(struct split_argume
 __global__ static void __launch_bounds__(256) split_value_rows(struct split_arguments s) {
     enum { VECTORS = SIDE_DIMS / 8, WORDS = SIDE_DIMS / 2 + 4 /* of a row of 16-byte vectors */ };
     SHARED(uint4, tile, [TILE][WORDS / 4]);
-    run_in_turn();
     const struct attention_digits *out = &s.out;
     int first = (int)blockIdx.x * SIDE_DIMS, kv_head = (int)blockIdx.z, n = tiles_of(&s);
     for (int t = (int)blockIdx.y; t < n; t += (int)gridDim.y) {
@@ -348,7 +342,7 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
     unsigned heads = (unsigned)kv_heads, sides = (unsigned)(d->dim / SIDE_DIMS);
     if (n_rows || gpu->recording)
-        GPU_LAUNCH_EARLY(gpu, split_queries,
+        GPU_LAUNCH(gpu, split_queries,
                    dim3(gpu_attention_blocks(gpu, gpu_blocks(n_rows, 4), (int)heads), heads),
                    dim3(32, 4), 0, s);
     if (n_keys || gpu->recording) {
@@ -357,11 +351,11 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
         dim3 keys(gpu_attention_blocks(gpu, gpu_blocks(n_keys, positions), (int)heads), heads);
         dim3 values(sides, gpu_attention_blocks(gpu, n_tiles, (int)(heads * sides)), heads);
         if (vectors) {
-            GPU_LAUNCH_EARLY(gpu, split_key_rows, keys, dim3(32, 8), 0, s);
-            GPU_LAUNCH_EARLY(gpu, split_value_rows, values, 256, 0, s);
+            GPU_LAUNCH(gpu, split_key_rows, keys, dim3(32, 8), 0, s);
+            GPU_LAUNCH(gpu, split_value_rows, values, 256, 0, s);
         } else {
-            GPU_LAUNCH_EARLY(gpu, split_keys, keys, dim3(32, 4), 0, s);
-            GPU_LAUNCH_EARLY(gpu, split_values, values, 256, 0, s);
+            GPU_LAUNCH(gpu, split_keys, keys, dim3(32, 4), 0, s);
+            GPU_LAUNCH(gpu, split_values, values, 256, 0, s);
         }
     }
     return !gpu->failed;

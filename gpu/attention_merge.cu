@@ -222,7 +222,6 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
                                     int section) {
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
-    run_in_turn();
     int token = (int)blockIdx.x, head = (int)blockIdx.y, group = a.n_heads / a.n_kv_heads;
     struct token_chain chain = memory.chains[token];
     if (!chain.n_segments)
@@ -304,6 +303,6 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
                                   decode_dim(a->head_dim, decode_has_few(cache, variant))};
     dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
     if (section)
-        GPU_LAUNCH_EARLY(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant, plan->arrays, memory,
+        GPU_LAUNCH(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant, plan->arrays, memory,
                    section);
 }

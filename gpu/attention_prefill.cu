@@ -498,7 +498,6 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_2(struct attention_arguments a, struct attention_digits in,
                 struct attention_variant variant, struct attention_work work) {
     SHARED_DYNAMIC(unsigned char, memory);
-    run_in_turn();
     struct block_memory mem = cut_memory<DIM>(memory);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
@@ -531,7 +530,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     size_t n = (size_t)(work ? work->n_items : d.n_groups);
     dim3 grid((unsigned)a->n_kv_heads,
               work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
-    GPU_LAUNCH_EARLY(gpu, (attention_2<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
+    GPU_LAUNCH(gpu, (attention_2<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
                all);
 }
 
@@ -544,7 +543,6 @@ int gpu_attention_prefill_bytes(int head_dim) {
                              : sizes<256>::SHARED_BYTES;
 }
 
-/* Variants, and results that are kept, have fewer sizes of kernels: they take long to compile. */
 template <bool VARIANT>
 static void launch_wide(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
@@ -554,8 +552,6 @@ static void launch_wide(struct gpu_device *gpu, const struct attention_arguments
         return launch<64, VARIANT>(gpu, a, kv, variant, work);
     case 128:
         return launch<128, VARIANT>(gpu, a, kv, variant, work);
-    case 192:
-        return launch<192, VARIANT>(gpu, a, kv, variant, work);
     default:
         return launch<256, VARIANT>(gpu, a, kv, variant, work);
     }
@@ -571,6 +567,8 @@ void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_argume
         launch<32, false>(gpu, a, kv, variant, work);
     else if (!work && dim > 64 && dim <= 96)
         launch<96, false>(gpu, a, kv, variant, work);
+    else if (!work && dim > 128 && dim <= 192)
+        launch<192, false>(gpu, a, kv, variant, work);
     else
         launch_wide<false>(gpu, a, kv, variant, work);
 }

@@ -59,7 +59,7 @@ static void fill_groups(struct row_group *out, const struct attention_plan *p,
                 chain.own_tile ? chain.own_place + first / GROUP_ROWS * chain.own_places : -1;
             if (out->n_tiles <= 0) { /* an empty one: zeros are written */
                 out->first_tile = chain.own_tile;
-                out->kv_len = 0;
+                out->kv_len = chain.own_tile * TILE;
                 out->n_tiles = 1;
             }
         }

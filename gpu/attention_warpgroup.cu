@@ -547,7 +547,6 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_3(struct attention_arguments a, struct attention_digits in,
                 struct attention_variant variant, struct attention_work work) {
     SHARED_DYNAMIC(unsigned char, memory);
-    run_in_turn();
     struct block_memory mem = cut_memory<DIM>(memory);
     struct bulk_copies copies = {mem.arrived, 0};
     if (threadIdx.x == 0)
@@ -584,12 +583,12 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     size_t n = (size_t)(work ? work->n_items : d.n_groups);
     dim3 grid((unsigned)a->n_kv_heads,
               work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
-    GPU_LAUNCH_EARLY(gpu, (attention_3<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
+    GPU_LAUNCH(gpu, (attention_3<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
                all);
 }
 
 template <bool VARIANT>
-static void launch_dim(struct gpu_device *gpu, const struct attention_arguments *a,
+static void launch_wide(struct gpu_device *gpu, const struct attention_arguments *a,
                        const struct kv_views *kv, const struct attention_variant *variant,
                        const struct attention_work *work) {
     switch (wide_dim(a->head_dim)) {
@@ -597,8 +596,6 @@ static void launch_dim(struct gpu_device *gpu, const struct attention_arguments 
         return launch<64, VARIANT>(gpu, a, kv, variant, work);
     case 128:
         return launch<128, VARIANT>(gpu, a, kv, variant, work);
-    case 192:
-        return launch<192, VARIANT>(gpu, a, kv, variant, work);
     default:
         return launch<256, VARIANT>(gpu, a, kv, variant, work);
     }
@@ -607,8 +604,10 @@ static void launch_dim(struct gpu_device *gpu, const struct attention_arguments 
 void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work) {
-    if (gpu_attention_is_plain(kv, variant))
-        launch_dim<false>(gpu, a, kv, variant, work);
+    if (!gpu_attention_is_plain(kv, variant))
+        launch_wide<true>(gpu, a, kv, variant, work);
+    else if (!work && a->head_dim > 128 && a->head_dim <= 192)
+        launch<192, false>(gpu, a, kv, variant, work);
     else
-        launch_dim<true>(gpu, a, kv, variant, work);
+        launch_wide<false>(gpu, a, kv, variant, work);
 }

@@ -38,8 +38,9 @@ static void make_lengths(struct attend_case *c, struct random *r, const struct a
         if (i == 0 && w->qo_len >= 0)
             queries = w->qo_len;
         if (w->long_ones) {
-            length = random_int(r, 258, w->most_positions / c->n > 259 ? w->most_positions / c->n : 259);
-            queries = random_int(r, 0, 2) ? 1 : random_int(r, 0, 6);
+            int longest = w->most_positions / c->n > 259 ? w->most_positions / c->n : 259;
+            length = w->kv_len >= 0 ? w->kv_len : random_int(r, 258, longest);
+            queries = w->qo_len >= 0 ? w->qo_len : random_int(r, 0, 2) ? 1 : random_int(r, 0, 6);
         }
         c->kv_len[i] = length;
         left -= length < left ? length : left;

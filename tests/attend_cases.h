@@ -45,7 +45,8 @@ struct attend_wish {
         head_dim; /* one sequence has the lengths */
     int order, type, window_left, cap, causal, mask, sinks, slopes;
     int most_positions; /* of all sequences */
-    bool long_ones;     /* all have more than a tile, and few queries */
+    bool long_ones;     /* all have more than a tile, and few queries; the lengths above, if they
+                           are there, are those of all */
 };
 struct attend_wish attend_anything(int most_positions);
 

@@ -287,6 +287,33 @@ static void test_row_lists(void **state) {
     }
 }
 
+/* Queries on both sides of the end of the shared tiles: of some rows nothing is left for their own
+ * sequence. */
+static void test_queries_at_the_end_of_a_tile(void **state) {
+    struct test_device *t = *state;
+    struct random r = {1004};
+    for (int kind = 0; kind < 16; kind++) {
+        struct attend_wish wish = attend_anything(2000);
+        struct attend_case c;
+        wish.batch = 3;
+        wish.long_ones = true;
+        wish.kv_len = 2 * TILE + 1 + kind % 4;
+        wish.qo_len = 1 + kind / 4;
+        wish.kv_heads = 1;
+        wish.group = kind % 2 ? 4 : 8; /* a row group: two tokens, one */
+        wish.head_dim = 32;
+        wish.page_size = 16;
+        wish.order = KV_NHD;
+        wish.mask = MASK_NONE;
+        wish.type = KV_BFP16;
+        attend_case_make(&c, &r, &wish);
+        c.variant = attention_variant_causal();
+        share_beginnings(&c, &r);
+        expect_same_either_way(t, &c);
+        attend_case_free(&c);
+    }
+}
+
 /* ---- states -------------------------------------------------------------------------------------
  */
 
@@ -495,7 +522,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_tiles),  cmocka_unit_test(test_tree),
         cmocka_unit_test(test_no_sharing),   cmocka_unit_test(test_random_trees),
-        cmocka_unit_test(test_row_lists),    cmocka_unit_test(test_states),
+        cmocka_unit_test(test_row_lists),    cmocka_unit_test(test_queries_at_the_end_of_a_tile),
+        cmocka_unit_test(test_states),
         cmocka_unit_test(test_empty_states), cmocka_unit_test(test_levels),
         cmocka_unit_test(test_bad_levels),
     };
