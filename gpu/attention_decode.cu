@@ -184,6 +184,8 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
     typedef struct decode_sizes<DIM, BYTES> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
+    if (!compiles_mma)
+        return;
     struct decode_memory mem = cut_memory<DIM, BYTES>(memory);
     let_next_kernel_start();
     const struct decode_share *at_share = &plan.shares[blockIdx.y];

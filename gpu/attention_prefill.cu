@@ -498,6 +498,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_2(struct attention_arguments a, struct attention_digits in,
                 struct attention_variant variant, struct attention_work work) {
     SHARED_DYNAMIC(unsigned char, memory);
+    if (!compiles_mma)
+        return;
     struct block_memory mem = cut_memory<DIM>(memory);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {

@@ -547,6 +547,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     attention_3(struct attention_arguments a, struct attention_digits in,
                 struct attention_variant variant, struct attention_work work) {
     SHARED_DYNAMIC(unsigned char, memory);
+    if (!compiles_wgmma)
+        return;
     struct block_memory mem = cut_memory<DIM>(memory);
     struct bulk_copies copies = {mem.arrived, 0};
     if (threadIdx.x == 0)

@@ -18,6 +18,20 @@
 
 #include <stdint.h>
 
+/* Whether the code that is being compiled may have these instructions, or those of warpgroup.h. For
+ * other GPUs a kernel that needs them is left empty (it is never started there, and would only take
+ * time to compile): `if (!compiles_mma) return;`. */
+#if defined(SAMEBITS_EMU) || !defined(__CUDA_ARCH__)
+static const bool compiles_mma = true, compiles_wgmma = true;
+#else
+static const bool compiles_mma = __CUDA_ARCH__ >= 800;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+static const bool compiles_wgmma = true;
+#else
+static const bool compiles_wgmma = false;
+#endif
+#endif
+
 /*
  * d[16][8] += a[16][32] * b[32][8]: 8-bit integers, 32-bit sums that wrap around.
  *
