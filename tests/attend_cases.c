@@ -256,17 +256,17 @@ struct attention_variant attend_variant_on(struct test_device *t, const struct a
     return v;
 }
 
-void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
-                     float **y, float **lse) {
+void attend_run_planned(struct test_device *t, const struct attend_case *c,
+                        const struct kv_views *kv, struct attention_plan *plan, float **y,
+                        float **lse) {
     struct error err = {""};
     struct paged_batch batch = attend_batch(c);
-    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     size_t rows = (size_t)c->n_tokens * (size_t)c->shape.n_heads;
     size_t bytes = sizeof(float) * rows * (size_t)c->shape.head_dim;
     struct attention_variant planned = c->variant;
     if (c->other_plan)
         planned.window_left = 0;
-    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &planned, &err))
+    if (t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &planned, &err))
         fail_msg("%s", err.text);
     float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);
     struct attention_variant v = attend_variant_on(t, c, on_lse);
@@ -276,8 +276,17 @@ void attend_run_over(struct test_device *t, const struct attend_case *c, const s
     device_expect_fault(t, -1, 0);
     *y = device_get(t, on_y, bytes);
     *lse = device_get(t, on_lse, sizeof(float) * rows);
-    t->ops->attention_plan_free(t->dev, plan);
     device_clear(t);
+}
+
+void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
+                     float **y, float **lse) {
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    if (!plan)
+        fail_msg("%s", err.text);
+    attend_run_planned(t, c, kv, plan, y, lse);
+    t->ops->attention_plan_free(t->dev, plan);
 }
 
 void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse) {

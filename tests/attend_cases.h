@@ -71,10 +71,14 @@ struct attention_variant attend_variant_on(struct test_device *t, const struct a
                                            float *lse);
 
 /* Result of the whole batch on a device, host memory: y [n_tokens, n_heads, head_dim], lse
- * [n_tokens, n_heads]. The caller frees both. attend_run_over: with a cache that is there. */
+ * [n_tokens, n_heads]. The caller frees both. attend_run_over: with a cache that is there;
+ * attend_run_planned: and with a plan, which is told of the batch. */
 void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse);
 void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
                      float **y, float **lse);
+void attend_run_planned(struct test_device *t, const struct attend_case *c,
+                        const struct kv_views *kv, struct attention_plan *plan, float **y,
+                        float **lse);
 
 /* One query row in float64, from the formulas, without any snapping; which positions it sees is
  * worked out here once more. y [head_dim]; returns the natural log of the sum. */

@@ -233,6 +233,30 @@ static void test_rows_that_see_little(void **state) {
     }
 }
 
+/* So many queries that several blocks have them: without a causal mask all see what is behind the
+ * last query of a block; and windows of one block begin in two tiles. */
+static void test_many_queries(void **state) {
+    struct test_device *t = *state;
+    struct random r = {914};
+    for (int kind = 0; kind < 4; kind++) {
+        struct attend_wish wish = attend_anything(300);
+        struct attend_case c;
+        wish.batch = 1;
+        wish.kv_len = 300;
+        wish.qo_len = kind % 2 ? 40 : 130;
+        wish.kv_heads = wish.group = 1;
+        wish.head_dim = 32;
+        wish.order = kind / 2 ? KV_VLLM : KV_NHD;
+        wish.type = KV_BFP16;
+        wish.mask = MASK_NONE;
+        wish.causal = kind % 2;
+        attend_case_make(&c, &r, &wish);
+        c.variant.window_left = kind % 2 ? 20 : -1;
+        check(t, &r, &c);
+        attend_case_free(&c);
+    }
+}
+
 /* Two cases of the same queries have the same result. */
 static void expect_equal(struct test_device *t, const struct attend_case *a,
                          const struct attend_case *b, const char *why) {
@@ -576,10 +600,11 @@ static void test_foreign_caches(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_cases),         cmocka_unit_test(test_every_value),
-        cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_vllm_layout),
-        cmocka_unit_test(test_another_plan),         cmocka_unit_test(test_largest_windows),
-        cmocka_unit_test(test_query_faults),         cmocka_unit_test(test_bad_slopes_and_sinks),
-        cmocka_unit_test(test_foreign_caches),       cmocka_unit_test(test_pools_beyond_32_bits),
+        cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_many_queries),
+        cmocka_unit_test(test_vllm_layout),          cmocka_unit_test(test_another_plan),
+        cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_query_faults),
+        cmocka_unit_test(test_bad_slopes_and_sinks), cmocka_unit_test(test_foreign_caches),
+        cmocka_unit_test(test_pools_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

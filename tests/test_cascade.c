@@ -100,6 +100,7 @@ static void test_whole_tiles(void **state) {
     expect_tiles(256, 700, 2, 2);
     expect_tiles(1000, 2500, 1, 3); /* 1000 positions: three tiles and a bit */
     expect_tiles(1000, 2500, 2, 7);
+    expect_tiles(1000, 2500, 3, 9); /* the last page, too, but not the last tile */
 }
 
 /* Sixteen share two tiles, of these eight three more, of these two one more; and three are others,
@@ -160,6 +161,13 @@ static void test_no_sharing(void **state) {
     window.window_left = 999; /* the first position is seen */
     find(&c, &t, 16, &window, all);
     assert_int_equal(c.n_stretches, 1);
+    window.window_left = 743; /* of the first tile, its last position; one of the three, nothing */
+    find(&c, &t, 16, &window, all);
+    assert_int_equal(c.n_stretches, 1);
+    expect_stretch(&c, 0, 0, 2, 2, 0);
+    window.window_left = 742; /* another one, nothing */
+    find(&c, &t, 16, &window, all);
+    assert_int_equal(c.n_stretches, 0);
     window.window_left = 700; /* nothing of the first tile */
     find(&c, &t, 16, &window, all);
     assert_int_equal(c.n_stretches, 0);
@@ -174,6 +182,30 @@ static void test_no_sharing(void **state) {
     find(&c, &moved, 16, NULL, all);
     assert_int_equal(c.n_stretches, 0);
     cascade_end(&c);
+
+    /* A page of their own in the middle: what follows is not shared. */
+    struct table copied = {0};
+    for (int i = 0; i < 3; i++) {
+        add(&copied, 16, 1000, 1, 0, i ? 62 : 0);
+        copied.pages[copied.kv_indptr[i] + 16] = copied.n_pages++;
+    }
+    find(&c, &copied, 16, NULL, all);
+    assert_int_equal(c.n_stretches, 1);
+    expect_stretch(&c, 0, 0, 1, 3, 0);
+    cascade_end(&c);
+}
+
+static void test_rules(void **state) {
+    (void)state;
+    const struct cascade_rule pays = {4, 100};
+    struct cascade_rule best = cascade_rule_of(PLAN_BEST, &pays);
+    struct cascade_rule single = cascade_rule_of(PLAN_SINGLE, &pays);
+    struct cascade_rule shares = cascade_rule_of(PLAN_SHARES, &pays);
+    assert_int_equal(best.most_tokens, 4);
+    assert_int_equal(best.least_tiles_less, 100);
+    assert_int_equal(single.most_tokens, 0);
+    assert_int_equal(shares.most_tokens, 4);
+    assert_int_equal(shares.least_tiles_less, 1);
 }
 
 /* ---- the same bits ------------------------------------------------------------------------------
@@ -203,11 +235,13 @@ static void use_plan(struct test_device *t, enum plan_version version) {
         fail_msg("%s", err.text);
 }
 
-static void expect_same_either_way(struct test_device *t, const struct attend_case *c) {
+/* With plans of that version, and those behind it. */
+static void expect_same_from(struct test_device *t, const struct attend_case *c,
+                             enum plan_version first) {
     float *want, *want_lse, *y, *lse;
     use_plan(device_reference(), PLAN_SINGLE);
     attend_run(device_reference(), c, &want, &want_lse);
-    for (int version = PLAN_SINGLE; version <= PLAN_SHARES; version++) {
+    for (int version = first; version <= PLAN_SHARES; version++) {
         use_plan(t, (enum plan_version)version);
         attend_run(t, c, &y, &lse);
         attend_expect_same(c, version == PLAN_SHARES ? "shared tiles" : "unshared tiles", want, y,
@@ -219,6 +253,10 @@ static void expect_same_either_way(struct test_device *t, const struct attend_ca
     use_plan(t, PLAN_BEST);
     free(want);
     free(want_lse);
+}
+
+static void expect_same_either_way(struct test_device *t, const struct attend_case *c) {
+    expect_same_from(t, c, PLAN_SINGLE);
 }
 
 static int n_cases(void) {
@@ -285,6 +323,77 @@ static void test_row_lists(void **state) {
         expect_same_either_way(t, &c);
         attend_case_free(&c);
     }
+}
+
+/* Stretches of so many tiles that a device of few processors, as the emulated one, gives two to a
+ * block: the first block of a row merges its own, and the others keep them one by one. The seeds have
+ * three and four tiles that are shared; and one, which two of three sequences share two more behind. */
+static void test_long_stretches(void **state) {
+    static const int seeds[] = {1136, 1182, 1150};
+    struct test_device *t = *state;
+    for (int i = 0; i < 3; i++) {
+        struct random r = {(uint64_t)seeds[i]};
+        struct attend_wish wish = attend_anything(3 * 1200);
+        struct attend_case c;
+        wish.batch = 3;
+        wish.long_ones = true;
+        wish.kv_heads = 4;
+        wish.group = 1;
+        wish.head_dim = 32;
+        wish.page_size = 16;
+        wish.order = KV_NHD;
+        wish.mask = MASK_NONE;
+        wish.slopes = 1;
+        attend_case_make(&c, &r, &wish);
+        c.layout.type = KV_BFP16;
+        c.variant.window_left = -1;
+        share_beginnings(&c, &r);
+        expect_same_from(t, &c, PLAN_SHARES);
+        attend_case_free(&c);
+    }
+}
+
+/* One plan for batch after batch: fewer sequences, and more, and longer ones. */
+static void test_one_plan(void **state) {
+    static const struct {
+        int n, positions;
+    } kinds[] = {{3, 500}, {2, 400}, {7, 900}, {3, 500}};
+    struct test_device *t = *state;
+    struct random r = {1004};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_non_null(plan);
+    use_plan(device_reference(), PLAN_SINGLE);
+    use_plan(t, PLAN_SHARES);
+    for (int kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
+        struct attend_wish wish = attend_anything(kinds[kind].n * kinds[kind].positions);
+        struct attend_case c;
+        float *want, *want_lse, *y, *lse;
+        wish.batch = kinds[kind].n;
+        wish.long_ones = true;
+        wish.kv_heads = 1;
+        wish.group = 2;
+        wish.head_dim = 64;
+        wish.page_size = 16;
+        wish.order = KV_HND;
+        wish.mask = MASK_NONE;
+        attend_case_make(&c, &r, &wish);
+        c.layout.type = KV_BFP16;
+        c.variant.window_left = -1;
+        share_beginnings(&c, &r);
+        attend_run(device_reference(), &c, &want, &want_lse);
+        struct kv_views kv = attend_cache(t, &c);
+        attend_run_planned(t, &c, &kv, plan, &y, &lse);
+        attend_expect_same(&c, "one plan for all", want, y, c.shape.head_dim);
+        attend_expect_same(&c, "log of the sum, one plan for all", want_lse, lse, 1);
+        free(want);
+        free(want_lse);
+        free(y);
+        free(lse);
+        attend_case_free(&c);
+    }
+    use_plan(t, PLAN_BEST);
+    t->ops->attention_plan_free(t->dev, plan);
 }
 
 /* Queries on both sides of the end of the shared tiles: of some rows nothing is left for their own
@@ -473,6 +582,12 @@ static void test_levels(void **state) {
     if (flatten(&l, &b, indptr, last, pages, 24, &err))
         fail_msg("%s", err.text);
     assert_int_equal(paged_batch_kv_len(&b, 0), 40);
+    /* A request without queries, behind all others. */
+    make_levels(&l);
+    l.qo[2][3] = 8;
+    if (flatten(&l, &b, indptr, last, pages, 24, &err))
+        fail_msg("%s", err.text);
+    assert_memory_equal(b.kv_page_indices, want, sizeof want);
 }
 
 static void refuse(const struct levels *l, int most, const char *why) {
@@ -521,11 +636,12 @@ static void test_bad_levels(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_tiles),  cmocka_unit_test(test_tree),
-        cmocka_unit_test(test_no_sharing),   cmocka_unit_test(test_random_trees),
-        cmocka_unit_test(test_row_lists),    cmocka_unit_test(test_queries_at_the_end_of_a_tile),
-        cmocka_unit_test(test_states),
-        cmocka_unit_test(test_empty_states), cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_bad_levels),
+        cmocka_unit_test(test_no_sharing),   cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_random_trees), cmocka_unit_test(test_row_lists),
+        cmocka_unit_test(test_one_plan),     cmocka_unit_test(test_long_stretches),
+        cmocka_unit_test(test_queries_at_the_end_of_a_tile),
+        cmocka_unit_test(test_states),       cmocka_unit_test(test_empty_states),
+        cmocka_unit_test(test_levels),       cmocka_unit_test(test_bad_levels),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
