@@ -252,8 +252,9 @@ static __device__ __forceinline__ bool begin_tile(struct tile_work *w, struct ti
         return false;
     score_tile<TYPE, N>(w);
     __syncthreads();
-    int e = !sees ? 0 : kv_type_has_exponents(TYPE) ? exponent_at(w, &w->a->kv.v, j)
-                                                    : m->exponents[j];
+    int e = !sees                         ? 0
+            : kv_type_has_exponents(TYPE) ? exponent_at(w, &w->a->kv.v, j)
+                                          : m->exponents[j];
     float s = sees ? m->scores[j] : -INFINITY;
     m->weights[j] = softmax_tile(t, s, sees, e, w->a, r->token, &m->part);
     __syncthreads();

@@ -10,8 +10,8 @@
  *    loops over 64-bit integers; every step of the definition can be seen.
  * 2  for many tokens, on tensor cores: attention_prefill.cu
  *
- * The choice (version 0): 2 from 16 tokens or 1024 positions on, where it applies; else 1 (measured:
- * tests/bench/README.md).
+ * The choice (version 0): 2 from 16 tokens or 1024 positions on, where it applies; else 1
+ * (measured: tests/bench/README.md).
  */
 #include "gpu/attention.h"
 #include "gpu/attention_plan.h"

@@ -66,8 +66,8 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
 
 /* ---- operands as digits: attention_digits.cu ---------------------------------------------------
  *
- * For versions 2 and 3. q = 256 * high + low, high signed, low unsigned. Rows of digits are cut into
- * columns of 16 bytes, and rows into groups of R; within a group
+ * For versions 2 and 3. q = 256 * high + low, high signed, low unsigned. Rows of digits are cut
+ * into columns of 16 bytes, and rows into groups of R; within a group
  *
  *     column 0, high digits: row 0, row 1, ... row R-1, 16 bytes each
  *     column 0, low digits:  the same
@@ -83,8 +83,8 @@ struct attention_digits {
     uint8_t *tiles;   /* [n_kv_heads, n_tiles] of tile_bytes: 256 keys in groups of `keys` rows of
                          dim; then the values on their side, in groups of value_dims rows: the digits
                          of one dimension at all 256 positions, ordered by value_slot */
-    int8_t *query_exponents; /* [n_kv_heads, n_groups * QUERY_ROWS] */
-    int8_t *exponents;       /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
+    int8_t *query_exponents;   /* [n_kv_heads, n_groups * QUERY_ROWS] */
+    int8_t *exponents;         /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
     int n_groups, n_tiles;     /* that there is room for */
     int first_tile;            /* of the sequence; of a work's tiles 0 */
     int dim, keys, value_dims; /* dim: head_dim rounded up, with zeros */
@@ -113,8 +113,8 @@ static inline size_t digit_bytes(int n_groups, int n_tiles, int n_kv_heads, int 
 /*
  * Positions within a tile are summed in another order for the values: a lane of a quad that holds
  * the weights of positions 8 j + 2 t and 8 j + 2 t + 1 (j = 0..3) of a group of 32 after the scores
- * must hand in numbers 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. value_slot: the position, within
- * its group of 32, that is counted as number `slot`.
+ * must hand in numbers 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. value_slot: the position,
+ * within its group of 32, that is counted as number `slot`.
  */
 static __device__ __forceinline__ int value_slot(int slot) {
     return slot / 16 * 16 + slot % 4 / 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
@@ -150,15 +150,15 @@ enum { COUNT_ROW_LISTS, COUNT_TILES, COUNT_ITEMS, N_COUNTS };
 
 /* Device memory. */
 struct attention_work {
-    const int32_t *counts;     /* [N_COUNTS] how many of these there are: */
+    const int32_t *counts; /* [N_COUNTS] how many of these there are: */
     const struct row_list *row_lists;
     const struct digit_tile *tiles;
     const struct wide_item *items;
     const int32_t *tokens;         /* of the batch */
     const int32_t *token_sequence; /* as in the plan */
     const int32_t *qo_indptr, *kv_lens, *pages;
-    uint8_t *digits; /* room for the digits of them all */
-    float *kept;     /* [places, n_kv_heads, QUERY_ROWS, kept_floats] */
+    uint8_t *digits;                   /* room for the digits of them all */
+    float *kept;                       /* [places, n_kv_heads, QUERY_ROWS, kept_floats] */
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
 };
@@ -177,9 +177,9 @@ static inline int wide_dim(int head_dim) {
 
 /* A row: which query it is, and what it sees. */
 struct wide_row {
-    int token, head;      /* of the op */
-    int first, end;       /* positions that it sees, masks aside */
-    int i, at, length;    /* the query's number in its sequence, its position, the sequence's length */
+    int token, head;   /* of the op */
+    int first, end;    /* positions that it sees, masks aside */
+    int i, at, length; /* the query's number in its sequence, its position, the sequence's length */
     const uint8_t *mask;
     float slope;
 };
@@ -215,9 +215,8 @@ wide_row_of(const struct attention_arguments *a, const struct attention_variant 
 
 /* The score of position p, or -infinity when the row does not see it. What is not a number is a
  * fault of the row: infinity. */
-static __device__ __forceinline__ float varied_score(const struct wide_row *r,
-                                                     const struct attention_variant *v, float s,
-                                                     int p) {
+static __device__ __forceinline__ float
+varied_score(const struct wide_row *r, const struct attention_variant *v, float s, int p) {
     bool sees = p >= r->first && p < r->end && attention_shows(v, r->mask, r->i, p, r->length);
     s = attention_score(v, s, r->at, p, r->slope);
     return !sees ? -INFINITY : num_magnitude(s) < 0x7f800000u ? s : INFINITY;
@@ -256,8 +255,7 @@ wide_task_of(const struct attention_arguments *a, const struct attention_variant
     t.item.rows = number;
     t.item.first_tile = first / ATTENTION_TILE;
     t.item.tile = t.item.first_tile - d->first_tile;
-    t.item.n_tiles =
-        max(0, (t.end + ATTENTION_TILE - 1) / ATTENTION_TILE - t.item.first_tile);
+    t.item.n_tiles = max(0, (t.end + ATTENTION_TILE - 1) / ATTENTION_TILE - t.item.first_tile);
     t.item.place = -1;
     t.item.n_merged = t.item.n_tiles;
     return t;

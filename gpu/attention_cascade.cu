@@ -1,10 +1,11 @@
 /*
  * Phase 10: tiles that sequences share (model/cascade.h), computed once for all rows that see them.
  *
- * A stretch of shared tiles is work for versions 2 and 3 of attention (attention.h: attention_work):
- * its rows are those of all members, 64 together, and what they find is kept. Row groups of version
- * 4 then have what is each sequence's own, and keep that, too. In the end the chain of each row is
- * merged, tile after tile (attention_merge.cu), as if it had gone through all of them alone.
+ * A stretch of shared tiles is work for versions 2 and 3 of attention (attention.h:
+ * attention_work): its rows are those of all members, 64 together, and what they find is kept. Row
+ * groups of version 4 then have what is each sequence's own, and keep that, too. In the end the
+ * chain of each row is merged, tile after tile (attention_merge.cu), as if it had gone through all
+ * of them alone.
  *
  *     plan   the stretches, cut into items that keep all processors busy; a row list is 64 rows
  *     run    split to digits, items; the row groups; the chains
@@ -183,7 +184,8 @@ struct filled {
     struct cascade_sizes n;
 };
 
-/* The row list's rows and its items, over the stretch's tiles, of which the digits begin at tile. */
+/* The row list's rows and its items, over the stretch's tiles, of which the digits begin at tile.
+ */
 static void fill_list(struct filled *f, const struct shared_stretch *s, int tokens, int first_row,
                       int n_rows, int tile, int each) {
     f->row_lists[f->n.row_lists] = {tokens, first_row,
@@ -191,7 +193,7 @@ static void fill_list(struct filled *f, const struct shared_stretch *s, int toke
     for (int at = 0; at < s->n_tiles; at += each) {
         int n = s->n_tiles - at < each ? s->n_tiles - at : each;
         int merged = s->depth || at ? 0 : n;
-        f->items[f->n.items++] = {f->n.row_lists, tile + at,   n,
+        f->items[f->n.items++] = {f->n.row_lists,     tile + at,   n,
                                   s->first_tile + at, f->n.places, merged};
         f->n.places += n - merged + (merged > 0);
     }

@@ -44,8 +44,8 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
     int first = head_dim / size::VECTOR, columns = size::COLUMNS - first;
     for (int i = (int)threadIdx.x; i < columns * size::STAGES * size::CHUNK; i += THREADS) {
         int row = i / columns, column = first + i % columns;
-        *(uint4 *)(ring + row * size::ROW_BYTES + 16 * column_in_row<size::ROW_BYTES>(row, column)) =
-            make_uint4(0, 0, 0, 0);
+        *(uint4 *)(ring + row * size::ROW_BYTES +
+                   16 * column_in_row<size::ROW_BYTES>(row, column)) = make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -79,11 +79,10 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
 template <int DIM, int BYTES, bool VARIANT, class size>
 static __device__ __forceinline__ void
 run_tile(struct stretch<size> *s, struct tile_result<size> *result,
-         struct loader<DIM, BYTES> *chunks,
-         const struct tile_cursor *at, const struct tile_cursor *next,
-         struct tile_cursor *after_next, int set, const struct decode_memory *mem,
-         struct row_states *rows, const struct attention_arguments *a,
-         const struct attention_variant *variant) {
+         struct loader<DIM, BYTES> *chunks, const struct tile_cursor *at,
+         const struct tile_cursor *next, struct tile_cursor *after_next, int set,
+         const struct decode_memory *mem, struct row_states *rows,
+         const struct attention_arguments *a, const struct attention_variant *variant) {
     int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
     int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
     int visible = s->view.end - tile;
@@ -102,8 +101,8 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
             scores[c * EACH + i] = hidden_score<VARIANT>();
         if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
             score_chunk<DIM, BYTES, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
-                                      mem->k_units + set * TILE, s->q_unit, &s->view, variant, tile,
-                                      c * size::CHUNK);
+                                             mem->k_units + set * TILE, s->q_unit, &s->view,
+                                             variant, tile, c * size::CHUNK);
         chunks->step();
     }
     tell_largest(scores, rows);
@@ -231,16 +230,16 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
             s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
         }
         struct tile_result<size> tile;
-        run_tile<DIM, BYTES, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
-                               &variant);
+        run_tile<DIM, BYTES, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows,
+                                      &a, &variant);
         bool kept = at->group.kept >= 0;
         if (kept) {
             keep<DIM, size>(&partial, at->group.kept + at->tile, at->group.n_rows, tile.o, tile.m,
-                      tile.l);
+                            tile.l);
         } else if (first) { /* of a split, not its beginning: each tile for itself */
             const struct decode_split *split = &plan.splits[share.split_first];
-            keep<DIM, size>(&partial, split->partial + 1 + at->tile - split->first_end, at->group.n_rows,
-                      tile.o, tile.m, tile.l);
+            keep<DIM, size>(&partial, split->partial + 1 + at->tile - split->first_end,
+                            at->group.n_rows, tile.o, tile.m, tile.l);
         }
         goes_on = next->left > 0;
         begins = !goes_on || next->tile == 0;
@@ -248,8 +247,8 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
             if (at->tile + 1 == at->group.n_tiles)
                 write_result<VARIANT>(&s, at, &a, &variant);
             else
-                keep<DIM, size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
-                          s.m, s.l);
+                keep<DIM, size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows,
+                                s.o, s.m, s.l);
         }
     }
 }
@@ -268,11 +267,11 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
     if (plan->n_tiles <= EARLY_TILES * plan->n_shares)
-        GPU_LAUNCH_EARLY(gpu, (decode<DIM, BYTES, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
-                         *variant, plan->arrays, partial);
+        GPU_LAUNCH_EARLY(gpu, (decode<DIM, BYTES, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
+                         *cache, *variant, plan->arrays, partial);
     else
-        GPU_LAUNCH(gpu, (decode<DIM, BYTES, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
-                   *variant, plan->arrays, partial);
+        GPU_LAUNCH(gpu, (decode<DIM, BYTES, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
+                   *cache, *variant, plan->arrays, partial);
 }
 
 /* The few sizes. */

@@ -18,8 +18,8 @@ enum {
     PARTS = TILE / PART, /* of a tile */
 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32 (of 64 where mantissas
- * are bytes), and on the bytes of a mantissa. */
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32 (of 64 where
+ * mantissas are bytes), and on the bytes of a mantissa. */
 template <int DIM, int BYTES> struct decode_sizes {
     static const int CHUNK = 128;           /* positions */
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
@@ -218,8 +218,8 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
     for (int i = 0; i < size::SHARE; i++)
         if (column_of_warp(i) < size::COLUMNS)
             UNROLL
-            for (int j = 0; j < size::EACH; j += 2)
-                *(float2 *)(to + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
+    for (int j = 0; j < size::EACH; j += 2)
+        *(float2 *)(to + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
     if (threadIdx.x < 32 && lane % 4 == 0)
         *ml_of<DIM>(rows, lane / 4) = make_float2(m, l);
 }
@@ -324,7 +324,8 @@ template <int DIM, int BYTES> struct loader {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
-                    cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<size::ROW_BYTES>(row, column),
+                    cp_async_16(to + row * size::ROW_BYTES +
+                                    16 * column_in_row<size::ROW_BYTES>(row, column),
                                 from + (uint64_t)rows[row] * row_bytes + 16 * column);
             }
         }

@@ -117,9 +117,8 @@ static __device__ __forceinline__ struct position_place place_of(const struct sp
 }
 
 /* The exponent of a row, as the kernels want it; a warp. Those of snapped types are found here. */
-static __device__ __forceinline__ int exponent_of(const struct kv_view *v,
-                                                  const struct position_place *at, int kv_head,
-                                                  int dim) {
+static __device__ __forceinline__ int
+exponent_of(const struct kv_view *v, const struct position_place *at, int kv_head, int dim) {
     if (kv_type_has_exponents(v->type))
         return v->exponents[kv_view_exponent(v, at->page, at->in_page, kv_head)];
     int64_t row = kv_view_row(v, at->page, at->in_page, kv_head);
@@ -159,9 +158,8 @@ __global__ static void split_keys(struct split_arguments s) {
             int m[4];
             UNROLL
             for (int j = 0; j < 4; j++)
-                m[j] = exists && 4 * word + j < dim
-                           ? mantissa_of(k, row, 4 * word + j, k_exponent)
-                           : 0;
+                m[j] = exists && 4 * word + j < dim ? mantissa_of(k, row, 4 * word + j, k_exponent)
+                                                    : 0;
             put_digits(to, out->keys, word, m);
         }
         if (lane == 0) {
@@ -224,7 +222,8 @@ static __device__ __forceinline__ uint4 load_vector(const struct kv_view *v, int
 }
 
 /* Writes a column of a row's digits. */
-static __device__ __forceinline__ void put_column(uint8_t *first, int rows, int column, uint4 m[2]) {
+static __device__ __forceinline__ void put_column(uint8_t *first, int rows, int column,
+                                                  uint4 m[2]) {
     uint2 high[2], low[2];
     split_vector(&high[0], &low[0], m[0]);
     split_vector(&high[1], &low[1], m[1]);
@@ -325,15 +324,16 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     int rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
     d->n_groups = work ? work->most_row_lists : (rows + QUERY_ROWS - 1) / QUERY_ROWS;
     d->n_tiles = work ? work->most_tiles : (a->kv_len + TILE - 1) / TILE - d->first_tile;
-    d->queries = work ? work->digits
-                      : (uint8_t *)gpu_scratch(
-                            gpu, GPU_SCRATCH_ATTENTION,
-                            digit_bytes(d->n_groups, d->n_tiles, a->n_kv_heads, d->dim),
-                            "attention");
+    d->queries =
+        work ? work->digits
+             : (uint8_t *)gpu_scratch(gpu, GPU_SCRATCH_ATTENTION,
+                                      digit_bytes(d->n_groups, d->n_tiles, a->n_kv_heads, d->dim),
+                                      "attention");
     if (!d->queries)
         return false;
     d->tiles = d->queries + kv_heads * (size_t)d->n_groups * (size_t)(QUERY_ROWS * 2 * d->dim);
-    d->exponents = (int8_t *)(d->tiles + kv_heads * (size_t)d->n_tiles * (size_t)tile_bytes(d->dim));
+    d->exponents =
+        (int8_t *)(d->tiles + kv_heads * (size_t)d->n_tiles * (size_t)tile_bytes(d->dim));
     d->query_exponents = d->exponents + 2 * kv_heads * (size_t)d->n_tiles * TILE;
     struct split_arguments s = {*a, *kv, {}, *d};
     if (work)

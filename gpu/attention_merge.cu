@@ -70,7 +70,7 @@ struct chain_results {
 /* What the results of a section count for. */
 struct section_shares {
     float old[LONGEST_SECTION], fresh[LONGEST_SECTION], l[LONGEST_SECTION];
-    float m; /* of all up to the last of them */
+    float m;                              /* of all up to the last of them */
     const float *values[LONGEST_SECTION]; /* of each result */
 };
 
@@ -133,8 +133,7 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
             shares->values[d] = results.at(first + d).values;
         __syncthreads();
         for (int i = d; i < n * vectors; i += (int)blockDim.x)
-            cp_async_16(tiles + i * VECTOR,
-                        shares->values[i / vectors] + i % vectors * VECTOR);
+            cp_async_16(tiles + i * VECTOR, shares->values[i / vectors] + i % vectors * VECTOR);
         cp_async_commit();
         if (d < LANES) {
             m = work_out_shares(shares, m, results, first, n);
@@ -284,8 +283,8 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
     int dim = decode_dim(a->head_dim, decode_has_few(cache, variant));
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (section)
-        GPU_LAUNCH_EARLY(gpu, merge_splits, grid, threads_for(a->head_dim), bytes, *a, *variant, plan->arrays,
-                         plan->partial, dim, section);
+        GPU_LAUNCH_EARLY(gpu, merge_splits, grid, threads_for(a->head_dim), bytes, *a, *variant,
+                         plan->arrays, plan->partial, dim, section);
 }
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
@@ -295,14 +294,12 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
         return;
     size_t bytes;
     int section = section_for(gpu, (const void *)merge_chains, a->head_dim, LANES, &bytes);
-    struct chain_memory memory = {plan->shared.chains,
-                                  plan->shared.segments,
-                                  plan->shared.work.kept,
-                                  plan->partial,
-                                  wide_dim(a->head_dim),
-                                  decode_dim(a->head_dim, decode_has_few(cache, variant))};
+    struct chain_memory memory = {
+        plan->shared.chains,    plan->shared.segments,
+        plan->shared.work.kept, plan->partial,
+        wide_dim(a->head_dim),  decode_dim(a->head_dim, decode_has_few(cache, variant))};
     dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
     if (section)
-        GPU_LAUNCH(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant, plan->arrays, memory,
-                   section);
+        GPU_LAUNCH(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant,
+                   plan->arrays, memory, section);
 }

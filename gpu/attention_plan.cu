@@ -58,8 +58,7 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
 /* Room for the results of splits; version 4 uses it. */
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
     size_t rows = (size_t)p->n_partial * (size_t)p->shape.n_kv_heads * GROUP_ROWS;
-    size_t bytes =
-        rows * sizeof(float) * (size_t)kept_floats(decode_dim(p->shape.head_dim, true));
+    size_t bytes = rows * sizeof(float) * (size_t)kept_floats(decode_dim(p->shape.head_dim, true));
     if (bytes <= p->partial_bytes && p->partial)
         return 0;
     dev->ops->free(dev, p->partial, p->partial_bytes);
@@ -183,8 +182,8 @@ struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, in
 }
 
 static bool in_rows(const struct kv_view *v, int head_dim) {
-    return kv_type_has_exponents(v->type) && v->scale == 1 && v->element_step == 1 && v->group_step == v->x &&
-           v->page_step == v->page_exponents * head_dim &&
+    return kv_type_has_exponents(v->type) && v->scale == 1 && v->element_step == 1 &&
+           v->group_step == v->x && v->page_step == v->page_exponents * head_dim &&
            v->position_step == v->position_exponents * head_dim &&
            v->head_step == v->head_exponents * head_dim;
 }
@@ -201,7 +200,6 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
             (uint32_t)k->head_exponents};
     return in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
-           k->head_exponents == v->head_exponents &&
-           k->type == v->type && head_dim * out->bytes % 16 == 0 &&
-           ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
+           k->head_exponents == v->head_exponents && k->type == v->type &&
+           head_dim * out->bytes % 16 == 0 && ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
 }

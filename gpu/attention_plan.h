@@ -30,8 +30,8 @@ struct row_group {
     int32_t first_tile, n_tiles;    /* the tiles that they see: counted from the first one here, and
                                        in shares and splits */
     int32_t length;                 /* of the sequence */
-    int32_t kept;                   /* where the results of its tiles are kept, a place each, for the
-                                       chains of its rows; -1: the rows are finished */
+    int32_t kept; /* where the results of its tiles are kept, a place each, for the
+                     chains of its rows; -1: the rows are finished */
 };
 
 /*
@@ -105,8 +105,8 @@ struct cascade_plan {
     const struct chain_segment *segments;  /* device */
     const struct token_chain *host_chains; /* the same on the host */
     int own_places;                        /* of row groups, from place 0 on */
-    struct cascade_sizes room; /* what there is memory for */
-    unsigned char *host, *device; /* all arrays */
+    struct cascade_sizes room;             /* what there is memory for */
+    unsigned char *host, *device;          /* all arrays */
     size_t bytes, digits_bytes, kept_bytes;
 };
 
@@ -191,8 +191,7 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
                          const struct attention_plan *plan);
 
 /* Whether it is one with few sizes of kernels. */
-static inline bool decode_has_few(const struct decode_cache *c,
-                                      const struct attention_variant *v) {
+static inline bool decode_has_few(const struct decode_cache *c, const struct attention_variant *v) {
     return c->bytes == 1 || !attention_is_causal_only(v);
 }
 

@@ -128,8 +128,8 @@ static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsign
     int lane = (int)threadIdx.x % 32;
     const int column = column_bytes(sizes<DIM>::KEYS), low = 16 * sizes<DIM>::KEYS;
     const unsigned char *row = keys + lane % 16 * 16 + lane / 16 * column;
-    const unsigned char *query = queries + lane % 8 * 16 + lane / 16 * 16 * ROWS +
-                                 lane / 8 % 2 * column_bytes(ROWS);
+    const unsigned char *query =
+        queries + lane % 8 * 16 + lane / 16 * 16 * ROWS + lane / 8 % 2 * column_bytes(ROWS);
     clear_sums(&sums[0]);
     clear_sums(&sums[1]);
     UNROLL
@@ -145,8 +145,8 @@ static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsign
                                     k_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4], q_unit[i % 2]);
 }
 
-/* What n keys that no row sees have instead of scores. Also for the compiler: registers that are not
- * set on every way through the loop would be kept all the way round it. */
+/* What n keys that no row sees have instead of scores. Also for the compiler: registers that are
+ * not set on every way through the loop would be kept all the way round it. */
 template <int N> static __device__ __forceinline__ void hide(float s[N / 16][4]) {
     UNROLL
     for (int i = 0; i < N / 4; i++)
@@ -197,8 +197,8 @@ struct tile_top {
 };
 
 template <bool VARIANT>
-static __device__ __forceinline__ struct tile_top
-find_top(const struct tile_scores *tile, struct row_pair *rows, int tile_first) {
+static __device__ __forceinline__ struct tile_top find_top(const struct tile_scores *tile,
+                                                           struct row_pair *rows, int tile_first) {
     struct tile_top top;
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -347,7 +347,7 @@ struct block_memory {
 template <int DIM> static __device__ struct block_memory cut_memory(unsigned char *memory) {
     struct block_memory m;
     m.ring = memory;
-    m.queries = memory + STAGES * sizes<DIM>::STAGE_BYTES;   /* [ROWS] rows */
+    m.queries = memory + STAGES * sizes<DIM>::STAGE_BYTES;         /* [ROWS] rows */
     float *o_rows = (float *)(m.queries + group_bytes(ROWS, DIM)); /* [8 warps, DIM, 8 rows] */
     m.o = o_rows + threadIdx.x / 32 * 8 * DIM;
     m.k_unit = (double *)(o_rows + ROWS * DIM); /* [TILE] 2^exponent of the keys */
@@ -415,8 +415,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &task->rows, kv_head, row);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        q_unit[r] =
-            num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
+        q_unit[r] = num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
     }
     for (int i = lane; i < 8 * DIM; i += 32)
         mem->o[i] = 0;

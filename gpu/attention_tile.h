@@ -111,8 +111,8 @@ static __device__ __forceinline__ void multiply(struct digit_sums *s, const uint
 
 /* The exact sum of the products of row g with column 2 t + j, of mantissas of 16 bits. */
 static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int j) {
-    return (double)((long long)s->high[j] * 65536 +
-                    (long long)(s->high[2 + j] + s->low[j]) * 256 + s->low[2 + j]);
+    return (double)((long long)s->high[j] * 65536 + (long long)(s->high[2 + j] + s->low[j]) * 256 +
+                    s->low[2 + j]);
 }
 
 /* The same of mantissas of 8 bits, from one of the two. */
@@ -146,8 +146,7 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
         uint32_t digits[AT_ONCE][4];
         UNROLL
         for (int j = 0; j < AT_ONCE; j++)
-            *(uint4 *)digits[j] =
-                ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + lane];
+            *(uint4 *)digits[j] = ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + lane];
         UNROLL
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];

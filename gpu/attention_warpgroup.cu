@@ -328,16 +328,14 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
         sum.y = old.y * rows->old_share[0] + x[1] * rows->new_share[0];
         sum.z = old.z * rows->old_share[1] + x[2] * rows->new_share[1];
         sum.w = old.w * rows->old_share[1] + x[3] * rows->new_share[1];
-        o[i * THREADS] =
-            make_float4(rows->sees[0] ? sum.x : old.x, rows->sees[0] ? sum.y : old.y,
-                        rows->sees[1] ? sum.z : old.z, rows->sees[1] ? sum.w : old.w);
+        o[i * THREADS] = make_float4(rows->sees[0] ? sum.x : old.x, rows->sees[0] ? sum.y : old.y,
+                                     rows->sees[1] ? sum.z : old.z, rows->sees[1] ? sum.w : old.w);
     }
 }
 
 /* Keeps them instead: to[r] is where row r's 64 dimensions go. */
-static __device__ __forceinline__ void keep_values(float *const to[2],
-                                                   const struct digit_sums<32> *sums,
-                                                   const struct row_pair *rows) {
+static __device__ __forceinline__ void
+keep_values(float *const to[2], const struct digit_sums<32> *sums, const struct row_pair *rows) {
     UNROLL
     for (int i = 0; i < 8; i++)
         UNROLL
@@ -359,7 +357,8 @@ static __device__ __forceinline__ void set_units(struct unit *k_unit, float *v_u
     const signed char e[4] = {exponents.x, exponents.y, exponents.z, exponents.w};
     UNROLL
     for (int j = 0; j < 2; j++) {
-        bool k_bad = VARIANT && e[2 * j] == NOT_FINITE, v_bad = VARIANT && e[2 * j + 1] == NOT_FINITE;
+        bool k_bad = VARIANT && e[2 * j] == NOT_FINITE,
+             v_bad = VARIANT && e[2 * j + 1] == NOT_FINITE;
         k_unit[2 * threadIdx.x + j] = unit_of(k_bad ? NAN : num_pow2(e[2 * j]));
         v_unit[2 * threadIdx.x + j] = v_bad ? NAN : num_pow2f(e[2 * j + 1]);
     }
@@ -433,8 +432,7 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_task *task, const struct block_memory *mem,
-         struct bulk_copies *copies) {
+         const struct wide_task *task, const struct block_memory *mem, struct bulk_copies *copies) {
     typedef struct warpgroup_sizes<DIM> size;
     const struct wide_item *item = &task->item;
     int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -450,8 +448,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         least_visible = min(least_visible, rows.query[r].end);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        q_unit[r] =
-            num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
+        q_unit[r] = num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
     }
     for (int i = 0; i < DIM / 8; i++)
         mem->o[i * THREADS] = make_float4(0, 0, 0, 0);
@@ -538,7 +535,8 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         if (item->place < 0)
             finish_row<DIM, VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
         else if (item->n_merged)
-            keep_row<DIM>(kept_at<DIM>(a, work, item, kv_head, row, -1), mem->o, r, rows.m[r], rows.l[r]);
+            keep_row<DIM>(kept_at<DIM>(a, work, item, kv_head, row, -1), mem->o, r, rows.m[r],
+                          rows.l[r]);
     }
 }
 
@@ -556,7 +554,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
             bulk_barrier_start(&mem.arrived[i]);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
-        __syncthreads(); /* the barriers are ready; all are done with the queries of the item before */
+        __syncthreads(); /* the barriers are ready; all are done with the queries of the item before
+                          */
         struct wide_task task = wide_task_of<VARIANT>(&a, &variant, &work, &in, i);
         run_item<DIM, VARIANT>(&a, &in, &variant, &work, &task, &mem, &copies);
     }
@@ -591,8 +590,8 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
 
 template <bool VARIANT>
 static void launch_wide(struct gpu_device *gpu, const struct attention_arguments *a,
-                       const struct kv_views *kv, const struct attention_variant *variant,
-                       const struct attention_work *work) {
+                        const struct kv_views *kv, const struct attention_variant *variant,
+                        const struct attention_work *work) {
     switch (wide_dim(a->head_dim)) {
     case 64:
         return launch<64, VARIANT>(gpu, a, kv, variant, work);

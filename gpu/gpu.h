@@ -51,15 +51,15 @@ struct gpu_device {
     bool failed;
     struct error failure; /* why, once failed */
     int version[N_GPU_KERNELS];
-    bool has_mma; /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
-                     kernels are compiled for that */
-    bool has_wgmma;      /* products of four warps: compute capability 9.0, compiled for sm_90a */
+    bool has_mma;   /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
+                       kernels are compiled for that */
+    bool has_wgmma; /* products of four warps: compute capability 9.0, compiled for sm_90a */
     int n_processors;    /* streaming multiprocessors */
     int most_shared;     /* bytes of shared memory that a thread block may have */
     bool recording;      /* between graph_begin and graph_end: what is launched will run again, with
                             other plans */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
-    long launches; /* kernels, cuBLAS calls and graphs so far */
+    long launches;       /* kernels, cuBLAS calls and graphs so far */
     long memory_changes;
     struct {
         void *data;
@@ -120,7 +120,8 @@ static inline int gpu_padded(int k) {
 void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const int16_t *q,
                       int n_rows, int k);
 
-/* ---- for kernels ------------------------------------------------------------------------------ */
+/* ---- for kernels ------------------------------------------------------------------------------
+ */
 
 /* Remembers a row that could not be snapped; the lowest (site, token) stays. */
 static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int site, int token) {

@@ -212,8 +212,8 @@ template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
  * nobody writes (weights), then waits here for all that the kernel before it wrote; and any kernel
  * may let the next one start early. Nothing happens on GPUs before compute capability 9.0.
  *
- * At least one thread of every kernel that was started early must wait, whatever there is to do: the
- * next one knows only that this one has ended, and takes it that all before it have.
+ * At least one thread of every kernel that was started early must wait, whatever there is to do:
+ * the next one knows only that this one has ended, and takes it that all before it have.
  */
 #if defined(SAMEBITS_EMU) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
 static __device__ __forceinline__ void wait_for_previous_kernel(void) {

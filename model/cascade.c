@@ -142,7 +142,8 @@ void cascade_end(struct cascade *c) {
     *c = (struct cascade){0};
 }
 
-/* ---- levels ------------------------------------------------------------------------------------ */
+/* ---- levels ------------------------------------------------------------------------------------
+ */
 
 static int check_level(const struct cascade_level *l, int level, int page_size, bool last,
                        struct error *err) {
@@ -155,10 +156,11 @@ static int check_level(const struct cascade_level *l, int level, int page_size, 
         if (l->qo_indptr[g + 1] < l->qo_indptr[g] || pages < 0)
             return error_set(err, "level %d, group %d: an indptr falls", level, g);
         if (!last && pages && l->kv_last_page_len[g] != page_size)
-            return error_set(err,
-                             "level %d, group %d: its last page has %d of %d positions; only on the "
-                             "last level may pages be unfilled",
-                             level, g, l->kv_last_page_len[g], page_size);
+            return error_set(
+                err,
+                "level %d, group %d: its last page has %d of %d positions; only on the "
+                "last level may pages be unfilled",
+                level, g, l->kv_last_page_len[g], page_size);
     }
     return 0;
 }

@@ -34,7 +34,7 @@ struct shared_stretch {
 
 /* When sharing pays, for a device. */
 struct cascade_rule {
-    int most_tokens;      /* sequences with more queries in the batch take no part; 0: nobody does */
+    int most_tokens; /* sequences with more queries in the batch take no part; 0: nobody does */
     int least_tiles_less; /* a stretch spares at least so many reads: n_tiles * (n_members - 1) */
 };
 
@@ -84,8 +84,8 @@ struct cascade_level {
  * that they lie in on the levels before, and then their own. The arrays are host memory of the
  * caller: kv_indptr [n + 1] and kv_last_page_len [n] for n groups of the last level; pages
  * [most_pages]. Returns 0, or -1 with err set, with level and group: an indptr that does not begin
- * at 0 or that falls, a group that does not lie in one group of the level before, a last page that is
- * not full on a level but the last (its positions would not be whole pages), too many pages.
+ * at 0 or that falls, a group that does not lie in one group of the level before, a last page that
+ * is not full on a level but the last (its positions would not be whole pages), too many pages.
  */
 int paged_batch_of_levels(struct paged_batch *out, const struct cascade_level *levels, int n_levels,
                           int page_size, int n_pages, int32_t *kv_indptr, int32_t *kv_last_page_len,

@@ -51,8 +51,8 @@ void decode_pad(struct decode_graphs *g, const struct batch *b, int size) {
                               .pages = &g->pages};
 }
 
-int decode_run(struct decode_graphs *g, int size, int form, struct device *dev,
-               void (*run)(void *), void *context, struct error *err) {
+int decode_run(struct decode_graphs *g, int size, int form, struct device *dev, void (*run)(void *),
+               void *context, struct error *err) {
     const struct ops *ops = dev->ops;
     long memory = ops->memory_changes(dev);
     const struct kv_layer *layers = g->caches[0]->layers;

@@ -20,9 +20,9 @@
 #ifndef SAMEBITS_OPS_H
 #define SAMEBITS_OPS_H
 
-#include "model/error.h"
 #include "model/attention_variant.h"
 #include "model/cascade.h"
+#include "model/error.h"
 #include "model/kv_view.h"
 #include "model/paged_batch.h"
 
@@ -131,10 +131,10 @@ struct ops {
     int (*sync)(struct device *dev, struct fault *fault, struct error *err);
 
     /*
-     * Ops recorded as one: between graph_begin and graph_end they are not run but written down, with
-     * the host arguments and the addresses of this moment; graph_run runs them. Nothing but ops that
-     * neither get memory nor copy may be called between. The recording is of no use any more when
-     * memory_changes, the number of allocations and frees so far, has changed.
+     * Ops recorded as one: between graph_begin and graph_end they are not run but written down,
+     * with the host arguments and the addresses of this moment; graph_run runs them. Nothing but
+     * ops that neither get memory nor copy may be called between. The recording is of no use any
+     * more when memory_changes, the number of allocations and frees so far, has changed.
      * graph_begin returns 0, graph_end the graph; or -1 and NULL with err set. graph_free: NULL is
      * fine. All five are NULL on a device without recordings.
      */
@@ -233,8 +233,8 @@ struct ops {
      * attention_plan copies the batch. variant: what attend will be told; it matters here for what
      * it says of causal, window and mask, not of scores; NULL: causal. Tiles that sequences share
      * are read once where that pays (cascade.h). Returns 0, or -1 with err set: what
-     * paged_batch_check refuses, no memory; the plan is then of no sequences. A plan must not change while
-     * attention_paged may still use it: not before the next sync.
+     * paged_batch_check refuses, no memory; the plan is then of no sequences. A plan must not
+     * change while attention_paged may still use it: not before the next sync.
      */
     struct attention_plan *(*attention_plan_new)(struct device *dev, struct error *err);
     void (*attention_plan_free)(struct device *dev, struct attention_plan *plan);
@@ -256,8 +256,8 @@ struct ops {
     /*
      * The same over a cache in any layout (kv_view.h), with any masks and scores
      * (attention_variant.h); what attention_paged does is attend with NHD views and
-     * attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged. Layouts
-     * and variants: FlashInfer (Ye et al., 2025) and vLLM (Kwon et al., 2023).
+     * attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged.
+     * Layouts and variants: FlashInfer (Ye et al., 2025) and vLLM (Kwon et al., 2023).
      */
     void (*attend)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                    const float *q,               /* [n_tokens, n_heads, head_dim] */
@@ -265,14 +265,14 @@ struct ops {
                    const struct attention_variant *variant, int site);
 
     /*
-     * Merges what two calls of attend found for the same rows over other keys (their variants have m
-     * and l): `to` becomes the state of both together. `with` stands behind `to`: where it is one
-     * tile of 256 positions, and `to` all whole tiles before it, the bits are those of one call over
-     * both; two states of several tiles each round otherwise. A row that has seen nothing changes
-     * nothing. The idea: Ye et al., "Cascade Inference", 2024.
+     * Merges what two calls of attend found for the same rows over other keys (their variants have
+     * m and l): `to` becomes the state of both together. `with` stands behind `to`: where it is one
+     * tile of 256 positions, and `to` all whole tiles before it, the bits are those of one call
+     * over both; two states of several tiles each round otherwise. A row that has seen nothing
+     * changes nothing. The idea: Ye et al., "Cascade Inference", 2024.
      */
     void (*merge_states)(struct device *dev, const struct attention_state *to, /* n_rows */
-                         const struct attention_state *with,                  /* n_rows */
+                         const struct attention_state *with,                   /* n_rows */
                          int n_rows, int head_dim);
 
     /* The result: y = o / l (0 where l is 0), and the log of the sum if lse is not NULL. y may be

@@ -31,8 +31,8 @@ struct block_item {
 struct work {
     const struct attention_call *call;
     struct block_item *items;
-    float *max, *l;   /* [n_tokens, n_heads] of rows between blocks */
-    double *memory;   /* [workers, memory_each] */
+    float *max, *l; /* [n_tokens, n_heads] of rows between blocks */
+    double *memory; /* [workers, memory_each] */
     size_t memory_each;
     int first_item; /* of those that are run now */
 };
@@ -375,8 +375,8 @@ static int cut_rows(struct block_item *items, int sequence, int stretch, int n) 
     int count = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (int i = 0; i < count && items; i++) {
         int first = i * BLOCK_ROWS, left = n - first;
-        items[i] = (struct block_item){sequence, stretch, first,
-                                       left < BLOCK_ROWS ? left : BLOCK_ROWS};
+        items[i] =
+            (struct block_item){sequence, stretch, first, left < BLOCK_ROWS ? left : BLOCK_ROWS};
     }
     return count;
 }

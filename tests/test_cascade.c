@@ -40,8 +40,8 @@ static void add(struct table *t, int page_size, int kv_len, int n_tokens, int li
 }
 
 static struct paged_batch batch_of(const struct table *t, int page_size) {
-    return (struct paged_batch){t->n,         page_size,     t->n_pages + 1,  t->qo_indptr,
-                                t->kv_indptr, t->pages,      t->last_page_len};
+    return (struct paged_batch){t->n,         page_size, t->n_pages + 1,  t->qo_indptr,
+                                t->kv_indptr, t->pages,  t->last_page_len};
 }
 
 static void find(struct cascade *c, const struct table *t, int page_size,
@@ -303,7 +303,8 @@ static void test_row_lists(void **state) {
     struct test_device *t = *state;
     static const struct {
         int n, kv_heads, group;
-    } kinds[] = {{63, 1, 1}, {64, 1, 1}, {65, 1, 1}, {13, 1, 5}, {22, 2, 3}, {9, 1, 8}, {129, 1, 1}};
+    } kinds[] = {{63, 1, 1}, {64, 1, 1}, {65, 1, 1}, {13, 1, 5},
+                 {22, 2, 3}, {9, 1, 8},  {129, 1, 1}};
     struct random r = {1002};
     for (int kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
         struct attend_wish wish = attend_anything(kinds[kind].n * 300);
@@ -326,8 +327,9 @@ static void test_row_lists(void **state) {
 }
 
 /* Stretches of so many tiles that a device of few processors, as the emulated one, gives two to a
- * block: the first block of a row merges its own, and the others keep them one by one. The seeds have
- * three and four tiles that are shared; and one, which two of three sequences share two more behind. */
+ * block: the first block of a row merges its own, and the others keep them one by one. The seeds
+ * have three and four tiles that are shared; and one, which two of three sequences share two more
+ * behind. */
 static void test_long_stretches(void **state) {
     static const int seeds[] = {1136, 1182, 1150};
     struct test_device *t = *state;
@@ -355,9 +357,7 @@ static void test_long_stretches(void **state) {
 
 /* One plan for batch after batch: fewer sequences, and more, and longer ones. */
 static void test_one_plan(void **state) {
-    static const struct {
-        int n, positions;
-    } kinds[] = {{3, 500}, {2, 400}, {7, 900}, {3, 500}};
+    static const struct { int n, positions; } kinds[] = {{3, 500}, {2, 400}, {7, 900}, {3, 500}};
     struct test_device *t = *state;
     struct random r = {1004};
     struct error err = {""};
@@ -428,8 +428,8 @@ static void test_queries_at_the_end_of_a_tile(void **state) {
 
 /* Attention of the same queries over part of the positions of a case of one sequence, without
  * masks: its state, device memory. */
-static struct attention_state state_of(struct test_device *t, const struct attend_case *c, int first,
-                                       int end) {
+static struct attention_state state_of(struct test_device *t, const struct attend_case *c,
+                                       int first, int end) {
     struct error err = {""};
     struct attend_case part = *c;
     size_t rows = (size_t)(c->n_tokens * c->shape.n_heads), dim = (size_t)c->shape.head_dim;
@@ -549,8 +549,8 @@ static void make_levels(struct levels *l) {
             for (int p = 0; p < pages_each[i]; p++)
                 l->pages[i][l->indptr[i][g] + p] = page++;
         }
-        l->level[i] = (struct cascade_level){groups[i], l->qo[i], l->indptr[i], l->pages[i],
-                                             l->last[i]};
+        l->level[i] =
+            (struct cascade_level){groups[i], l->qo[i], l->indptr[i], l->pages[i], l->last[i]};
     }
 }
 
@@ -607,7 +607,8 @@ static void test_bad_levels(void **state) {
     int32_t indptr[5], last[4], pages[32];
     make_levels(&l);
     refuse(&l, 23, "more than 23 pages");
-    assert_int_equal(paged_batch_of_levels(&b, l.level, 0, 8, 20, indptr, last, pages, 32, &err), -1);
+    assert_int_equal(paged_batch_of_levels(&b, l.level, 0, 8, 20, indptr, last, pages, 32, &err),
+                     -1);
     l.last[1][1] = 7;
     refuse(&l, 32, "level 1, group 1: its last page has 7 of 8 positions");
     make_levels(&l);
@@ -635,13 +636,19 @@ static void test_bad_levels(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_tiles),  cmocka_unit_test(test_tree),
-        cmocka_unit_test(test_no_sharing),   cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_random_trees), cmocka_unit_test(test_row_lists),
-        cmocka_unit_test(test_one_plan),     cmocka_unit_test(test_long_stretches),
+        cmocka_unit_test(test_whole_tiles),
+        cmocka_unit_test(test_tree),
+        cmocka_unit_test(test_no_sharing),
+        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_random_trees),
+        cmocka_unit_test(test_row_lists),
+        cmocka_unit_test(test_one_plan),
+        cmocka_unit_test(test_long_stretches),
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
-        cmocka_unit_test(test_states),       cmocka_unit_test(test_empty_states),
-        cmocka_unit_test(test_levels),       cmocka_unit_test(test_bad_levels),
+        cmocka_unit_test(test_states),
+        cmocka_unit_test(test_empty_states),
+        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_bad_levels),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

@@ -1,8 +1,8 @@
 /*
  * bench_attend - attention over paged caches in other layouts, of other types, with other masks and
- * scores, and the kernels after vLLM's: 32 query heads, 8 kv heads, dimension 128, pages of 16. Medians of
- * REPEATS replays of a CUDA graph; see paged_rotation.h. And how long the plan of a batch takes on
- * the host.
+ * scores, and the kernels after vLLM's: 32 query heads, 8 kv heads, dimension 128, pages of 16.
+ * Medians of REPEATS replays of a CUDA graph; see paged_rotation.h. And how long the plan of a
+ * batch takes on the host.
  */
 #include "tests/bench/paged_rotation.h"
 

@@ -58,8 +58,8 @@ struct rotation {
     size_t q_bytes;
 };
 
-/* variant: what the plans are made for; NULL: causal. shared: so many positions, whole pages, of all
- * sequences of a batch are in the pages of the first. */
+/* variant: what the plans are made for; NULL: causal. shared: so many positions, whole pages, of
+ * all sequences of a batch are in the pages of the first. */
 static struct rotation start(const std::vector<int> &lengths, int qo_len, int page_size,
                              const struct attention_variant *variant = NULL, int shared = 0) {
     struct rotation r = {};

@@ -115,8 +115,7 @@ static int measure(struct demo *demo, int n, int n_shared, json_t *rows, struct 
     }
     demo->options.max_running = n;
     demo->generator.ignore_stop = true;
-    int result = let_readers_come(demo, &w, err) ||
-                 read_all(demo, &w, PLAN_SINGLE, &single, err) ||
+    int result = let_readers_come(demo, &w, err) || read_all(demo, &w, PLAN_SINGLE, &single, err) ||
                  read_all(demo, &w, PLAN_BEST, &shared, err);
     demo->generator.ignore_stop = false;
     demo->options.max_running = chosen;
@@ -124,11 +123,11 @@ static int measure(struct demo *demo, int n, int n_shared, json_t *rows, struct 
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     json_array_append_new(
-        rows, json_pack("{si si si sf sf sf ss}", "readers", n, "tokens", n_shared, "found",
-                        shared.found, "alone", single.tokens_per_second, "together",
-                        shared.tokens_per_second, "times",
-                        shared.tokens_per_second / single.tokens_per_second, "bits",
-                        single.fingerprint == shared.fingerprint ? "the same" : "OTHERS"));
+        rows,
+        json_pack("{si si si sf sf sf ss}", "readers", n, "tokens", n_shared, "found", shared.found,
+                  "alone", single.tokens_per_second, "together", shared.tokens_per_second, "times",
+                  shared.tokens_per_second / single.tokens_per_second, "bits",
+                  single.fingerprint == shared.fingerprint ? "the same" : "OTHERS"));
     struct paged_run runs[] = {{.fingerprint = single.fingerprint},
                                {.fingerprint = shared.fingerprint}};
     return paged_same_bits(&runs[0], &runs[1], err);
@@ -136,11 +135,13 @@ static int measure(struct demo *demo, int n, int n_shared, json_t *rows, struct 
 
 static int table(struct demo *demo, const char *key, const char *title, const int (*cases)[2],
                  int n_cases, struct error *err) {
-    static const struct column columns[] = {
-        {"readers", "readers", 0},          {"tokens", "document", 0},
-        {"found", "tokens not read", 0},    {"alone", "each alone tok/s", 1},
-        {"together", "together tok/s", 1},  {"times", "times", 2},
-        {"bits", "bits", -1}};
+    static const struct column columns[] = {{"readers", "readers", 0},
+                                            {"tokens", "document", 0},
+                                            {"found", "tokens not read", 0},
+                                            {"alone", "each alone tok/s", 1},
+                                            {"together", "together tok/s", 1},
+                                            {"times", "times", 2},
+                                            {"bits", "bits", -1}};
     json_t *rows = json_array();
     struct progress_bar bar = progress_bar_start("measuring");
     int result = 0;
@@ -164,8 +165,9 @@ static int tables(struct demo *demo, struct error *err) {
                                        {SOME_READERS, 1024},
                                        {SOME_READERS, SOME_TOKENS},
                                        {SOME_READERS, 3072}};
-    static const int readers[][2] = {{2, SOME_TOKENS},  {4, SOME_TOKENS},  {8, SOME_TOKENS},
-                                     {16, SOME_TOKENS}, {32, SOME_TOKENS}, {MOST_READERS, SOME_TOKENS}};
+    static const int readers[][2] = {{2, SOME_TOKENS},  {4, SOME_TOKENS},
+                                     {8, SOME_TOKENS},  {16, SOME_TOKENS},
+                                     {32, SOME_TOKENS}, {MOST_READERS, SOME_TOKENS}};
     if (table(demo, "documents", "Phase 10: sixteen readers of one document", documents, 5, err) ||
         demo_interrupted(demo))
         return demo_interrupted(demo) ? 0 : -1;
