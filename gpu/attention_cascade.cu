@@ -143,7 +143,9 @@ static int reserve(struct device *dev, struct cascade_plan *p, const struct atte
                    const struct cascade_sizes *n, struct error *err) {
     struct cascade_sizes r = p->room;
     int dim = wide_dim(shape->head_dim);
-    if (has_room(&r, n))
+    if (has_room(&r, n) &&
+        digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim) <= p->digits_bytes &&
+        kept_bytes_of(r.places, shape->n_kv_heads, dim) <= p->kept_bytes) /* of any shape */
         return 0;
     r = {more(r.row_lists, n->row_lists), more(r.tiles, n->tiles),       more(r.items, n->items),
          more(r.tokens, n->tokens),       more(r.segments, n->segments), more(r.chains, n->chains),
@@ -275,7 +277,7 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
     struct cascade_rule rule =
         cascade_rule_of((enum plan_version)gpu->version[GPU_ATTENTION_PLAN], &pays);
     struct error no_memory;
-    if (!gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
+    if (!gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim) || shared->no_memory)
         return 0;
     if (cascade_find(c, b, &p->variant, &rule, err))
         return -1;
@@ -285,8 +287,9 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
     int blocks = gpu->n_processors * 2 / p->shape.n_kv_heads;
     int each = tiles_each(p, b, blocks > 0 ? blocks : 1);
     struct cascade_sizes n = measure(c, b, heads_per_group, each);
-    if (reserve(dev, shared, &p->shape, &n, &no_memory)) {
-        c->n_stretches = 0; /* each sequence by itself, then */
+    if (reserve(dev, shared, &p->shape, &n, &no_memory)) { /* each sequence by itself, then */
+        attention_plan_cascade_free(dev, shared);
+        shared->no_memory = true;
         return 0;
     }
     struct layout l = lay_out(&shared->room);

@@ -106,6 +106,7 @@ struct cascade_plan {
     const struct token_chain *host_chains; /* the same on the host */
     int own_places;                        /* of row groups, from place 0 on */
     struct cascade_sizes room;             /* what there is memory for */
+    bool no_memory;                        /* there was none: not asked for again */
     unsigned char *host, *device;          /* all arrays */
     size_t bytes, digits_bytes, kept_bytes;
 };

@@ -423,6 +423,41 @@ static void test_queries_at_the_end_of_a_tile(void **state) {
     }
 }
 
+/* A device without memory for what shared tiles take: each sequence is read by itself, and so it
+ * stays for this plan. (The emulation can have as little memory as it is told.) */
+extern void emu_set_memory_limit(size_t bytes) __attribute__((weak));
+extern size_t emu_memory_used(void) __attribute__((weak));
+
+static void test_no_memory(void **state) {
+    struct test_device *t = *state;
+    struct error err = {""};
+    struct table table = {0};
+    struct attention_shape shape = {4, 1, 64, 0.125};
+    if (!device_is_emulated() || !emu_set_memory_limit || !emu_memory_used)
+        skip();
+    for (int i = 0; i < 8; i++)
+        add(&table, 16, 1000, 1, 0, i ? 60 : 0);
+    struct paged_batch b = batch_of(&table, 16);
+    struct attention_plan *plans[2];
+    use_plan(t, PLAN_SHARES);
+    for (int i = 0; i < 2; i++) {
+        plans[i] = t->ops->attention_plan_new(t->dev, &err);
+        assert_non_null(plans[i]);
+        if (i == 0) /* enough for the page tables, not for three tiles as digits */
+            emu_set_memory_limit(emu_memory_used() + (100 << 10));
+        int result = t->ops->attention_plan(t->dev, plans[i], &b, &shape, NULL, &err);
+        emu_set_memory_limit((size_t)16 << 30);
+        if (result)
+            fail_msg("%s", err.text);
+        assert_int_equal(t->ops->attention_plan_form(plans[i]), i);
+        assert_int_equal(t->ops->attention_plan(t->dev, plans[i], &b, &shape, NULL, &err), 0);
+        assert_int_equal(t->ops->attention_plan_form(plans[i]), i);
+    }
+    for (int i = 0; i < 2; i++)
+        t->ops->attention_plan_free(t->dev, plans[i]);
+    use_plan(t, PLAN_BEST);
+}
+
 /* ---- states -------------------------------------------------------------------------------------
  */
 
@@ -645,6 +680,7 @@ int main(void) {
         cmocka_unit_test(test_one_plan),
         cmocka_unit_test(test_long_stretches),
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
+        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_states),
         cmocka_unit_test(test_empty_states),
         cmocka_unit_test(test_levels),
