@@ -101,6 +101,15 @@ static void test_whole_tiles(void **state) {
     expect_tiles(1000, 2500, 1, 3); /* 1000 positions: three tiles and a bit */
     expect_tiles(1000, 2500, 2, 7);
     expect_tiles(1000, 2500, 3, 9); /* the last page, too, but not the last tile */
+    /* Two tiles of a longer sequence are all that the second one has. */
+    struct table t = {0};
+    struct cascade c = {0};
+    add(&t, 16, 1000, 1, 0, 0);
+    add(&t, 16, 512, 1, 0, 32);
+    find(&c, &t, 16, NULL, all);
+    assert_int_equal(c.n_stretches, 1);
+    expect_stretch(&c, 0, 0, 1, 2, 0);
+    cascade_end(&c);
 }
 
 /* Sixteen share two tiles, of these eight three more, of these two one more; and three are others,
@@ -307,13 +316,14 @@ static void test_row_lists(void **state) {
                  {22, 2, 3}, {9, 1, 8},  {129, 1, 1}};
     struct random r = {1002};
     for (int kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
-        struct attend_wish wish = attend_anything(kinds[kind].n * 300);
+        bool long_one = kinds[kind].group == 8; /* of several tiles, and more dimensions */
+        struct attend_wish wish = attend_anything(kinds[kind].n * (long_one ? 700 : 300));
         struct attend_case c;
         wish.batch = kinds[kind].n > MOST_SEQUENCES ? MOST_SEQUENCES : kinds[kind].n;
         wish.long_ones = true;
         wish.kv_heads = kinds[kind].kv_heads;
         wish.group = kinds[kind].group;
-        wish.head_dim = 32;
+        wish.head_dim = long_one ? 96 : 32;
         wish.page_size = 16;
         wish.order = KV_NHD;
         wish.mask = MASK_NONE;
