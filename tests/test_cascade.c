@@ -365,9 +365,12 @@ static void test_long_stretches(void **state) {
     }
 }
 
-/* One plan for batch after batch: fewer sequences, and more, and longer ones. */
+/* One plan for batch after batch: fewer sequences, and more, and longer ones, and other shapes. */
 static void test_one_plan(void **state) {
-    static const struct { int n, positions; } kinds[] = {{3, 500}, {2, 400}, {7, 900}, {3, 500}};
+    static const struct {
+        int n, positions, heads, dim;
+    } kinds[] = {
+        {3, 500, 1, 64}, {2, 400, 1, 64}, {7, 900, 1, 64}, {5, 500, 2, 256}, {3, 500, 1, 32}};
     struct test_device *t = *state;
     struct random r = {1004};
     struct error err = {""};
@@ -381,9 +384,9 @@ static void test_one_plan(void **state) {
         float *want, *want_lse, *y, *lse;
         wish.batch = kinds[kind].n;
         wish.long_ones = true;
-        wish.kv_heads = 1;
+        wish.kv_heads = kinds[kind].heads;
         wish.group = 2;
-        wish.head_dim = 64;
+        wish.head_dim = kinds[kind].dim;
         wish.page_size = 16;
         wish.order = KV_HND;
         wish.mask = MASK_NONE;

@@ -46,7 +46,7 @@ static void ask(struct sequence *s, int reader) {
 
 /* A pass of readers first ... end - 1, of all that their caches do not hold. */
 static void pass(struct run *run, int first, int end) {
-    struct pass_part parts[READERS];
+    struct pass_part parts[READERS] = {0};
     struct error err = {""};
     for (int i = first; i < end; i++) {
         struct sequence *s = &run->sequences[i];
