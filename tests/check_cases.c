@@ -429,6 +429,48 @@ static void run_attend(const struct ops *ops, struct device *dev, const int *siz
     ops->attention_plan_free(dev, p.plan);
 }
 
+/* The o, m and l of rows of attention; every `empty`th row has seen nothing. */
+static void add_state(struct check_call *call, struct random *r, enum check_role role, int rows,
+                      int dim, int empty) {
+    static const char *const names[] = {"o", "m", "l"};
+    float *parts[] = {random_rows(r, rows, dim, NORMAL), random_rows(r, rows, 1, NORMAL),
+                      host_array((size_t)rows, sizeof(float))};
+    for (int i = 0; i < rows; i++) {
+        bool nothing = i % empty == empty - 1;
+        parts[1][i] = nothing ? -INFINITY : parts[1][i];
+        parts[2][i] = nothing ? 0 : 1 + (float)random_int(r, 0, 255);
+        for (int d = 0; d < dim && nothing; d++)
+            parts[0][(size_t)i * (size_t)dim + (size_t)d] = 0;
+    }
+    for (int i = 0; i < 3; i++) {
+        add_filled(call, names[i], sizeof(float), rows, i ? 1 : dim, parts[i]);
+        call->arrays[call->n_arrays - 1].role = role;
+    }
+}
+
+static void make_merge_states(struct check_call *call, struct random *r, const int *size) {
+    add_state(call, r, CHECK_INOUT, size[0], size[1], 3);
+    add_state(call, r, CHECK_INPUT, size[0], size[1], 2);
+}
+
+static void run_merge_states(const struct ops *ops, struct device *dev, const int *size,
+                             void *const *at) {
+    struct attention_state to = {at[0], at[1], at[2]}, with = {at[3], at[4], at[5]};
+    ops->merge_states(dev, &to, &with, size[0], size[1]);
+}
+
+static void make_finish_states(struct check_call *call, struct random *r, const int *size) {
+    add_output(call, "y", size[0], size[1]);
+    add_output(call, "lse", size[0], 1);
+    add_state(call, r, CHECK_INPUT, size[0], size[1], 4);
+}
+
+static void run_finish_states(const struct ops *ops, struct device *dev, const int *size,
+                              void *const *at) {
+    struct attention_state state = {at[2], at[3], at[4]};
+    ops->finish_states(dev, at[0], at[1], size[0] % 2 ? LSE_E : LSE_2, &state, size[0], size[1]);
+}
+
 /* Views of a cache of one page: HND, or vLLM's layout where it exists. */
 static struct kv_views one_page(int positions, int n_heads, int dim, int16_t *k, int16_t *v,
                                 int8_t *k_exponents, int8_t *v_exponents, bool vllm) {
@@ -533,6 +575,10 @@ static const struct check_op ops[] = {
     OP(attend, paged_shapes, .make = make_attend,
        .sizes = {"sequences", "positions", "heads", "kv_heads", "dim"},
        .speed = {64, 1024, 32, 8, 128}, .nan_arrays = {1}),
+    OP(merge_states, rows_and_cols, .make = make_merge_states, .sizes = {"rows", "dim"},
+       .speed = {65536, 128}),
+    OP(finish_states, rows_and_cols, .make = make_finish_states, .sizes = {"rows", "dim"},
+       .speed = {65536, 128}, .over = {2}),
     OP(kv_store, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},
        .speed = {8192, 8, 128}, .nan_arrays = {4, 5}),
     OP(kv_convert, kv_append_shapes, .make = make_kv_convert, .sizes = {"tokens", "heads", "dim"},
