@@ -137,8 +137,8 @@ struct wide_item {
     int32_t rows;          /* which row_list */
     int32_t tile, n_tiles; /* of those that are split to digits */
     int32_t first_tile;    /* what the first is in its sequences */
-    int32_t place;         /* of the results: that of the first n_merged tiles, if there are any, */
-    int32_t n_merged;      /* then of each of the others */
+    int32_t place;         /* of its first result; -1: the rows are finished */
+    int32_t merges;        /* 1: its tiles are merged to one result; 0: each gives one */
 };
 
 /* A whole tile: the begin of the pages of a sequence that has it, and which of its tiles it is. */
@@ -257,37 +257,44 @@ wide_task_of(const struct attention_arguments *a, const struct attention_variant
     t.item.tile = t.item.first_tile - d->first_tile;
     t.item.n_tiles = max(0, (t.end + ATTENTION_TILE - 1) / ATTENTION_TILE - t.item.first_tile);
     t.item.place = -1;
-    t.item.n_merged = t.item.n_tiles;
+    t.item.merges = 1;
     return t;
 }
 
-/* Where what row `row` finds in tile number k of the item is kept; NULL: it is merged. Tile -1: all
- * that is merged. */
+/* Where row `row` has its result of that place. */
 template <int DIM>
-static __device__ __forceinline__ float *
-kept_at(const struct attention_arguments *a, const struct attention_work *work,
-        const struct wide_item *item, int kv_head, int row, int k) {
-    if (k >= 0 && k < item->n_merged)
-        return NULL;
-    int place = item->place + (k < 0 ? 0 : (item->n_merged > 0) + k - item->n_merged);
+static __device__ __forceinline__ float *kept_at(const struct attention_arguments *a,
+                                                 const struct attention_work *work, int place,
+                                                 int kv_head, int row) {
     size_t number = (size_t)place * (size_t)a->n_kv_heads + (size_t)kv_head;
     return work->kept + (number * QUERY_ROWS + (size_t)row) * (size_t)kept_floats(DIM);
 }
 
 /*
- * Fills d, whose dim, keys and value_dims are set: in scratch memory, or in that of the work.
- * Queries that cannot be snapped are faults. Positions from kv_len to the end of the tile are 0.
- * Returns false when the device has failed.
+ * Fills d, whose dim, keys and value_dims are set: in scratch memory, or in that of the work; of a
+ * sequence, from the first tile that the variant's window reaches. Queries that cannot be snapped
+ * are faults. Positions from kv_len to the end of the tile are 0. Returns false when the device has
+ * failed.
  */
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct kv_views *kv, const struct attention_work *work,
-                          struct attention_digits *d);
+                          const struct kv_views *kv, const struct attention_variant *variant,
+                          const struct attention_work *work, struct attention_digits *d);
 
 /* Thread blocks for n pieces of work that loop over them: while recording, whatever n is, as many
  * as the GPU runs at once. */
 static inline unsigned gpu_attention_blocks(const struct gpu_device *gpu, size_t n, int per_piece) {
     size_t fixed = (size_t)(4 * gpu->n_processors / per_piece + 1);
     return (unsigned)(gpu->recording ? fixed : n);
+}
+
+/* The blocks of versions 2 and 3: for the row groups of a sequence, or for the items of the work. */
+static inline dim3 gpu_attention_grid(const struct gpu_device *gpu,
+                                      const struct attention_arguments *a,
+                                      const struct attention_work *work,
+                                      const struct attention_digits *d) {
+    unsigned heads = (unsigned)a->n_kv_heads;
+    return work ? dim3(heads, gpu_attention_blocks(gpu, (size_t)work->n_items, a->n_kv_heads))
+                : dim3(heads, (unsigned)d->n_groups);
 }
 
 #endif

@@ -46,11 +46,11 @@ static int tokens_of(const struct cascade *c, const struct paged_batch *b, int s
     return n;
 }
 
-/* Places of a row list whose items have that many tiles: what the first item of rows that begin
- * there has merged takes one, all other tiles one each. */
+/* Places of a row list whose items have that many tiles: one for the first item of rows that begin
+ * there, which merges its tiles; else one for each tile. */
 static int places_of(const struct shared_stretch *s, int tiles_each) {
-    int merged = s->depth ? 0 : s->n_tiles < tiles_each ? s->n_tiles : tiles_each;
-    return s->n_tiles - merged + (merged > 0);
+    int first = s->n_tiles < tiles_each ? s->n_tiles : tiles_each;
+    return s->depth ? s->n_tiles : 1 + s->n_tiles - first;
 }
 
 static struct cascade_sizes measure(const struct cascade *c, const struct paged_batch *b,
@@ -194,16 +194,15 @@ static void fill_list(struct filled *f, const struct shared_stretch *s, int toke
                                     n_rows < QUERY_ROWS ? n_rows : (int)QUERY_ROWS};
     for (int at = 0; at < s->n_tiles; at += each) {
         int n = s->n_tiles - at < each ? s->n_tiles - at : each;
-        int merged = s->depth || at ? 0 : n;
+        int merges = !s->depth && !at; /* the beginning of the rows' chains */
         f->items[f->n.items++] = {f->n.row_lists,     tile + at,   n,
-                                  s->first_tile + at, f->n.places, merged};
-        f->n.places += n - merged + (merged > 0);
+                                  s->first_tile + at, f->n.places, merges};
+        f->n.places += merges ? 1 : n;
     }
     f->n.row_lists++;
 }
 
-/* Tokens, tiles, row lists and items of all stretches. token_segments, [n_tokens]: counts how many
- * stretches a token is in. */
+/* Tokens, tiles, row lists and items of a stretch, and a segment for each of its tokens. */
 static void fill_stretch(struct filled *f, const struct cascade *c, const struct paged_batch *b,
                          const struct shared_stretch *s, int heads_per_group, int each) {
     int tokens = f->n.tokens, tile = f->n.tiles, pages = b->kv_indptr[c->members[s->first_member]];

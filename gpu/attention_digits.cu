@@ -318,10 +318,11 @@ bool gpu_attention_can_split(const struct kv_views *kv) {
 }
 
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct kv_views *kv, const struct attention_work *work,
-                          struct attention_digits *d) {
+                          const struct kv_views *kv, const struct attention_variant *variant,
+                          const struct attention_work *work, struct attention_digits *d) {
     size_t kv_heads = (size_t)a->n_kv_heads;
     int rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
+    d->first_tile = work ? 0 : attention_first(variant, a->kv_len - a->n_tokens, 0) / TILE;
     d->n_groups = work ? work->most_row_lists : (rows + QUERY_ROWS - 1) / QUERY_ROWS;
     d->n_tiles = work ? work->most_tiles : (a->kv_len + TILE - 1) / TILE - d->first_tile;
     d->queries =

@@ -216,15 +216,6 @@ static __device__ __forceinline__ struct tile_top find_top(const struct tile_sco
     return top;
 }
 
-/* Merges a tile's maximum and sum into those of the row; sets the shares for o. */
-static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float m, float l) {
-    float max = rows->m[r] > m ? rows->m[r] : m;
-    rows->old_share[r] = num_exp(rows->m[r] - max);
-    rows->new_share[r] = num_exp(m - max);
-    rows->l[r] = rows->l[r] * rows->old_share[r] + l * rows->new_share[r];
-    rows->m[r] = max;
-}
-
 /*
  * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
  * tile gets zero weights. Rows that cannot be snapped are faults.
@@ -463,21 +454,21 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
         float *kept[2];
-        bool merges = tile < item->n_merged;
         UNROLL
         for (int r = 0; r < 2; r++) {
-            kept[r] = my_row + r < task->rows.n_rows
-                          ? kept_at<DIM>(a, work, item, kv_head, my_row + r, tile)
+            kept[r] = !item->merges && my_row + r < task->rows.n_rows
+                          ? kept_at<DIM>(a, work, item->place + tile, kv_head, my_row + r)
                           : NULL;
-            if (merges && rows.sees[r])
-                merge(&rows, r, rows.tile_m[r], rows.tile_l[r]);
+            if (item->merges && rows.sees[r])
+                attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
+                                     &rows.old_share[r], &rows.new_share[r]);
             if (kept[r])
                 keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
                               rows.tile_l[r]);
         }
         for (int d = 0; d < DIM; d += VALUE_DIMS) {
             float *to[2] = {kept[0] ? kept[0] + d : NULL, kept[1] ? kept[1] + d : NULL};
-            add_values<DIM>(mem->o + d * 8, to, merges, &weights, chunks.next(), &rows, n);
+            add_values<DIM>(mem->o + d * 8, to, item->merges, &weights, chunks.next(), &rows, n);
         }
     }
     UNROLL
@@ -486,8 +477,8 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             continue;
         if (item->place < 0)
             finish_row<VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
-        else if (item->n_merged)
-            keep_row<DIM>(kept_at<DIM>(a, work, item, kv_head, my_row + r, -1), mem->o, r,
+        else if (item->merges)
+            keep_row<DIM>(kept_at<DIM>(a, work, item->place, kv_head, my_row + r), mem->o, r,
                           rows.m[r], rows.l[r]);
     }
 }
@@ -518,21 +509,17 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     d.dim = DIM;
     d.keys = size::KEYS;
     d.value_dims = VALUE_DIMS;
-    d.first_tile = work ? 0 : attention_first(variant, a->kv_len - a->n_tokens, 0) / TILE;
     if (work)
         all = *work;
-    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
+    if (!gpu_attention_digits(gpu, a, kv, variant, work, &d) ||
         !gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)attention_2<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
-    size_t n = (size_t)(work ? work->n_items : d.n_groups);
-    dim3 grid((unsigned)a->n_kv_heads,
-              work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
-    GPU_LAUNCH(gpu, (attention_2<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
-               all);
+    GPU_LAUNCH(gpu, (attention_2<DIM, VARIANT>), gpu_attention_grid(gpu, a, work, &d), THREADS,
+               size::SHARED_BYTES, *a, d, *variant, all);
 }
 
 int gpu_attention_prefill_bytes(int head_dim) {

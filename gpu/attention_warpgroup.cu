@@ -185,15 +185,6 @@ static __device__ __forceinline__ uint32_t quad_sum(uint32_t x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Merges a tile's maximum and sum into those of the row; sets the shares for the output. */
-static __device__ __forceinline__ void merge(struct row_pair *rows, int r, float m, float l) {
-    float max = rows->m[r] > m ? rows->m[r] : m;
-    rows->old_share[r] = num_exp(rows->m[r] - max);
-    rows->new_share[r] = num_exp(m - max);
-    rows->l[r] = rows->l[r] * rows->old_share[r] + l * rows->new_share[r];
-    rows->m[r] = max;
-}
-
 /*
  * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
  * tile gets zero weights. Positions from n on, nobody sees. Rows that cannot be snapped are faults.
@@ -500,13 +491,15 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
         float *kept[2];
-        bool merges = k < item->n_merged;
         UNROLL
         for (int r = 0; r < 2; r++) {
             int row = my_row + 8 * r;
-            kept[r] = row < task->rows.n_rows ? kept_at<DIM>(a, work, item, kv_head, row, k) : NULL;
-            if (merges && rows.sees[r])
-                merge(&rows, r, rows.tile_m[r], rows.tile_l[r]);
+            kept[r] = !item->merges && row < task->rows.n_rows
+                          ? kept_at<DIM>(a, work, item->place + k, kv_head, row)
+                          : NULL;
+            if (item->merges && rows.sees[r])
+                attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
+                                     &rows.old_share[r], &rows.new_share[r]);
             if (kept[r])
                 keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
                               rows.tile_l[r]);
@@ -517,7 +510,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             const unsigned char *second_half = chunks.next();
             if (n > TILE / 2)
                 multiply_values<true>(&sums, weights.high + 4, weights.low + 4, second_half);
-            if (merges) {
+            if (item->merges) {
                 add_values(mem->o + d / 8 * THREADS, &sums, &rows);
             } else {
                 keep_values(kept, &sums, &rows);
@@ -534,8 +527,8 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             continue;
         if (item->place < 0)
             finish_row<DIM, VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
-        else if (item->n_merged)
-            keep_row<DIM>(kept_at<DIM>(a, work, item, kv_head, row, -1), mem->o, r, rows.m[r],
+        else if (item->merges)
+            keep_row<DIM>(kept_at<DIM>(a, work, item->place, kv_head, row), mem->o, r, rows.m[r],
                           rows.l[r]);
     }
 }
@@ -571,21 +564,17 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     d.dim = DIM;
     d.keys = KEYS;
     d.value_dims = VALUE_DIMS;
-    d.first_tile = work ? 0 : attention_first(variant, a->kv_len - a->n_tokens, 0) / TILE;
     if (work)
         all = *work;
-    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
+    if (!gpu_attention_digits(gpu, a, kv, variant, work, &d) ||
         !gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)attention_3<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
-    size_t n = (size_t)(work ? work->n_items : d.n_groups);
-    dim3 grid((unsigned)a->n_kv_heads,
-              work ? gpu_attention_blocks(gpu, n, a->n_kv_heads) : (unsigned)n);
-    GPU_LAUNCH(gpu, (attention_3<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d, *variant,
-               all);
+    GPU_LAUNCH(gpu, (attention_3<DIM, VARIANT>), gpu_attention_grid(gpu, a, work, &d), THREADS,
+               size::SHARED_BYTES, *a, d, *variant, all);
 }
 
 template <bool VARIANT>

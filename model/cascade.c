@@ -38,9 +38,8 @@ static int common_tiles(const struct paged_batch *b, int i, int j, int tile, int
 
 /* Of members[begin ... end - 1], those that go on alike from `tile` become stretches of that depth;
  * they stay in this part of the members, in another order. */
-static void find_stretches(struct cascade *c, const struct paged_batch *b,
-                           const struct cascade_rule *rule, int begin, int end, int tile,
-                           int depth) {
+static void find_stretches(struct cascade *c, const struct paged_batch *b, int begin, int end,
+                           int tile, int depth) {
     int32_t *members = c->members;
     for (int first = begin, next; first < end; first = next) {
         int least = whole_tiles(b, members[first]) - tile;
@@ -55,7 +54,7 @@ static void find_stretches(struct cascade *c, const struct paged_batch *b,
             least = common;
         }
         int n = next - first;
-        if (n < 2 || (int64_t)least * (n - 1) < rule->least_tiles_less)
+        if (n < 2)
             continue;
         c->stretches[c->n_stretches++] = (struct shared_stretch){tile, least, first, n, depth};
         for (int k = first; k < next; k++)
@@ -125,12 +124,16 @@ int cascade_find(struct cascade *c, const struct paged_batch *b, const struct at
     for (int k = 0; k < n_members; k++)
         if (c->begins[bucket_of(pages_of(b, c->members[k])[0], n_buckets)] == 2)
             c->members[left++] = c->members[k];
-    find_stretches(c, b, rule, 0, left, 0, 0);
+    int64_t tiles_less = 0;
+    find_stretches(c, b, 0, left, 0, 0);
     for (int k = 0; k < c->n_stretches; k++) { /* grows on the way */
         struct shared_stretch s = c->stretches[k];
-        find_stretches(c, b, rule, s.first_member, s.first_member + s.n_members,
+        tiles_less += (int64_t)s.n_tiles * (s.n_members - 1);
+        find_stretches(c, b, s.first_member, s.first_member + s.n_members,
                        s.first_tile + s.n_tiles, s.depth + 1);
     }
+    if (tiles_less < rule->least_tiles_less)
+        c->n_stretches = 0;
     return 0;
 }
 

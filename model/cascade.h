@@ -32,10 +32,12 @@ struct shared_stretch {
     int depth;                   /* 0: from position 0 on; else behind a stretch of depth - 1 */
 };
 
-/* When sharing pays, for a device. */
+/* When sharing pays, for a device. What it costs is the same however many stretches there are, so
+ * what it spares is counted over all of them. */
 struct cascade_rule {
     int most_tokens; /* sequences with more queries in the batch take no part; 0: nobody does */
-    int least_tiles_less; /* a stretch spares at least so many reads: n_tiles * (n_members - 1) */
+    int least_tiles_less; /* at least so many reads of a tile are spared: the sum of n_tiles *
+                             (n_members - 1) */
 };
 
 /* The versions of attention_plan. */
