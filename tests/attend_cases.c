@@ -400,3 +400,28 @@ void attend_expect_same(const struct attend_case *c, const char *what, const flo
     g.data = got;
     assert_same_bits(&w, &g);
 }
+
+void attend_expect_as_reference(const struct attend_case *c, const float *y, const float *lse) {
+    float *want, *want_lse;
+    attend_run(device_reference(), c, &want, &want_lse);
+    attend_expect_same(c, "attention", want, y, c->shape.head_dim);
+    attend_expect_same(c, "log of the sum", want_lse, lse, 1);
+    free(want);
+    free(want_lse);
+}
+
+void attend_expect_equal(struct test_device *t, const struct attend_case *a,
+                         const struct attend_case *b, const char *why) {
+    float *want, *want_lse, *y, *lse;
+    char what[64];
+    attend_run(t, a, &want, &want_lse);
+    attend_run(t, b, &y, &lse);
+    snprintf(what, sizeof what, "attention with %s", why);
+    attend_expect_same(b, what, want, y, a->shape.head_dim);
+    snprintf(what, sizeof what, "log of the sum with %s", why);
+    attend_expect_same(b, what, want_lse, lse, 1);
+    free(want);
+    free(want_lse);
+    free(y);
+    free(lse);
+}

@@ -99,4 +99,12 @@ void attend_describe(char *out, size_t size, const struct attend_case *c, const 
 void attend_expect_same(const struct attend_case *c, const char *what, const float *want,
                         const float *got, int cols);
 
+/* Fails unless two cases of the same queries have the same result on a device. why: what b has, for
+ * the message. */
+void attend_expect_equal(struct test_device *t, const struct attend_case *a,
+                         const struct attend_case *b, const char *why);
+
+/* Fails unless this result of the case has the bits of the reference's. */
+void attend_expect_as_reference(const struct attend_case *c, const float *y, const float *lse);
+
 #endif
