@@ -7,6 +7,7 @@
 #include "scheduler/kv_paged.h"
 #include "scheduler/pass.h"
 #include "tests/device.h"
+#include "tests/tiny_models.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,9 +18,7 @@
 
 enum { SEQUENCES = 3, STEPS = 5, PROMPT = 20, BLOCK = 16, SWAPPED_AT = 1 };
 
-static struct test_device device;
-static struct model model;
-static struct generator generator;
+static struct tiny_model shipped;
 
 static void must(int result, const struct error *err) {
     if (result)
@@ -51,7 +50,7 @@ static void answer(enum kv_type type, int first, int n, bool disturbed, uint64_t
     struct sampling_options greedy = {.top_p = 1};
     struct error err = {""};
     int steps = device_is_emulated() ? 2 : STEPS;
-    must(kv_pool_start(&pool, &model, &options, &err), &err);
+    must(kv_pool_start(&pool, &shipped.model, &options, &err), &err);
     must(kv_paged_start(&fork, &pool, NULL, &err), &err);
     for (int i = 0; i < n; i++) {
         int32_t ids[PROMPT];
@@ -67,7 +66,7 @@ static void answer(enum kv_type type, int first, int n, bool disturbed, uint64_t
             must(caches[i].base.reserve(&caches[i].base, s->n_tokens, &err), &err);
             parts[i] = (struct pass_part){s, &caches[i].base, s->n_cached, s->n_tokens, 0, true};
         }
-        must(pass_run(&generator, parts, n, &err), &err);
+        must(pass_run(&shipped.generator, parts, n, &err), &err);
         for (int i = 0; i < n; i++)
             kv_paged_stored(&caches[i], sequences[i].tokens, sequences[i].n_cached);
         if (step + 1 == SWAPPED_AT && disturbed) {
@@ -120,15 +119,15 @@ static void test_a_pass_each_is_refused(void **state) {
     struct sampling_options greedy = {.top_p = 1};
     struct error err = {""};
     int32_t ids[PROMPT];
-    must(kv_pool_start(&pool, &model, &options, &err), &err);
+    must(kv_pool_start(&pool, &shipped.model, &options, &err), &err);
     must(kv_paged_start(&cache, &pool, NULL, &err), &err);
     must(sequence_start(&s, 0, &greedy, &err), &err);
     must(sequence_ask(&s, ids, prompt_of(ids, 0), 9, &err), &err);
     must(cache.base.reserve(&cache.base, s.n_tokens, &err), &err);
     struct pass_part part = {&s, &cache.base, 0, s.n_tokens, 0, true};
-    generator.fused = false;
-    assert_int_equal(pass_run(&generator, &part, 1, &err), -1);
-    generator.fused = true;
+    shipped.generator.fused = false;
+    assert_int_equal(pass_run(&shipped.generator, &part, 1, &err), -1);
+    shipped.generator.fused = true;
     assert_non_null(strstr(err.text, "a KV cache of type e4m3 needs passes of all sequences"));
     sequence_end(&s);
     kv_paged_end(&cache);
@@ -136,20 +135,15 @@ static void test_a_pass_each_is_refused(void **state) {
 }
 
 static int load(void **state) {
-    struct error err = {""};
     (void)state;
-    device_open(&device, device_under_test(), 2);
-    must(model_load(&model, device.dev, "data/model", NULL, &err), &err);
-    must(generator_start(&generator, &model, &err), &err);
-    generator.fused = generator.ignore_stop = true;
+    shipped_model_open(&shipped);
+    shipped.generator.fused = shipped.generator.ignore_stop = true;
     return 0;
 }
 
 static int unload(void **state) {
     (void)state;
-    generator_end(&generator);
-    model_free(&model);
-    device_close(&device);
+    shipped_model_close(&shipped);
     return 0;
 }
 

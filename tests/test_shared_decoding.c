@@ -7,6 +7,7 @@
 #include "scheduler/kv_paged.h"
 #include "scheduler/pass.h"
 #include "tests/device.h"
+#include "tests/tiny_models.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,9 +18,7 @@
 
 enum { READERS = 5, DOCUMENT = 500, QUESTION = 3, BLOCK = 16, STEPS = 30 };
 
-static struct test_device device;
-static struct model model;
-static struct generator generator;
+static struct tiny_model shipped;
 
 static void must(int result, const struct error *err) {
     if (result)
@@ -54,7 +53,7 @@ static void pass(struct run *run, int first, int end) {
         must(cache->reserve(cache, s->n_tokens, &err), &err);
         parts[i - first] = (struct pass_part){s, cache, s->n_cached, s->n_tokens, 0, true};
     }
-    must(pass_run(&generator, parts, end - first, &err), &err);
+    must(pass_run(&shipped.generator, parts, end - first, &err), &err);
     for (int i = first; i < end; i++)
         kv_paged_stored(&run->caches[i], run->sequences[i].tokens, run->sequences[i].n_cached);
 }
@@ -65,8 +64,8 @@ static void answer(enum plan_version version, uint64_t out[READERS]) {
     struct kv_pool_options options = {
         .block_size = BLOCK, .n_blocks = 40 * READERS, .poison = true};
     struct error err = {""};
-    must(device.ops->set_version(device.dev, "attention_plan", (int)version, &err), &err);
-    must(kv_pool_start(&run.pool, &model, &options, &err), &err);
+    must(shipped.dev->ops->set_version(shipped.dev, "attention_plan", (int)version, &err), &err);
+    must(kv_pool_start(&run.pool, &shipped.model, &options, &err), &err);
     for (int i = 0; i < READERS; i++) {
         ask(&run.sequences[i], i);
         must(kv_paged_start(&run.caches[i], &run.pool, NULL, &err), &err);
@@ -84,7 +83,7 @@ static void answer(enum plan_version version, uint64_t out[READERS]) {
         sequence_end(&run.sequences[i]);
     }
     kv_pool_end(&run.pool);
-    must(device.ops->set_version(device.dev, "attention_plan", PLAN_BEST, &err), &err);
+    must(shipped.dev->ops->set_version(shipped.dev, "attention_plan", PLAN_BEST, &err), &err);
 }
 
 static void test_shared_and_single(void **state) {
@@ -97,27 +96,22 @@ static void test_shared_and_single(void **state) {
     answer(PLAN_BEST, best);
     assert_memory_equal(single, shared, sizeof single);
     assert_memory_equal(single, best, sizeof single);
-    workspace_use_graphs(generator.ws, false);
+    workspace_use_graphs(shipped.generator.ws, false);
     answer(PLAN_SHARES, shared);
-    workspace_use_graphs(generator.ws, true);
+    workspace_use_graphs(shipped.generator.ws, true);
     assert_memory_equal(single, shared, sizeof single);
 }
 
 static int load(void **state) {
-    struct error err = {""};
     (void)state;
-    device_open(&device, device_under_test(), 2);
-    must(model_load(&model, device.dev, "data/model", NULL, &err), &err);
-    must(generator_start(&generator, &model, &err), &err);
-    generator.fused = generator.ignore_stop = true;
+    shipped_model_open(&shipped);
+    shipped.generator.fused = shipped.generator.ignore_stop = true;
     return 0;
 }
 
 static int unload(void **state) {
     (void)state;
-    generator_end(&generator);
-    model_free(&model);
-    device_close(&device);
+    shipped_model_close(&shipped);
     return 0;
 }
 

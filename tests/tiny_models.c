@@ -95,3 +95,18 @@ void assert_same_answer(const struct sequence *want, const struct sequence *got)
                  (unsigned long long)fingerprint_value(&got->fingerprint),
                  (unsigned long long)alone);
 }
+
+void shipped_model_open(struct tiny_model *t) {
+    struct error err;
+    struct device_options options = {.n_threads = 2};
+    *t = (struct tiny_model){.dev = device_under_test()->open(&options, &err)};
+    must(!t->dev, &err);
+    must(model_load(&t->model, t->dev, "data/model", NULL, &err), &err);
+    must(generator_start(&t->generator, &t->model, &err), &err);
+}
+
+void shipped_model_close(struct tiny_model *t) {
+    generator_end(&t->generator);
+    model_free(&t->model);
+    t->dev->ops->close(t->dev);
+}

@@ -1,6 +1,6 @@
 /*
  * tiny_models.h - models with random weights for tests of the scheduler: two layers, small sizes,
- * and what a request gives when it runs alone.
+ * and what a request gives when it runs alone. And the shipped model, in the same form.
  */
 #ifndef SAMEBITS_TESTS_TINY_MODELS_H
 #define SAMEBITS_TESTS_TINY_MODELS_H
@@ -21,6 +21,10 @@ enum { N_TINY_MODELS = 4 }; /* MHA, GQA and MQA; head dims 16 to 128; contexts o
 /* Opens model number `which` on the device under test. Whatever fails, fails the test. */
 void tiny_model_open(struct tiny_model *t, int which);
 void tiny_model_close(struct tiny_model *t);
+
+/* The same for the model in data/model. */
+void shipped_model_open(struct tiny_model *t);
+void shipped_model_close(struct tiny_model *t);
 
 /* A sequence that was asked for something random: up to max_prompt ids (mostly few) and up to
  * max_new new tokens, greedy or sampled. id: its number in the run. The caller ends it. */

@@ -221,15 +221,9 @@ void check_random_workloads(struct tiny_model *model, struct random *r, int n,
 }
 
 void check_shipped_workloads(uint64_t seed, int n, enum run_caches caches) {
-    struct error err = {""};
-    struct device_options options = {.n_threads = 2};
-    struct tiny_model shipped = {.dev = device_under_test()->open(&options, &err)};
+    struct tiny_model shipped;
     struct random r = {seed};
-    if (!shipped.dev || model_load(&shipped.model, shipped.dev, "data/model", NULL, &err) ||
-        generator_start(&shipped.generator, &shipped.model, &err))
-        fail_msg("%s", err.text);
+    shipped_model_open(&shipped);
     check_random_workloads(&shipped, &r, n, caches, NULL);
-    generator_end(&shipped.generator);
-    model_free(&shipped.model);
-    shipped.dev->ops->close(shipped.dev);
+    shipped_model_close(&shipped);
 }
