@@ -5,7 +5,8 @@
  * run, is a kernel that only reads. Bytes counted: mantissas and exponents of all keys and values.
  *
  *     bench_paged            decode, every version; mixed lengths; page sizes; prefill
- *     bench_paged BxN ...    version 4 for B sequences of N positions; mixed: of 1 to 8192
+ *     bench_paged BxN ...    version 4 for B sequences of N positions; mixed: of 1 to 8192;
+ *                            prefill: prompts only
  *
  * paged_beside_pytorch.py runs it beside PyTorch.
  */
@@ -35,13 +36,19 @@ static void decode(const char *what, const std::vector<int> &lengths, int page_s
     end(&r);
 }
 
-static void prefill(int n, int length) {
+static void prompts(int n, int length) {
     struct rotation r = start(std::vector<int>((size_t)n, length), length, 16);
     use_version("attention_paged", 4);
     double s = time_of(&r), seen = (double)length * (length + 1) / 2 * n;
     printf("%4d x %5d tokens: %10.1f us, %7.1f TFLOP/s\n", n, length, s * 1e6,
            4.0 * seen * HEADS * DIM / s / 1e12);
     end(&r);
+}
+
+static void prefill(void) {
+    printf("\nprefill, causal, pages of 16\n");
+    prompts(1, 4096);
+    prompts(16, 4096);
 }
 
 /* Lengths from 1 to 8192, 64 of them, as many positions as 64 x 4096. */
@@ -73,6 +80,10 @@ int main(int argc, char **argv) {
             decode("64 of 1 ... 8192", mixed_lengths(), 16, 4);
             continue;
         }
+        if (!strcmp(argv[i], "prefill")) {
+            prefill();
+            continue;
+        }
         check(sscanf(argv[i], "%dx%d", &n, &length) == 2 && n > 0 && length > 0, argv[i]);
         decode(argv[i], std::vector<int>((size_t)n, length), 16, 4);
     }
@@ -90,8 +101,6 @@ int main(int argc, char **argv) {
         snprintf(what, sizeof what, "%d", size);
         decode(what, std::vector<int>(64, 4096), size, 4);
     }
-    printf("\nprefill, causal, pages of 16\n");
-    prefill(1, 4096);
-    prefill(16, 4096);
+    prefill();
     return 0; /* the process ends; its device memory goes with it */
 }
