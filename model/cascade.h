@@ -83,11 +83,19 @@ struct cascade_level {
 
 /*
  * The paged batch whose sequences are the groups of the last level, with the pages of the groups
- * that they lie in on the levels before, and then their own. The arrays are host memory of the
- * caller: kv_indptr [n + 1] and kv_last_page_len [n] for n groups of the last level; pages
- * [most_pages]. Returns 0, or -1 with err set, with level and group: an indptr that does not begin
- * at 0 or that falls, a group that does not lie in one group of the level before, a last page that
- * is not full on a level but the last (its positions would not be whole pages), too many pages.
+ * that they lie in on the levels before, and then their own: positions count on from level to
+ * level.
+ *
+ * Where the last page of a group before the last level is not full, the batch gets smaller pages,
+ * of which it is a whole number: out->page_size is then the largest that divides page_size and all
+ * those lengths, and out->n_pages as many more. The slots stay where they are (page_size of one
+ * page after the other), so a cache in which a page's heads lie between its positions and the next
+ * page's (HND) cannot be read by such a batch.
+ *
+ * The arrays are host memory of the caller: kv_indptr [n + 1] and kv_last_page_len [n] for n groups
+ * of the last level; pages [most_pages]. Returns 0, or -1 with err set, with level and group: an
+ * indptr that does not begin at 0 or that falls, a group that does not lie in one group of the
+ * level before, a last page that is empty or too full, a page outside the pool, too many pages.
  */
 int paged_batch_of_levels(struct paged_batch *out, const struct cascade_level *levels, int n_levels,
                           int page_size, int n_pages, int32_t *kv_indptr, int32_t *kv_last_page_len,

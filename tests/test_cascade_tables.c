@@ -294,6 +294,52 @@ static void test_levels(void **state) {
     assert_memory_equal(b.kv_page_indices, want, sizeof want);
 }
 
+/* Levels whose inner last pages are not full: position p of a request is where its levels, one
+ * after the other, have it. */
+static void expect_positions(const struct levels *l, const struct paged_batch *b, int request) {
+    int position = 0;
+    for (int i = 0; i < 3; i++) {
+        int g = i == 0 ? 0 : i == 1 ? request / 2 : request;
+        int pages = l->indptr[i][g + 1] - l->indptr[i][g];
+        int n = pages ? (pages - 1) * 8 + l->last[i][g] : 0;
+        for (int j = 0; j < n; j++, position++) {
+            int64_t slot;
+            struct error err = {""};
+            if (paged_batch_slots(b, &slot, &request, &position, 1, &err))
+                fail_msg("%s", err.text);
+            assert_int_equal(slot, l->pages[i][l->indptr[i][g] + j / 8] * 8 + j % 8);
+        }
+    }
+    assert_int_equal(paged_batch_kv_len(b, request), position);
+}
+
+static void test_unfilled_levels(void **state) {
+    (void)state;
+    /* The last pages of the first two levels, and the largest pages of which they are whole ones.
+     */
+    static const int32_t cases[][4] = {{8, 4, 8, 4}, {4, 6, 8, 2}, {8, 8, 7, 1},
+                                       {6, 6, 2, 2}, {4, 4, 4, 4}, {1, 8, 8, 1}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+        for (int own = 1; own <= 8; own++) {
+            struct levels l;
+            struct paged_batch b;
+            struct error err = {""};
+            int32_t indptr[5], last[4], pages[4 * 6 * 8];
+            make_levels(&l);
+            l.last[0][0] = cases[k][0];
+            l.last[1][0] = cases[k][1];
+            l.last[1][1] = cases[k][2];
+            l.last[2][1] = own;
+            l.indptr[2][4] = l.indptr[2][3]; /* a request without pages of its own */
+            if (flatten(&l, &b, indptr, last, pages, 4 * 6 * 8, &err))
+                fail_msg("%s", err.text);
+            assert_int_equal(b.page_size, cases[k][3]);
+            assert_int_equal(b.n_pages * b.page_size, 20 * 8);
+            for (int request = 0; request < 4; request++)
+                expect_positions(&l, &b, request);
+        }
+}
+
 static void refuse(const struct levels *l, int most, const char *why) {
     struct paged_batch b;
     struct error err = {""};
@@ -313,11 +359,17 @@ static void test_bad_levels(void **state) {
     refuse(&l, 23, "more than 23 pages");
     assert_int_equal(paged_batch_of_levels(&b, l.level, 0, 8, 20, indptr, last, pages, 32, &err),
                      -1);
-    l.last[1][1] = 7;
-    refuse(&l, 32, "level 1, group 1: its last page has 7 of 8 positions");
+    l.last[1][1] = 9;
+    refuse(&l, 32, "level 1, group 1: its last page has 9 positions, not 1 to 8");
+    make_levels(&l);
+    l.last[0][0] = 0;
+    refuse(&l, 32, "level 0, group 0: its last page has 0 positions");
     make_levels(&l);
     l.last[2][3] = 9;
-    refuse(&l, 32, "sequence 3: its last page has 9");
+    refuse(&l, 32, "level 2, group 3: its last page has 9");
+    make_levels(&l);
+    l.last[1][0] = 7;
+    refuse(&l, 32, "more than 32 pages of 1");
     make_levels(&l);
     l.qo[1][1] = 3;
     refuse(&l, 32, "level 2, group 1: its queries 2 to 3 do not lie in one group of level 1");
@@ -335,15 +387,15 @@ static void test_bad_levels(void **state) {
     refuse(&l, 32, "level 1 has -1 groups");
     make_levels(&l);
     l.pages[0][1] = 20;
-    refuse(&l, 32, "outside the pool of 20");
+    refuse(&l, 32, "level 0, group 0: its page number 1 is 20, outside the pool of 20");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_tiles), cmocka_unit_test(test_tree),
-        cmocka_unit_test(test_no_sharing),  cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_what_pays),   cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_bad_levels),
+        cmocka_unit_test(test_whole_tiles),     cmocka_unit_test(test_tree),
+        cmocka_unit_test(test_no_sharing),      cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_what_pays),       cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_unfilled_levels), cmocka_unit_test(test_bad_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
