@@ -9,9 +9,9 @@
 
 /* BLOCK_ROWS bounds the scratch memory of long prompts and is large enough for dgemm. */
 #ifdef __SANITIZE_ADDRESS__ /* checks every load of our own loops, and none of OpenBLAS's */
-enum { BLOCK_ROWS = 256, FEW_ROWS = 6 };
+enum { BLOCK_ROWS = 256, FEW_ROWS = 3 };
 #else
-enum { BLOCK_ROWS = 256, FEW_ROWS = 64 };
+enum { BLOCK_ROWS = 256, FEW_ROWS = 34 };
 #endif
 
 static int few_rows(const struct linear_block *b) {

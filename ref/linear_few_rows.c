@@ -7,6 +7,9 @@
  * registers, a lane for each row of x. The sums are exact integers, as in
  * dgemm, so the two give the same bits.
  */
+#if defined __AVX512F__ /* GCC uses halves of such registers and would multiply lane by lane */
+#pragma GCC target("prefer-vector-width=512")
+#endif
 #include "ref/linear.h"
 
 #if defined __AVX512F__

@@ -31,7 +31,10 @@ int pair_group_close(void **state) {
     return 0;
 }
 
-void pair_begin(struct pair *p, uint64_t seed) {
+void pair_begin(struct pair *p, const char *op, uint64_t seed) {
+    if (kernel_under_test() > p->side[1].ops->versions(op))
+        skip();
+    p->op = op;
     p->random.state = seed;
     p->n_shapes = 0;
 }
@@ -46,8 +49,8 @@ void pair_next(struct pair *p) {
     p->n_shapes++;
 }
 
-void pair_report(const struct pair *p, const char *op) {
-    print_message("%s: %d shapes, %s against %s, 0 bits differ\n", op, p->n_shapes,
+void pair_report(const struct pair *p) {
+    print_message("%s: %d shapes, %s against %s, 0 bits differ\n", p->op, p->n_shapes,
                   p->side[1].ops->name, p->side[0].ops->name);
 }
 

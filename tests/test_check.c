@@ -72,14 +72,15 @@ static void every_op_of_ours_passes(void **state) {
     (void)state;
     struct command list = check("", "none.cu");
     char *ops = strstr(list.err, "the ops are: ");
-    int n_ops = 0;
+    int n_ops = 0, step = strcmp(build_folder(NULL), "build/asan") ? 1 : 4; /* a few: slow */
     assert_non_null(ops);
     for (char *op = strtok(ops + strlen("the ops are: "), " \n"); op; op = strtok(NULL, " \n")) {
+        if (n_ops++ % step)
+            continue;
         struct command c =
             command_runf("SAMEBITS_DEVICE=emu %s/tests/check_kernel %s", build_folder(NULL), op);
         assert_says(&c, 0, "sizes pass: 0 bits differ", "");
         command_free(&c);
-        n_ops++;
     }
     assert_true(n_ops >= 12);
     command_free(&list);

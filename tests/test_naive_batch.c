@@ -60,7 +60,8 @@ static void test_random_batches(void **state) {
             int n = sizes[random_int(&r, 0, 3)];
             t.generator.chunk = chunks[random_int(&r, 0, 4)];
             for (int i = 0; i < n; i++)
-                s[i] = tiny_request(&r, &t, (uint32_t)i, device_is_emulated() ? 30 : 300, 24);
+                s[i] = tiny_request(&r, &t, (uint32_t)i, device_is_emulated() ? 30 : 300,
+                                    device_is_emulated() ? 8 : 24);
             check_batch(&t, s, n);
         }
         tiny_model_close(&t);

@@ -17,7 +17,11 @@
 
 enum { MAX_JOBS = 48, MAX_TOKENS = 400 };
 
+#ifdef __SANITIZE_ADDRESS__
+enum { OPERATIONS = 2000000 };
+#else
 enum { OPERATIONS = 10000000 };
+#endif
 
 struct text {
     int32_t tokens[MAX_TOKENS];

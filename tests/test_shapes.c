@@ -29,7 +29,7 @@ static void random_rows_and_columns(struct pair *p, int *n_rows, int *n_cols) {
 
 static void test_embed(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 1); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "embed", 1); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_tokens, k, vocab = random_size(&p->random, 300);
         random_rows_and_columns(p, &n_tokens, &k);
         vocab = smaller(vocab, 1 + 400000 / k);
@@ -48,12 +48,12 @@ static void test_embed(void **state) {
         for (int s = 0; s < N_SIDES; s++)
             p->side[s].ops->matrix_free(p->side[s].dev, &matrix[s]);
     }
-    pair_report(p, "embed");
+    pair_report(p);
 }
 
 static void test_take_rows(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 2); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "take_rows", 2); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_from, n_rows, n_cols;
         random_rows_and_columns(p, &n_from, &n_cols);
         n_rows = random_size(&p->random, 2 * n_from);
@@ -68,12 +68,12 @@ static void test_take_rows(void **state) {
         }
         pair_expect_floats(p, "take_rows", y, n_rows, n_cols);
     }
-    pair_report(p, "take_rows");
+    pair_report(p);
 }
 
 static void test_snap_rows(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 3); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "snap_rows", 3); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_rows, n_cols;
         random_rows_and_columns(p, &n_rows, &n_cols);
         size_t n = (size_t)n_rows * (size_t)n_cols;
@@ -87,7 +87,7 @@ static void test_snap_rows(void **state) {
         }
         pair_expect_rows(p, "snap_rows", y, n_rows, n_cols);
     }
-    pair_report(p, "snap_rows");
+    pair_report(p);
 }
 
 /* ---- linear -----------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ static void test_snap_rows(void **state) {
 
 static void test_linear(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 4); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "linear", 4); p->n_shapes < N_SHAPES; pair_next(p)) {
         struct random *r = &p->random;
         int most = p->is_small ? 150000 : 100000000; /* products */
         int k = random_size(r, p->is_small ? 1100 : 8200);
@@ -115,12 +115,12 @@ static void test_linear(void **state) {
         for (int s = 0; s < N_SIDES; s++)
             p->side[s].ops->matrix_free(p->side[s].dev, &matrix[s]);
     }
-    pair_report(p, "linear");
+    pair_report(p);
 }
 
 static void test_add_bias(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 5); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "add_bias", 5); p->n_shapes < N_SHAPES; pair_next(p)) {
         int m, n;
         random_rows_and_columns(p, &m, &n);
         float *x = pair_floats(p, m, n, 122), *bias = pair_floats(p, 1, n, 122), *y[N_SIDES];
@@ -131,7 +131,7 @@ static void test_add_bias(void **state) {
         }
         pair_expect_floats(p, "add_bias", y, m, n);
     }
-    pair_report(p, "add_bias");
+    pair_report(p);
 }
 
 /* ---- rmsnorm and rope -------------------------------------------------------------------------
@@ -141,7 +141,7 @@ static const double epsilons[] = {1e-5, 1e-6, 1e-12, 1};
 
 static void test_rmsnorm(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 6); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "rmsnorm", 6); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_rows, n_cols, rows_per_token = random_int(&p->random, 1, 8);
         random_rows_and_columns(p, &n_rows, &n_cols);
         rows_per_token = n_rows % rows_per_token ? 1 : rows_per_token;
@@ -158,12 +158,12 @@ static void test_rmsnorm(void **state) {
         }
         pair_expect_floats(p, "rmsnorm", y, n_rows, n_cols);
     }
-    pair_report(p, "rmsnorm");
+    pair_report(p);
 }
 
 static void test_add_rmsnorm(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 13); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "add_rmsnorm", 13); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_rows, n_cols;
         random_rows_and_columns(p, &n_rows, &n_cols);
         size_t n = (size_t)n_rows * (size_t)n_cols;
@@ -180,7 +180,7 @@ static void test_add_rmsnorm(void **state) {
         pair_expect_floats(p, "add_rmsnorm's sum", sum, n_rows, n_cols);
         pair_expect_floats(p, "add_rmsnorm", y, n_rows, n_cols);
     }
-    pair_report(p, "add_rmsnorm");
+    pair_report(p);
 }
 
 static const int head_dims[] = {2, 6, 8, 16, 24, 32, 40, 64, 80, 96, 100, 128, 192, 256, 1024};
@@ -196,7 +196,7 @@ static float *random_table(struct pair *p, int n_positions, int half) {
 
 static void test_rope(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 7); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "rope", 7); p->n_shapes < N_SHAPES; pair_next(p)) {
         struct random *r = &p->random;
         int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)], half = dim / 2;
         int most = (p->is_small ? 9000 : 400000) / dim, n_heads = random_size(r, smaller(most, 64));
@@ -215,7 +215,7 @@ static void test_rope(void **state) {
         }
         pair_expect_floats(p, "rope", y, n_tokens, n_heads * dim);
     }
-    pair_report(p, "rope");
+    pair_report(p);
 }
 
 /* ---- cache and attention ----------------------------------------------------------------------
@@ -237,7 +237,7 @@ static int64_t *random_slots(struct pair *p, int n_tokens, int n_slots) {
 
 static void test_kv_append(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 8); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "kv_append", 8); p->n_shapes < N_SHAPES; pair_next(p)) {
         struct random *r = &p->random;
         int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)];
         int most = (p->is_small ? 4500 : 200000) / dim, heads = random_size(r, smaller(most, 64));
@@ -262,7 +262,7 @@ static void test_kv_append(void **state) {
         pair_expect_rows(p, "keys", keys, n_slots * heads, dim);
         pair_expect_rows(p, "values", values, n_slots * heads, dim);
     }
-    pair_report(p, "kv_append");
+    pair_report(p);
 }
 
 /* Heads, their grouping, and lengths about the tiles of 256, within a number of products. */
@@ -283,7 +283,7 @@ static struct attention_shape random_attention(struct pair *p, int *n_tokens, in
 
 static void test_attention(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 9); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "attention", 9); p->n_shapes < N_SHAPES; pair_next(p)) {
         int n_tokens, kv_len, spread = random_int(&p->random, 0, 1) ? 2 : 40;
         struct attention_shape shape = random_attention(p, &n_tokens, &kv_len);
         int q_cols = shape.n_heads * shape.head_dim, kv_rows = kv_len * shape.n_kv_heads;
@@ -306,7 +306,7 @@ static void test_attention(void **state) {
                  shape.n_kv_heads, shape.head_dim, n_tokens, kv_len);
         pair_expect_floats(p, name, y, n_tokens, q_cols);
     }
-    pair_report(p, "attention");
+    pair_report(p);
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------
@@ -336,16 +336,16 @@ static void check_elementwise(struct pair *p, bool is_add) {
 
 static void test_silu_mul(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 10); p->n_shapes < N_SHAPES; pair_next(p))
+    for (pair_begin(p, "silu_mul", 10); p->n_shapes < N_SHAPES; pair_next(p))
         check_elementwise(p, false);
-    pair_report(p, "silu_mul");
+    pair_report(p);
 }
 
 static void test_add(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 11); p->n_shapes < N_SHAPES; pair_next(p))
+    for (pair_begin(p, "add", 11); p->n_shapes < N_SHAPES; pair_next(p))
         check_elementwise(p, true);
-    pair_report(p, "add");
+    pair_report(p);
 }
 
 /* ---- sample -----------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ static struct sampling random_sampling(struct random *r, int vocab) {
 
 static void test_sample(void **state) {
     struct pair *p = *state;
-    for (pair_begin(p, 12); p->n_shapes < N_SHAPES; pair_next(p)) {
+    for (pair_begin(p, "sample", 12); p->n_shapes < N_SHAPES; pair_next(p)) {
         int most = p->is_small ? 1500 : 300000, vocab = random_size(&p->random, most);
         int n_rows = random_size(&p->random, smaller(most / vocab, 64));
         float *logits = pair_floats(p, n_rows, vocab, 100);
@@ -380,7 +380,7 @@ static void test_sample(void **state) {
         }
         pair_expect(p, "sample", y, n_rows, 1, ELEMENT_INT32);
     }
-    pair_report(p, "sample");
+    pair_report(p);
 }
 
 int main(void) {

@@ -60,7 +60,8 @@ static void make_requests(struct workload_run *w) {
     double arrival = 0;
     int most = device_is_emulated() ? 20 : random_int(w->random, 0, 3) ? 60 : 600;
     for (int i = 0; i < w->n; i++) {
-        w->asked[i] = tiny_request(w->random, w->model, (uint32_t)i, most, 30);
+        w->asked[i] =
+            tiny_request(w->random, w->model, (uint32_t)i, most, device_is_emulated() ? 12 : 30);
         int alike = w->caches != OWN_CACHES && i ? random_int(w->random, 0, 3) : 0;
         bool is_fork = alike == 1;
         if (!is_fork && !random_int(w->random, 0, 1))

@@ -189,8 +189,29 @@ static bool complete_op(struct worker *w, struct warp *warp, const struct emu_wa
     return true;
 }
 
-static void wait_for_scheduler(struct cuda_thread *t) {
-    fiber_switch(&t->fiber, &t->worker->scheduler);
+static unsigned pick_lane(struct worker *w, uint32_t ready) {
+    if (w->launch->schedule == 0)
+        return (unsigned)__builtin_ctz(ready);
+    if (w->launch->schedule == 1)
+        return 31 - (unsigned)__builtin_clz(ready);
+    unsigned turn = next_random(&w->random) % WARP;
+    uint32_t turned = ready >> turn | ready << (-turn % WARP);
+    return ((unsigned)__builtin_ctz(turned) + turn) % WARP;
+}
+
+/* Who runs after a lane of the warp: its next one that is ready, at once and not by way of the
+ * scheduler, which has its turn when there is none. */
+static struct fiber *next_fiber(struct worker *w, struct warp *warp) {
+    if (!warp->ready || w->launch->failed)
+        return &w->scheduler;
+    unsigned lane = pick_lane(w, warp->ready);
+    warp->ready &= ~(1u << lane);
+    self = w->running = lane_of(w, warp, lane);
+    return &w->running->fiber;
+}
+
+static void wait_for_others(struct cuda_thread *t) {
+    fiber_switch(&t->fiber, next_fiber(t->worker, t->warp));
 }
 
 /* ---- barriers ------------------------------------------------------------------------------- */
@@ -267,7 +288,7 @@ static void thread_main(void) {
         if (t->warp->in_op >> waiting & 1)
             complete_op(w, t->warp, lane_of(w, t->warp, waiting)->op);
     }
-    fiber_leave(&t->fiber, &w->scheduler);
+    fiber_leave(&t->fiber, next_fiber(w, t->warp));
 }
 
 static void prepare_threads(struct worker *w) {
@@ -294,24 +315,12 @@ static void prepare_threads(struct worker *w) {
     }
 }
 
-static unsigned pick_lane(struct worker *w, uint32_t ready) {
-    if (w->launch->schedule == 0)
-        return (unsigned)__builtin_ctz(ready);
-    if (w->launch->schedule == 1)
-        return 31 - (unsigned)__builtin_clz(ready);
-    unsigned turn = next_random(&w->random) % WARP;
-    uint32_t turned = ready >> turn | ready << (-turn % WARP);
-    return ((unsigned)__builtin_ctz(turned) + turn) % WARP;
-}
-
 static void run_warp(struct worker *w, struct warp *warp) {
-    while (warp->ready && !w->launch->failed) {
-        unsigned lane = pick_lane(w, warp->ready);
-        warp->ready &= ~(1u << lane);
-        self = w->running = lane_of(w, warp, lane);
-        fiber_switch(&w->scheduler, &w->running->fiber);
-        self = w->running = NULL;
-    }
+    struct fiber *first = next_fiber(w, warp);
+    if (first == &w->scheduler)
+        return;
+    fiber_switch(&w->scheduler, first);
+    self = w->running = NULL;
 }
 
 static void run_block(struct worker *w, uint64_t index) {
@@ -454,7 +463,7 @@ void emu_barrier(const char *file, int line) {
     t->barrier_file = file;
     t->barrier_line = line;
     t->warp->at_barrier |= 1u << (t->number % WARP);
-    wait_for_scheduler(t);
+    wait_for_others(t);
 }
 
 void emu_warp_wait(struct emu_warp_op *op) {
@@ -468,5 +477,5 @@ void emu_warp_wait(struct emu_warp_op *op) {
     if (complete_op(t->worker, t->warp, op))
         t->warp->ready &= ~lane; /* the last to arrive goes on */
     else
-        wait_for_scheduler(t);
+        wait_for_others(t);
 }
