@@ -1,5 +1,5 @@
 /*
- * linear for 2 to 64 rows, the batches of decoding. dgemm copies all weights into another order
+ * linear for 2 to 34 rows, the batches of decoding. dgemm copies all weights into another order
  * before it multiplies, which pays when many rows use the copy: with 16 rows it takes half of the
  * time. Here the weights are read where they lie, once.
  *
