@@ -75,11 +75,37 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
         s->o[i][j] = s->o[i][j] * old_share + t->o[i][j] * new_share;
 }
 
+/* Values that are not finite: faults of the rows that see them, and nothing to the others. o: of
+ * the tile. */
+template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
+static __device__ __forceinline__ void
+mend_values(float o[][size::EACH], const struct loader<DIM, TYPE> *chunks,
+            const struct tile_cursor *at, int set, double unit,
+            const struct attention_variant *variant) {
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        largest = max(largest, num_magnitude(o[i][j]));
+    if (!__any_sync(0xffffffffu, largest >= 0x7f800000u))
+        return;
+    int n = positions_of(&at->group, at->tile);
+    fault_bad_values<DIM, TYPE, VARIANT>(chunks, set, n, &at->group, begin_of(&at->group, at->tile),
+                                         variant);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        o[i][j] =
+            mend_value(chunks, set, n, (int)(threadIdx.x % 32 / 4), first_dim<size>(i) + j, unit);
+}
+
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
-template <int DIM, int BYTES, bool VARIANT, class size>
+template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
 static __device__ __forceinline__ void
 run_tile(struct stretch<size> *s, struct tile_result<size> *result,
-         struct loader<DIM, BYTES> *chunks, const struct tile_cursor *at,
+         struct loader<DIM, TYPE> *chunks, const struct tile_cursor *at,
          const struct tile_cursor *next, struct tile_cursor *after_next, int set,
          const struct decode_memory *mem, struct row_states *rows,
          const struct attention_arguments *a, const struct attention_variant *variant) {
@@ -100,14 +126,14 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         for (int i = 0; i < EACH; i++)
             scores[c * EACH + i] = hidden_score<VARIANT>();
         if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
-            score_chunk<DIM, BYTES, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
-                                             mem->k_units + set * TILE, s->q_unit, &s->view,
-                                             variant, tile, c * size::CHUNK);
+            score_chunk<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
+                                            mem->k_units + set * TILE, s->q_unit, &s->view, variant,
+                                            tile, c * size::CHUNK);
         chunks->step();
     }
     tell_largest(scores, rows);
     struct softmax softmax;
-    struct digit_sums sums[size::SHARE];
+    typename sums_of<DIM, TYPE>::values sums[size::SHARE];
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         clear(&sums[i]);
@@ -116,11 +142,11 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         chunks->wait(); /* the first time, all have told their largest score, too */
         chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
         if (c == 0) {
-            weigh<VARIANT>(&softmax, scores, at->group.n_rows, visible, mem->v_units + set * TILE,
-                           rows);
+            weigh<TYPE, VARIANT>(&softmax, scores, at->group.n_rows, visible,
+                                 mem->v_units + set * TILE, rows);
             chunks->store_units(1 - set);
             __syncthreads();
-            bool stored = snap_weights<size>(&softmax, scores, mem, rows);
+            bool stored = snap_weights<DIM, TYPE>(&softmax, scores, mem, rows);
             int row = (int)(threadIdx.x / 4);
             if (!stored && threadIdx.x % 4 == 0 && row < at->group.n_rows)
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
@@ -128,7 +154,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        add_chunk<DIM, BYTES>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK);
+        add_chunk<DIM, TYPE>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK);
         chunks->step();
     }
     bool sees = VARIANT ? softmax.sees : visible > 0;
@@ -138,15 +164,19 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
-        result->o[i][j] = sees ? weighted_value<BYTES>(&sums[i], j, softmax.unit) : 0;
+        result->o[i][j] = sees ? weighted_value<TYPE>(&sums[i], j, softmax.unit) : 0;
+    if constexpr (size::FP8)
+        mend_values<DIM, TYPE, VARIANT, size>(result->o, chunks, at, set, softmax.unit, variant);
     if (sees)
         merge_tile(s, result);
 }
 
+/* v_scale: of the values. */
 template <bool VARIANT, class size>
 static __device__ __forceinline__ void
 write_result(struct stretch<size> *s, const struct tile_cursor *at,
-             const struct attention_arguments *a, const struct attention_variant *variant) {
+             const struct attention_arguments *a, const struct attention_variant *variant,
+             float v_scale) {
     int lane = (int)(threadIdx.x % 32), row = lane / 4;
     if (row >= at->group.n_rows)
         return;
@@ -171,21 +201,21 @@ write_result(struct stretch<size> *s, const struct tile_cursor *at,
     for (int j = 0; j < size::EACH; j++) {
         int d = first_dim<size>(i) + j;
         if (d < a->head_dim)
-            y[d] = divides ? s->o[i][j] / s->l : s->o[i][j];
+            y[d] = (divides ? s->o[i][j] / s->l : s->o[i][j]) * v_scale;
     }
 }
 
-template <int DIM, int BYTES, bool VARIANT>
-__global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOCKS)
+template <int DIM, enum kv_type TYPE, bool VARIANT>
+__global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCKS)
     decode(struct attention_arguments a, struct decode_cache cache,
            struct attention_variant variant, struct plan_arrays plan,
            struct partial_results partial) {
-    typedef struct decode_sizes<DIM, BYTES> size;
+    typedef struct decode_sizes<DIM, TYPE> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
     if (!compiles_mma)
         return;
-    struct decode_memory mem = cut_memory<DIM, BYTES>(memory);
+    struct decode_memory mem = cut_memory<DIM, TYPE>(memory);
     let_next_kernel_start();
     const struct decode_share *at_share = &plan.shares[blockIdx.y];
     int4 share_begin = *(const int4 *)&at_share->begin;
@@ -196,7 +226,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
     SHARED(struct tile_cursor, cursors, [3]); /* this tile and the next two, in turns */
     if (threadIdx.x == 0)
         cursors[0] = begin;
-    struct loader<DIM, BYTES> chunks;
+    struct loader<DIM, TYPE> chunks;
     chunks.a = &a;
     chunks.cache = &cache;
     chunks.plan = &plan;
@@ -217,7 +247,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
         if (begins) {
             first = at->tile;
             __syncthreads(); /* all are done with the rows before */
-            snap_queries<DIM, BYTES>(&a, at, &mem, &rows);
+            snap_queries<DIM, TYPE>(&a, at, &mem, &rows);
             __syncthreads();
             UNROLL
             for (int i = 0; i < size::SHARE; i++)
@@ -230,8 +260,8 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
             s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
         }
         struct tile_result<size> tile;
-        run_tile<DIM, BYTES, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows,
-                                      &a, &variant);
+        run_tile<DIM, TYPE, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
+                                     &variant);
         bool kept = at->group.kept >= 0;
         if (kept) {
             keep<DIM, size>(&partial, at->group.kept + at->tile, at->group.n_rows, tile.o, tile.m,
@@ -245,7 +275,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
         begins = !goes_on || next->tile == 0;
         if (begins && first == 0 && !kept) {
             if (at->tile + 1 == at->group.n_tiles)
-                write_result<VARIANT>(&s, at, &a, &variant);
+                write_result<VARIANT>(&s, at, &a, &variant, size::FP8 ? cache.v_scale : 1);
             else
                 keep<DIM, size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows,
                                 s.o, s.m, s.l);
@@ -253,70 +283,86 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, BYTES>::BLOC
     }
 }
 
-template <int DIM, int BYTES, bool VARIANT>
+template <int DIM, enum kv_type TYPE, bool VARIANT>
 static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    const struct decode_cache *cache, const struct attention_variant *variant,
                    const struct attention_plan *plan) {
-    typedef struct decode_sizes<DIM, BYTES> size;
+    typedef struct decode_sizes<DIM, TYPE> size;
     struct partial_results partial = {plan->partial, a->n_kv_heads};
     if (!gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)decode<DIM, BYTES, VARIANT>,
+                cudaFuncSetAttribute((const void *)decode<DIM, TYPE, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
     if (plan->n_tiles <= EARLY_TILES * plan->n_shares)
-        GPU_LAUNCH_EARLY(gpu, (decode<DIM, BYTES, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
+        GPU_LAUNCH_EARLY(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
                          *cache, *variant, plan->arrays, partial);
     else
-        GPU_LAUNCH(gpu, (decode<DIM, BYTES, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
-                   *cache, *variant, plan->arrays, partial);
+        GPU_LAUNCH(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
+                   *variant, plan->arrays, partial);
 }
 
 /* The few sizes. */
-template <int BYTES, bool VARIANT>
+template <enum kv_type TYPE, bool VARIANT>
 static void launch_size(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct decode_cache *cache, const struct attention_variant *variant,
                         const struct attention_plan *plan) {
     switch (decode_dim(a->head_dim, true)) {
     case 64:
-        return launch<64, BYTES, VARIANT>(gpu, a, cache, variant, plan);
+        return launch<64, TYPE, VARIANT>(gpu, a, cache, variant, plan);
     case 128:
-        return launch<128, BYTES, VARIANT>(gpu, a, cache, variant, plan);
+        return launch<128, TYPE, VARIANT>(gpu, a, cache, variant, plan);
     default:
-        return launch<256, BYTES, VARIANT>(gpu, a, cache, variant, plan);
+        return launch<256, TYPE, VARIANT>(gpu, a, cache, variant, plan);
     }
+}
+
+template <enum kv_type TYPE>
+static void launch_variant(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct decode_cache *cache,
+                           const struct attention_variant *variant,
+                           const struct attention_plan *plan) {
+    if (attention_is_causal_only(variant))
+        launch_size<TYPE, false>(gpu, a, cache, variant, plan);
+    else
+        launch_size<TYPE, true>(gpu, a, cache, variant, plan);
 }
 
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan) {
-    bool plain = attention_is_causal_only(variant);
-    if (cache->bytes == 1 && plain)
-        return launch_size<1, false>(gpu, a, cache, variant, plan);
-    if (cache->bytes == 1)
-        return launch_size<1, true>(gpu, a, cache, variant, plan);
-    if (!plain)
-        return launch_size<2, true>(gpu, a, cache, variant, plan);
+    switch (cache->type) {
+    case KV_BFP8:
+        return launch_variant<KV_BFP8>(gpu, a, cache, variant, plan);
+    case KV_E4M3:
+        return launch_variant<KV_E4M3>(gpu, a, cache, variant, plan);
+    case KV_E5M2:
+        return launch_variant<KV_E5M2>(gpu, a, cache, variant, plan);
+    default:
+        break;
+    }
+    if (!attention_is_causal_only(variant))
+        return launch_size<KV_BFP16, true>(gpu, a, cache, variant, plan);
     switch (decode_dim(a->head_dim, false)) {
     case 32:
-        return launch<32, 2, false>(gpu, a, cache, variant, plan);
+        return launch<32, KV_BFP16, false>(gpu, a, cache, variant, plan);
     case 64:
-        return launch<64, 2, false>(gpu, a, cache, variant, plan);
+        return launch<64, KV_BFP16, false>(gpu, a, cache, variant, plan);
     case 96:
-        return launch<96, 2, false>(gpu, a, cache, variant, plan);
+        return launch<96, KV_BFP16, false>(gpu, a, cache, variant, plan);
     case 128:
-        return launch<128, 2, false>(gpu, a, cache, variant, plan);
+        return launch<128, KV_BFP16, false>(gpu, a, cache, variant, plan);
     case 192:
-        return launch<192, 2, false>(gpu, a, cache, variant, plan);
+        return launch<192, KV_BFP16, false>(gpu, a, cache, variant, plan);
     default:
-        return launch<256, 2, false>(gpu, a, cache, variant, plan);
+        return launch<256, KV_BFP16, false>(gpu, a, cache, variant, plan);
     }
 }
 
 template <int DIM> static int shared_bytes(void) {
-    return decode_sizes<DIM, 2>::SHARED_BYTES +
+    return decode_sizes<DIM, KV_BFP16>::SHARED_BYTES +
            (int)(sizeof(struct row_states) + 3 * sizeof(struct tile_cursor));
 }
 
