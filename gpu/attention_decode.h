@@ -23,10 +23,15 @@ template <kv_type TYPE> struct is_fp8 {
     static const bool value = TYPE == KV_E4M3 || TYPE == KV_E5M2;
 };
 
+/* Types whose rows are snapped when they are read (attention_snapped.h). */
+template <kv_type TYPE> struct is_snapped {
+    static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
+};
+
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32 (of 64 where
  * elements are bytes), and on the type of an element. */
 template <int DIM, kv_type TYPE> struct decode_sizes {
-    static const bool FP8 = is_fp8<TYPE>::value;
+    static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
     static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
     static const int DIGIT_BYTES = FP8 ? 2 : 1;
     static const int CHUNK = 128;           /* positions */
@@ -288,14 +293,14 @@ template <int DIM, kv_type TYPE> struct loader {
         int j = (int)threadIdx.x;
         memory.rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
             row;
-        if constexpr (!size::FP8) {
+        if constexpr (!size::FP8 && !size::SNAPPED) {
             position.k_exponent = cache->k_exponents[row];
             position.v_exponent = cache->v_exponents[row];
         }
     }
 
     __device__ __forceinline__ void store_units(int set) const {
-        if (size::FP8)
+        if (size::FP8 || size::SNAPPED)
             return;
         int j = set * TILE + (int)threadIdx.x;
         /* Of 2^e, the upper word; a mantissa of a byte is the upper half of one of two. */
@@ -393,6 +398,18 @@ template <int DIM, kv_type TYPE> struct loader {
 
     __device__ __forceinline__ const unsigned char *chunk() const {
         return memory.ring + used;
+    }
+
+    /* The one behind it in a tile; when it has come. */
+    __device__ __forceinline__ const unsigned char *next_chunk() const {
+        return memory.ring + after(used);
+    }
+
+    /* Waits for all chunks of values; the first of the next tile's keys is on its way already. All
+     * threads are done with the chunk before. */
+    __device__ __forceinline__ void wait_for_values() const {
+        cp_async_wait<1>();
+        __syncthreads();
     }
 
     /* The chunk is done with. */

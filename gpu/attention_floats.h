@@ -49,8 +49,7 @@ template <enum kv_type TYPE> static __device__ __forceinline__ void clear(plane_
 template <enum kv_type TYPE>
 static __device__ __forceinline__ void to_halves(uint32_t out[2], uint32_t bytes) {
     if constexpr (TYPE == KV_E4M3) {
-        out[0] = halves_of_e4m3(bytes & 0xffff);
-        out[1] = halves_of_e4m3(bytes >> 16);
+        halves_of_e4m3(out, bytes);
     } else { /* the upper byte of fp16 */
         out[0] = __byte_perm(bytes, 0, 0x1404);
         out[1] = __byte_perm(bytes, 0, 0x3424);
@@ -148,9 +147,9 @@ template <int DIM, kv_type TYPE> struct fp8_key_sums {
 
 /* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. */
 template <int DIM, enum kv_type TYPE, int N>
-static __device__ __forceinline__ void multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N],
-                                                     const unsigned char *keys,
-                                                     const struct decode_memory *mem) {
+static __device__ __forceinline__ void
+multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N], const unsigned char *keys,
+              const struct decode_memory *mem, const float *) {
     typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
@@ -204,19 +203,20 @@ static __device__ __forceinline__ void clear(struct fp8_value_sums<TYPE> *s) {
     }
 }
 
-/* Adds the products of a chunk's weights and values, of n positions. first: of the chunk. */
+/* Adds the products of a chunk's weights and values, of n positions; those behind them have weights
+ * of 0. first: of the chunk. */
 template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ void
 add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
-          const struct decode_memory *mem, int first, int n) {
+          const struct decode_memory *mem, const uint32_t *, int first, int n) {
     typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32);
     const int part = first / planes<TYPE>::SUMMANDS;
+    if (n <= 0)
+        return;
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
         alignas(16) uint32_t weights[2][4];
-        if (k >= n)
-            break;
         UNROLL
         for (int h = 0; h < 2; h++)
             *(uint4 *)weights[h] =
@@ -224,7 +224,7 @@ add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
-            if (column_of_warp(i) >= size::COLUMNS)
+            if (size::COLUMNS % WARPS && column_of_warp(i) >= size::COLUMNS)
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));

@@ -190,10 +190,6 @@ static bool in_rows(const struct kv_view *v, int head_dim) {
            v->head_step == v->head_exponents * head_dim;
 }
 
-static bool has_kernel(enum kv_type type) {
-    return type == KV_BFP16 || type == KV_BFP8 || type == KV_E4M3 || type == KV_E5M2;
-}
-
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
     const struct kv_view *k = &kv->k, *v = &kv->v;
     bool scales = k->type == KV_E4M3 || k->type == KV_E5M2;
@@ -206,9 +202,8 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
             (uint32_t)k->position_exponents,
             (uint32_t)k->head_exponents,
             v->scale};
-    return k->type == v->type && has_kernel(k->type) &&
-           (scales || (k->scale == 1 && v->scale == 1)) && in_rows(k, head_dim) &&
-           in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
+    return k->type == v->type && (scales || (k->scale == 1 && v->scale == 1)) &&
+           in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
            k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&
            ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;

@@ -6,6 +6,7 @@
  *     attention_shares.cu  which thread block does what
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
+ *     attention_decode_floats.cu   the same over caches of floats
  *     attention_merge.cu   its end, where several thread blocks worked on a sequence
  *     attention_cascade.cu tiles that sequences share, before it
  *
@@ -188,6 +189,10 @@ struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
+void gpu_attention_decode_floats(struct gpu_device *gpu, const struct attention_arguments *a,
+                                 const struct decode_cache *cache,
+                                 const struct attention_variant *variant,
+                                 const struct attention_plan *plan);
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan);

@@ -7,6 +7,7 @@
 
 #include "gpu/attention_decode.h"
 #include "gpu/attention_floats.h"
+#include "gpu/attention_snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
  */
@@ -148,16 +149,21 @@ static __device__ __forceinline__ double dot_of_key(const struct digit_sums *s, 
  */
 
 /* What stands for the score of a position that a row does not see. With variants, a NaN, which no
- * visible score can be, because a row may see none of a tile whose positions it might see. */
-template <bool VARIANT> static __device__ __forceinline__ float hidden_score(void) {
-    return VARIANT ? NAN : -INFINITY;
-}
+ * visible score can be, because a row may see none of a tile whose positions it might see. So, too,
+ * with values whose unit may be a NaN, because hidden ones must have no weight. */
+template <enum kv_type TYPE, bool VARIANT> struct hidden {
+    static const bool IS_NAN = VARIANT || is_snapped<TYPE>::value;
+    static __device__ __forceinline__ float score(void) {
+        return IS_NAN ? NAN : -INFINITY;
+    }
+};
 
-/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. */
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
+ * of keys that are snapped now, of key lane / 4 of each part. */
 template <int DIM, enum kv_type TYPE, int N>
-static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
-                                                     const unsigned char *keys,
-                                                     const struct decode_memory *mem) {
+static __device__ __forceinline__ void
+multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
+              const float scales[N]) {
     typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
@@ -177,6 +183,9 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
             ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
                                16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
             if constexpr (TYPE != KV_BFP8) {
+                UNROLL
+                for (int j = 0; j < 4 && size::SNAPPED; j++)
+                    m[j] = snap_two<TYPE>(m[j], scales[i], scales[i]);
                 multiply<TYPE>(&sums[i], digits[0], m);
             } else {
                 mma_s8_s8(sums[i].low, digits[0], m);
@@ -194,20 +203,30 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             const uint32_t *units, double q_unit, const struct row_view *row_view,
             const struct attention_variant *variant, int tile, int first) {
     const int N = decode_sizes<DIM, TYPE>::CHUNK / PART;
-    const bool FP8 = is_fp8<TYPE>::value;
+    const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     typename sums_of<DIM, TYPE>::keys sums[N];
-    multiply_keys<DIM, TYPE, N>(sums, keys, mem);
+    int exponents[N] = {};
+    float scales[N] = {};
+    if constexpr (SNAPPED) {
+        find_key_exponents<DIM, TYPE, N>(exponents, keys);
+        UNROLL
+        for (int i = 0; i < N; i++)
+            scales[i] = num_pow2f(15 - exponents[i]);
+    }
+    multiply_keys<DIM, TYPE, N>(sums, keys, mem, scales);
     UNROLL
     for (int i = 0; i < N; i++) {
         int position = first + i * PART + begin + lane % 4 * 2;
         uint2 unit = make_uint2(0, 0);
-        if (!FP8)
+        if (!FP8 && !SNAPPED)
             unit = *(const uint2 *)(units + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
             double k_unit =
                 __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
+            if (SNAPPED)
+                k_unit = kv_unit(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
             double dot = dot_of_key<DIM, TYPE>(&sums[i], j);
             float score = num_score(dot, FP8 ? fp8_dot_unit : k_unit, q_unit);
             int p = tile + position + j;
@@ -217,9 +236,9 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
                        attention_shows(variant, row_view->mask, row_view->i, p, row_view->length);
                 score = attention_score(variant, score, row_view->at, p, row_view->slope);
             }
-            if (VARIANT || FP8)
+            if (VARIANT || FP8 || SNAPPED)
                 score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
-            s[2 * i + j] = sees ? score : hidden_score<VARIANT>();
+            s[2 * i + j] = sees ? score : hidden<TYPE, VARIANT>::score();
         }
     }
 }
@@ -284,7 +303,7 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
     bool sees = VARIANT ? m == m : visible > 0;
     bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
     float base = sees && !bad ? m : 0;
-    uint32_t units = 0;
+    uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
     float heaviest = 0;
     const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
     UNROLL
@@ -294,13 +313,21 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
         UNROLL
         for (int i = half; i < half + N / 2; i++) {
             float below = s[i] - base;
-            float p = num_exp_below_0(VARIANT && below != below ? -INFINITY : below);
+            bool hides = hidden<TYPE, VARIANT>::IS_NAN && below != below;
+            float p = num_exp_below_0(hides ? -INFINITY : below);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
             s[i] = is_fp8<TYPE>::value ? p : p * num_float(value_units[i / 2 * PART + i % 2]);
-            heaviest = fmaxf(heaviest, s[i]);
+            if constexpr (is_snapped<TYPE>::value) {
+                s[i] = hides ? 0 : s[i];
+                largest_bits = max(largest_bits, num_bits(s[i]));
+            } else {
+                heaviest = fmaxf(heaviest, s[i]);
+            }
         }
     }
+    if (is_snapped<TYPE>::value)
+        heaviest = num_float(min(largest_bits, 0x7f800000u));
     for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
         units += __shfl_xor_sync(0xffffffffu, units, step);
         heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
@@ -356,11 +383,12 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     return !bad;
 }
 
-/* Adds the products of a chunk's weights and values, of n positions. */
+/* Adds the products of a chunk's weights and values, of n positions. units: of the tile's values.
+ */
 template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ void
 add_chunk(struct digit_sums sums[], const unsigned char *values, const struct decode_memory *mem,
-          int first, int n) {
+          const uint32_t *units, int first, int n) {
     typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32);
     UNROLL
@@ -371,6 +399,10 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
         load_digits(weights,
                     mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
                     ROWS * size::WEIGHT_BYTES);
+        uint2 unit[4]; /* of two positions of each 8 */
+        UNROLL
+        for (int j = 0; j < 4 && size::SNAPPED; j++)
+            unit[j] = *(const uint2 *)(units + first + k + 8 * j + lane % 4 * 2);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
@@ -378,6 +410,9 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));
+            UNROLL
+            for (int j = 0; j < 4 && size::SNAPPED; j++)
+                m[j] = snap_two<TYPE>(m[j], scale_of_unit(unit[j].x), scale_of_unit(unit[j].y));
             multiply<TYPE>(&sums[i], weights, m);
         }
     }

@@ -4,9 +4,12 @@
 
 enum { N_BYTES = 256 };
 
-/* halves[byte]: the byte beside the next one. */
+/* halves[byte]: the byte beside the next one; behind them, 0 beside it. */
 __global__ void widen(uint32_t *halves) {
-    halves[threadIdx.x] = halves_of_e4m3(threadIdx.x | ((threadIdx.x + 1) & 255) << 8);
+    uint32_t four[2], next = (threadIdx.x + 1) & 255;
+    halves_of_e4m3(four, threadIdx.x | next << 8 | threadIdx.x << 24);
+    halves[threadIdx.x] = four[0];
+    halves[N_BYTES + threadIdx.x] = four[1];
 }
 
 static void expect_number(uint32_t half, int byte) {
@@ -17,12 +20,14 @@ static void expect_number(uint32_t half, int byte) {
 }
 
 static void test_every_e4m3_number(void **) {
-    uint32_t *out = to_device(std::vector<uint32_t>(N_BYTES, 0));
+    uint32_t *out = to_device(std::vector<uint32_t>(2 * N_BYTES, 0));
     LAUNCH(widen, 1, N_BYTES, 0, 0, out);
-    std::vector<uint32_t> halves = from_device(out, N_BYTES);
+    std::vector<uint32_t> halves = from_device(out, 2 * N_BYTES);
     for (int i = 0; i < N_BYTES; i++) {
         expect_number(halves[(size_t)i] & 0xffff, i);
         expect_number(halves[(size_t)i] >> 16, (i + 1) % N_BYTES);
+        expect_number(halves[(size_t)(N_BYTES + i)] & 0xffff, 0);
+        expect_number(halves[(size_t)(N_BYTES + i)] >> 16, i);
     }
 }
 
