@@ -90,21 +90,22 @@ static __device__ __forceinline__ void multiply_halves(plane_sums<TYPE> *s, cons
     }
 }
 
-/* The exact sum of the products of row g with column 2 t + j, rounded to float64; of n parts. */
+/* The exact sum of the products of row g with column 2 t + j, rounded to float64; of n parts. All
+ * sums but the last of e5m2 are exact. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ double dot_of_planes(const plane_sums<TYPE> s[], int n, int j) {
     double dot[planes<TYPE>::N];
     UNROLL
     for (int p = 0; p < planes<TYPE>::N; p++) {
-        dot[p] = 0;
+        dot[p] = fma((double)s[0].of[p][j], 256.0, (double)s[0].of[p][2 + j]);
         UNROLL
-        for (int i = 0; i < n; i++)
-            dot[p] += (double)s[i].of[p][j] * 256 + (double)s[i].of[p][2 + j];
+        for (int i = 1; i < n; i++)
+            dot[p] += fma((double)s[i].of[p][j], 256.0, (double)s[i].of[p][2 + j]);
     }
     if constexpr (TYPE == KV_E4M3)
         return dot[0] + dot[1];
-    else /* only the last sum may be rounded */
-        return dot[0] * 8 + dot[1] + dot[2];
+    else
+        return fma(dot[0], 8.0, dot[1]) + dot[2];
 }
 
 /* ---- digits -----------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N], const unsigned char *keys,
     }
 }
 
-/* The product of row g with a key, 2 t + j, as score_chunk multiplies it by a unit. */
+/* The product of row g with key 2 t + j. */
 template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ double dot_of_key(const struct fp8_key_sums<DIM, TYPE> *s,
                                                     int j) {
@@ -261,7 +262,8 @@ static __device__ __forceinline__ const uint8_t *value_row(const struct loader<D
     return (const uint8_t *)chunks->cache->v + (uint64_t)row * (uint32_t)chunks->a->head_dim;
 }
 
-/* The weighted sum of dimension d without the positions that have no weight, of row `row`. */
+/* The weighted sum of dimension d, of row `row`: in integers, a NaN is a number, and where its
+ * weight is 0, nothing. */
 template <int DIM, enum kv_type TYPE>
 static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int set, int n, int row,
                                    int d, double unit) {
@@ -270,8 +272,7 @@ static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int s
     for (int j = 0; j < n && d < chunks->a->head_dim; j++) {
         const uint16_t *w = weights + place_of_weight_digit(row, j);
         long long weight = (int)half_to_float(w[0]) * 256 + (int)half_to_float(w[2]);
-        if (weight)
-            sum += weight * kv_integer(TYPE, value_row(chunks, set, j)[d], 1);
+        sum += weight * kv_integer(TYPE, value_row(chunks, set, j)[d], 1);
     }
     return (float)((double)sum * (unit * kv_unit(kv_fixed_exponent(TYPE))));
 }

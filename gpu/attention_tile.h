@@ -78,7 +78,8 @@ static __device__ void snap_queries(const struct attention_arguments *a,
             put_digits(at, at + 4, mantissa);
         }
         if (lane == 0)
-            rows->q_unit[row] = num_pow2(e - 30) * a->scale;
+            rows->q_unit[row] =
+                num_pow2(e - 30) * a->scale * (is_fp8<TYPE>::value ? fp8_dot_unit : 1);
     }
 }
 
@@ -228,7 +229,7 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             if (SNAPPED)
                 k_unit = kv_unit(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
             double dot = dot_of_key<DIM, TYPE>(&sums[i], j);
-            float score = num_score(dot, FP8 ? fp8_dot_unit : k_unit, q_unit);
+            float score = FP8 ? (float)(dot * q_unit) : num_score(dot, k_unit, q_unit);
             int p = tile + position + j;
             bool sees = p < row_view->end;
             if (VARIANT) {
