@@ -12,14 +12,16 @@
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-/* Numbers whose parts, as kernels cut them, are the largest, smallest, or ties between two. */
+/* Numbers whose parts, as kernels cut them, are the largest, smallest, or ties between two; and the
+ * smallest one beside them, without which a sum would be a multiple of more than its unit. */
 static const struct extreme {
     enum kv_type type;
-    float number;
+    float number, unit;
 } extremes[] = {
-    {KV_E4M3, 448},       {KV_E4M3, 0.5f},     {KV_E4M3, 1.5f}, {KV_E4M3, 0x1p-9f},
-    {KV_E5M2, 57344},     {KV_E5M2, 32},       {KV_E5M2, 96},   {KV_E5M2, 0x1p-6f},
-    {KV_E5M2, 0x1.8p-5f}, {KV_E5M2, 0x1p-16f}, {KV_E5M2, 160},  {KV_E5M2, 0x1.cp-7f},
+    {KV_E4M3, 448, 1},           {KV_E4M3, 0.5f, 0x1p-9f},      {KV_E4M3, 1.5f, 0x1p-9f},
+    {KV_E4M3, 0x1p-9f, 0x1p-9f}, {KV_E5M2, 57344, 64},          {KV_E5M2, 32, 0x1p-5f},
+    {KV_E5M2, 96, 0x1p-5f},      {KV_E5M2, 0x1p-6f, 0x1p-16f},  {KV_E5M2, 0x1.8p-5f, 0x1p-16f},
+    {KV_E5M2, 160, 0x1p-5f},     {KV_E5M2, 0x1p-16f, 0x1p-16f},
 };
 
 enum signs { ALL_PLUS, ALTERNATING, IN_HALVES, ALMOST_ALL_MINUS, N_SIGNS };
@@ -74,12 +76,12 @@ static void check_keys(struct test_device *t, struct random *r, const struct ext
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
         c.q[i] = (i / dim % 2 ? 0x7e80 : 0x7f7f) * (i / dim % 4 < 2 ? 0x1p-15f : -0x1p-15f);
     for (int i = 0; i < c.n_positions * dim; i++)
-        c.k[i] = x->number * sign_of(signs, i % dim, dim);
+        c.k[i] = i % dim == 1 ? x->unit : x->number * sign_of(signs, i % dim, dim);
     check(t, &c);
 }
 
 /* Every product of a sum of values is the largest: one position of each tile has the probability 1,
- * the others one whose mantissa is 16256, the digits 64 and -128. */
+ * the others one whose mantissa is 16256, the digits 64 and -128; but one 16257. */
 static void check_values(struct test_device *t, struct random *r, const struct extreme *x, int dim,
                          int signs) {
     struct attend_case c;
@@ -87,11 +89,12 @@ static void check_values(struct test_device *t, struct random *r, const struct e
     c.layout.k_scale = c.layout.v_scale = 1;
     c.shape.scale = 0.0078432; /* log(16384 / 16256) */
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
-        c.q[i] = i % dim ? 0 : 1;
+        c.q[i] = i % dim == 0 ? 1 : i % dim == 1 ? 0x1p-6f : 0;
     for (int i = 0; i < c.n_positions * dim; i++) {
-        int position = i / dim;
-        c.k[i] = position % 256 || i % dim ? 0 : 1;
-        c.v[i] = x->number * sign_of(signs, position % 256, 256);
+        int position = i / dim % 256;
+        bool likely = position == 0 && i % dim == 0, odd = position == 100 && i % dim == 1;
+        c.k[i] = likely ? 1 : odd ? 0.5f : 0;
+        c.v[i] = position == 100 ? x->unit : x->number * sign_of(signs, position, 256);
     }
     check(t, &c);
 }
