@@ -5,9 +5,9 @@
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
  * score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that the
  *    window or the causal mask hide are left out.
- * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
- *    attention_paged; of many tokens over any cache but one of fp8: versions 2 and 3 of attention;
- *    1 for the others
+ * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND), but for tiles
+ *    that they share of a cache of fp8: version 4 of attention_paged; of many tokens over any cache
+ *    but one of fp8: versions 2 and 3 of attention; 1 for the others
  * 3  for caches in vLLM's layout, after its paged_attention_v1: a block per query token and head
  *    whose threads read vectors of 16 bytes (attend_vllm.cu); 1 for the others
  * 4  the same, after paged_attention_v2: a block per query token, head and tile, then a merge
@@ -55,7 +55,8 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
 }
 
 __global__ static void __launch_bounds__(TILE)
-    attend_1(struct attend_arguments a, struct plan_arrays plan, int most_tokens) {
+    attend_1(struct attend_arguments a, struct plan_arrays plan, int least_tokens,
+             int most_tokens) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
@@ -63,7 +64,7 @@ __global__ static void __launch_bounds__(TILE)
     SHARED(struct row_parts, part);
     run_in_turn();
     struct query_row r;
-    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, least_tokens, most_tokens))
         return;
     const struct kv_view *v = &a.kv.v;
     int j = (int)threadIdx.x, dim = a.shape.head_dim;
@@ -106,39 +107,44 @@ __global__ static void __launch_bounds__(TILE)
     finish_row(&a, &r, y, m, l);
 }
 
-/* The sequences of at most most_tokens. */
+/* The sequences of at least least_tokens and at most most_tokens. */
 static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct attention_plan *plan, int most_tokens) {
+                     const struct attention_plan *plan, int least_tokens, int most_tokens) {
     dim3 grid((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads);
     GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE, sizeof(int16_t) * (size_t)plan->shape.head_dim, *a,
-                     plan->arrays, most_tokens);
+                     plan->arrays, least_tokens, most_tokens);
 }
 
-/* The same by the kernels for the cache's layout, where there are some. */
+/* Those of at most most_tokens, by the kernels for the cache's layout, where there are some. */
 static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a,
                         const struct attention_plan *plan, int most_tokens) {
     int version = gpu->version[GPU_ATTEND];
     if (version == 1 || version == 2 || !gpu_attend_vllm(gpu, a, plan, version, most_tokens))
-        launch_1(gpu, a, plan, most_tokens);
+        launch_1(gpu, a, plan, 0, most_tokens);
 }
 
-/* The row groups of the plan, then the long sequences. */
+/* The row groups of the plan, then the long sequences. splits: versions 2 and 3 of attention can
+ * read the cache. */
 static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct decode_cache *cache, const struct attention_plan *plan) {
+                     const struct decode_cache *cache, const struct attention_plan *plan,
+                     bool splits) {
     struct attention_arguments all = {};
     all.y = a->y;
     all.q = a->q;
     all.n_heads = a->shape.n_heads;
     all.n_kv_heads = a->shape.n_kv_heads;
     all.head_dim = a->shape.head_dim;
-    all.scale = a->shape.scale;
+    all.scale = a->shape.scale * (double)a->kv.k.scale;
     all.site = a->site;
     all.fault = a->fault;
     if (cache)
         gpu_attention_short(gpu, &all, &a->kv, cache, &a->variant, plan);
     else if (plan->n_groups)
         launch_rows(gpu, a, plan, SHORT_TOKENS);
-    gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
+    if (splits)
+        gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
+    else if (plan->n_long)
+        launch_1(gpu, a, plan, SHORT_TOKENS + 1, INT32_MAX);
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -149,7 +155,7 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     struct attend_arguments a = {y, q, *kv, *variant, plan->shape, site, gpu->fault};
     const struct attention_variant *planned = &plan->variant;
     struct decode_cache cache;
-    int dim = plan->shape.head_dim;
+    int dim = plan->shape.head_dim, version = gpu->version[GPU_ATTEND];
     if (!plan->n_tokens)
         return;
     bool as_planned = variant->causal == planned->causal &&
@@ -158,10 +164,12 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     bool in_rows = decode_cache_of_views(&cache, kv, dim) &&
                    plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
                    gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
-    bool fits = gpu_attention_fits_tensor_cores(gpu, dim) && gpu_attention_can_split(kv);
-    int version = gpu->version[GPU_ATTEND];
-    if ((version == 0 || version == 2) && fits && as_planned)
-        launch_2(gpu, &a, in_rows ? &cache : NULL, plan);
+    bool splits = gpu_attention_can_split(kv);
+    bool fits =
+        (version == 0 || version == 2) && as_planned && gpu_attention_fits_tensor_cores(gpu, dim);
+    /* Shared tiles are read by versions 2 and 3 of attention. */
+    if (fits && (splits || (in_rows && !attention_plan_has_cascade(plan))))
+        launch_2(gpu, &a, in_rows ? &cache : NULL, plan, splits);
     else
         launch_rows(gpu, &a, plan, INT32_MAX);
 }

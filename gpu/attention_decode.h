@@ -18,9 +18,22 @@ enum {
     PARTS = TILE / PART, /* of a tile */
 };
 
+/* Types whose elements are 8-bit floats: their digits are fp16 (attention_floats.h). */
+template <kv_type TYPE> struct is_fp8 {
+    static const bool value = TYPE == KV_E4M3 || TYPE == KV_E5M2;
+};
+
+/* Types whose rows are snapped when they are read (attention_snapped.h). */
+template <kv_type TYPE> struct is_snapped {
+    static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
+};
+
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32 (of 64 where
- * mantissas are bytes), and on the bytes of a mantissa. */
-template <int DIM, int BYTES> struct decode_sizes {
+ * elements are bytes), and on the type of an element. */
+template <int DIM, kv_type TYPE> struct decode_sizes {
+    static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
+    static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
+    static const int DIGIT_BYTES = FP8 ? 2 : 1;
     static const int CHUNK = 128;           /* positions */
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
     static const int AHEAD = 2;             /* chunks on their way while one is used */
@@ -28,15 +41,17 @@ template <int DIM, int BYTES> struct decode_sizes {
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
     static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
-    static const int BLOCKS = DIM * BYTES > 256 ? 1 : 2; /* on a processor */
-    static const int ROW_BYTES = BYTES * DIM;            /* of a position in a chunk */
-    static const int VECTOR = 16 / BYTES;                /* mantissas in 16 bytes, a column */
+    static const int BLOCKS = DIM * BYTES * DIGIT_BYTES > 256 ? 1 : 2; /* on a processor */
+    static const int ROW_BYTES = BYTES * DIM; /* of a position in a chunk */
+    static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
     static const int COLUMNS = ROW_BYTES / 16;
     static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
     static const int EACH = VECTOR / 4;                     /* dimensions of a column for a lane */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
-    static const int QUERY_BYTES = 2 * ROWS * DIM; /* of all rows' digits */
-    static const int WEIGHT_BYTES = TILE + 16;     /* 8 rows of a column: different banks */
+    static const int QUERY_BYTES = 2 * ROWS * DIM * DIGIT_BYTES; /* of all rows' digits */
+    /* With 16 more, 8 rows of a column lie in different banks. fp16 digits have an order of their
+     * own. */
+    static const int WEIGHT_BYTES = FP8 ? TILE * DIGIT_BYTES : TILE + 16;
     static const int SHARED_BYTES =
         STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
 };
@@ -53,7 +68,7 @@ struct decode_memory {
     unsigned char *ring; /* [STAGES] chunks */
     uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
     int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
-    int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES] */
+    int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES]; of fp8 as the queries */
     uint32_t *k_units;   /* [2][TILE] 2^exponent as a double: the upper word */
     uint32_t *v_units;   /* [2][TILE] as a float */
 };
@@ -66,9 +81,9 @@ struct alignas(16) row_states {
     uint2 units_and_weight[ROWS][WARPS];
 };
 
-template <int DIM, int BYTES>
+template <int DIM, enum kv_type TYPE>
 static __device__ struct decode_memory cut_memory(unsigned char *memory) {
-    typedef struct decode_sizes<DIM, BYTES> size;
+    typedef struct decode_sizes<DIM, TYPE> size;
     struct decode_memory m;
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
@@ -238,8 +253,8 @@ struct next_position {
     int8_t k_exponent, v_exponent;
 };
 
-template <int DIM, int BYTES> struct loader {
-    typedef struct decode_sizes<DIM, BYTES> size;
+template <int DIM, kv_type TYPE> struct loader {
+    typedef struct decode_sizes<DIM, TYPE> size;
     static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
     static const int STEP = THREADS / VECTORS;          /* rows copied at once */
     static const bool EVEN = STEP * VECTORS == THREADS; /* a thread's column is always the same */
@@ -278,14 +293,19 @@ template <int DIM, int BYTES> struct loader {
         int j = (int)threadIdx.x;
         memory.rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
             row;
-        position.k_exponent = cache->k_exponents[row];
-        position.v_exponent = cache->v_exponents[row];
+        if constexpr (!size::FP8 && !size::SNAPPED) {
+            position.k_exponent = cache->k_exponents[row];
+            position.v_exponent = cache->v_exponents[row];
+        }
     }
 
     __device__ __forceinline__ void store_units(int set) const {
+        if (size::FP8 || size::SNAPPED)
+            return;
         int j = set * TILE + (int)threadIdx.x;
         /* Of 2^e, the upper word; a mantissa of a byte is the upper half of one of two. */
-        memory.k_units[j] = (uint32_t)(position.k_exponent + 1023 + (BYTES == 1 ? 8 : 0)) << 20;
+        memory.k_units[j] = (uint32_t)(position.k_exponent + 1023 + (TYPE == KV_BFP8 ? 8 : 0))
+                            << 20;
         memory.v_units[j] = (uint32_t)(position.v_exponent + 127) << 23;
     }
 
@@ -294,7 +314,7 @@ template <int DIM, int BYTES> struct loader {
         if (c * size::CHUNK >= n)
             return;
         const char *from = (const char *)mantissas;
-        uint32_t row_bytes = (uint32_t)(a->head_dim * BYTES);
+        uint32_t row_bytes = (uint32_t)(a->head_dim * size::BYTES);
         const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
         if constexpr (EVEN) {
@@ -378,6 +398,18 @@ template <int DIM, int BYTES> struct loader {
 
     __device__ __forceinline__ const unsigned char *chunk() const {
         return memory.ring + used;
+    }
+
+    /* The one behind it in a tile; when it has come. */
+    __device__ __forceinline__ const unsigned char *next_chunk() const {
+        return memory.ring + after(used);
+    }
+
+    /* Waits for all chunks of values; the first of the next tile's keys is on its way already. All
+     * threads are done with the chunk before. */
+    __device__ __forceinline__ void wait_for_values() const {
+        cp_async_wait<1>();
+        __syncthreads();
     }
 
     /* The chunk is done with. */

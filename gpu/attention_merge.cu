@@ -120,7 +120,7 @@ template <class Results>
 static __device__ __forceinline__ void
 merge_row(const struct attention_arguments *a, const struct attention_variant *variant,
           const Results &results, struct merged_row row, float *tiles,
-          struct section_shares *shares, int section) {
+          struct section_shares *shares, int section, float v_scale) {
     int d = (int)threadIdx.x, vectors = (a->head_dim + VECTOR - 1) / VECTOR;
     int dim = vectors * VECTOR;
     struct kept_row begin = results.at(0);
@@ -167,13 +167,14 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
     if (d == 0)
         attention_note_sums(variant, place, m, l);
     if (d < a->head_dim)
-        a->y[place * (size_t)a->head_dim + (size_t)d] = l > 0 && !variant->m ? o / l : o;
+        a->y[place * (size_t)a->head_dim + (size_t)d] =
+            (l > 0 && !variant->m ? o / l : o) * v_scale;
 }
 
 /* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
 __global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
                                     struct plan_arrays plan, const float *partial, int dim,
-                                    int section) {
+                                    int section, float v_scale) {
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
@@ -193,7 +194,7 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
     results.begin = partial + (size_t)split.partial * results.next +
                     (size_t)((head * GROUP_ROWS + row) * kept_floats(dim));
     merge_row(&a, &variant, results, {token, head * group + (g.first_row + row) % group}, tiles,
-              &shares, section);
+              &shares, section, v_scale);
 }
 
 /* Where chains find what they merge. */
@@ -245,7 +246,7 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
     r.heads_per_group = group;
     r.own_place = chain.own_place + row / GROUP_ROWS * chain.own_places;
     r.own_row = row % GROUP_ROWS;
-    merge_row(&a, &variant, r, {token, head}, tiles, &shares, section);
+    merge_row(&a, &variant, r, {token, head}, tiles, &shares, section, 1);
 }
 
 /* Results of `results` that a block of `kernel` has room for at once, at least; and asks for that
@@ -284,7 +285,7 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (section)
         GPU_LAUNCH_EARLY(gpu, merge_splits, grid, threads_for(a->head_dim), bytes, *a, *variant,
-                         plan->arrays, plan->partial, dim, section);
+                         plan->arrays, plan->partial, dim, section, cache->v_scale);
 }
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,

@@ -172,34 +172,39 @@ int gpu_attention_plan_form(const struct attention_plan *p) {
 struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads) {
     struct decode_cache c = {kv->k,
                              kv->v,
-                             2,
+                             KV_BFP16,
                              kv->k_exponents,
                              kv->v_exponents,
                              (uint32_t)page_size * (uint32_t)n_kv_heads,
                              (uint32_t)n_kv_heads,
+                             1,
                              1};
     return c;
 }
 
+/* Whether all steps are whole rows, and exponents lie as the rows do. */
 static bool in_rows(const struct kv_view *v, int head_dim) {
-    return kv_type_has_exponents(v->type) && v->scale == 1 && v->element_step == 1 &&
-           v->group_step == v->x && v->page_step == v->page_exponents * head_dim &&
+    return v->element_step == 1 && v->group_step == v->x &&
+           v->page_step == v->page_exponents * head_dim &&
            v->position_step == v->position_exponents * head_dim &&
            v->head_step == v->head_exponents * head_dim;
 }
 
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
     const struct kv_view *k = &kv->k, *v = &kv->v;
+    bool scales = k->type == KV_E4M3 || k->type == KV_E5M2;
     *out = {k->data,
             v->data,
-            kv_type_bytes(k->type),
+            k->type,
             k->exponents,
             v->exponents,
             (uint32_t)k->page_exponents,
             (uint32_t)k->position_exponents,
-            (uint32_t)k->head_exponents};
-    return in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
+            (uint32_t)k->head_exponents,
+            v->scale};
+    return k->type == v->type && (scales || (k->scale == 1 && v->scale == 1)) &&
+           in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
-           k->head_exponents == v->head_exponents && k->type == v->type &&
-           head_dim * out->bytes % 16 == 0 && ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
+           k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&
+           ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
 }

@@ -6,6 +6,7 @@
  *     attention_shares.cu  which thread block does what
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
+ *     attention_decode_floats.cu   the same over caches of floats
  *     attention_merge.cu   its end, where several thread blocks worked on a sequence
  *     attention_cascade.cu tiles that sequences share, before it
  *
@@ -130,7 +131,7 @@ struct attention_plan {
 };
 
 /* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
- * fewer of them for variants and for mantissas of a byte: they take long to compile. */
+ * fewer of them for variants and for all types but bfp16: they take long to compile. */
 static inline int decode_dim(int head_dim, bool few) {
     if (few)
         return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
@@ -176,10 +177,11 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
 struct decode_cache {
-    const void *k, *v; /* mantissas */
-    int bytes;         /* of each: 2, bfp16, or 1, bfp8 */
-    const int8_t *k_exponents, *v_exponents;
+    const void *k, *v;
+    enum kv_type type;
+    const int8_t *k_exponents, *v_exponents; /* of the types that have them */
     uint32_t page_rows, position_rows, head_rows;
+    float v_scale; /* of the values: 1, but for fp8 */
 };
 
 /* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */
@@ -187,13 +189,17 @@ struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
+void gpu_attention_decode_floats(struct gpu_device *gpu, const struct attention_arguments *a,
+                                 const struct decode_cache *cache,
+                                 const struct attention_variant *variant,
+                                 const struct attention_plan *plan);
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan);
 
 /* Whether it is one with few sizes of kernels. */
 static inline bool decode_has_few(const struct decode_cache *c, const struct attention_variant *v) {
-    return c->bytes == 1 || !attention_is_causal_only(v);
+    return c->type != KV_BFP16 || !attention_is_causal_only(v);
 }
 
 /* All of it for the sequences of few tokens. */

@@ -6,6 +6,8 @@
 #define SAMEBITS_ATTENTION_TILE_H
 
 #include "gpu/attention_decode.h"
+#include "gpu/attention_floats.h"
+#include "gpu/attention_snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
  */
@@ -36,7 +38,7 @@ static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low,
 }
 
 /* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
-template <int DIM, int BYTES>
+template <int DIM, enum kv_type TYPE>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
                                     struct row_states *rows) {
@@ -59,16 +61,25 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         e = bad ? BFP_MIN_EXPONENT : e;
         UNROLL
         for (int i = 0; i < DIM / 32; i++) {
+            int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
+            if constexpr (is_fp8<TYPE>::value) {
+                uint16_t *at = (uint16_t *)mem->query + place_of_query_digit(row, lane + 32 * i);
+                uint2 digits = halves_of_digits(mantissa, 0);
+                at[0] = (uint16_t)digits.x;
+                at[2] = (uint16_t)digits.y;
+                continue;
+            }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
              * j of the third; low digits are in the second and fourth. */
-            int summand = BYTES == 1 ? lane : summand_of(lane);
+            int summand = TYPE == KV_BFP8 ? lane : summand_of(lane);
             int8_t *at = mem->query +
                          ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
                          summand % 4;
-            put_digits(at, at + 4, bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e)));
+            put_digits(at, at + 4, mantissa);
         }
         if (lane == 0)
-            rows->q_unit[row] = num_pow2(e - 30) * a->scale;
+            rows->q_unit[row] =
+                num_pow2(e - 30) * a->scale * (is_fp8<TYPE>::value ? fp8_dot_unit : 1);
     }
 }
 
@@ -82,9 +93,9 @@ static __device__ __forceinline__ void load_digits(uint32_t out[4], const int8_t
     out[3] = *(const uint32_t *)(from + bytes_to_low + 16);
 }
 
-/* Sums of the products of 8 rows with 8 columns. BYTES 2: high[] with the columns' high digits,
- * low[] with their low ones. BYTES 1: a column is two, high[] with its odd elements, low[] with its
- * even ones. In each, [j] with the rows' high digits, [2 + j] with their low ones. */
+/* Sums of the products of 8 rows with 8 columns. Of 16 bits: high[] with the columns' high digits,
+ * low[] with their low ones. Of bytes: a column is two, high[] with its odd elements, low[] with
+ * its even ones. In each, [j] with the rows' high digits, [2 + j] with their low ones. */
 struct digit_sums {
     int32_t high[4], low[4];
 };
@@ -97,13 +108,13 @@ static __device__ __forceinline__ void clear(struct digit_sums *s) {
 
 /* Adds the products of digits `a` with 32 summands by 8 columns of 16 bits, as ldmatrix gives
  * them. */
-template <int BYTES>
+template <enum kv_type TYPE>
 static __device__ __forceinline__ void multiply(struct digit_sums *s, const uint32_t a[4],
                                                 const uint32_t m[4]) {
     uint32_t b_high[2] = {__byte_perm(m[0], m[1], 0x7531), __byte_perm(m[2], m[3], 0x7531)};
     uint32_t b_low[2] = {__byte_perm(m[0], m[1], 0x6420), __byte_perm(m[2], m[3], 0x6420)};
     mma_s8_s8(s->high, a, b_high);
-    if (BYTES == 1)
+    if (TYPE == KV_BFP8)
         mma_s8_s8(s->low, a, b_low);
     else
         mma_s8_u8(s->low, a, b_low);
@@ -120,21 +131,41 @@ static __device__ __forceinline__ double dot_of_bytes(const int32_t sums[4], int
     return (double)(sums[j] * 256 + sums[2 + j]);
 }
 
+/* What the sums of a type are kept in. */
+template <int DIM, kv_type TYPE, bool FP8 = is_fp8<TYPE>::value> struct sums_of {
+    typedef struct digit_sums keys, values;
+};
+template <int DIM, kv_type TYPE> struct sums_of<DIM, TYPE, true> {
+    typedef struct fp8_key_sums<DIM, TYPE> keys;
+    typedef struct fp8_value_sums<TYPE> values;
+};
+
+/* The exact sum of the products of row g with key 2 t + j. */
+template <int DIM, enum kv_type TYPE>
+static __device__ __forceinline__ double dot_of_key(const struct digit_sums *s, int j) {
+    return TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
+}
+
 /* ---- a tile -----------------------------------------------------------------------------------
  */
 
 /* What stands for the score of a position that a row does not see. With variants, a NaN, which no
- * visible score can be, because a row may see none of a tile whose positions it might see. */
-template <bool VARIANT> static __device__ __forceinline__ float hidden_score(void) {
-    return VARIANT ? NAN : -INFINITY;
-}
+ * visible score can be, because a row may see none of a tile whose positions it might see. So, too,
+ * with values whose unit may be a NaN, because hidden ones must have no weight. */
+template <enum kv_type TYPE, bool VARIANT> struct hidden {
+    static const bool IS_NAN = VARIANT || is_snapped<TYPE>::value;
+    static __device__ __forceinline__ float score(void) {
+        return IS_NAN ? NAN : -INFINITY;
+    }
+};
 
-/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. */
-template <int DIM, int BYTES, int N>
-static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
-                                                     const unsigned char *keys,
-                                                     const struct decode_memory *mem) {
-    typedef struct decode_sizes<DIM, BYTES> size;
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
+ * of keys that are snapped now, of key lane / 4 of each part. */
+template <int DIM, enum kv_type TYPE, int N>
+static __device__ __forceinline__ void
+multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
+              const float scales[N]) {
+    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
@@ -142,7 +173,7 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
         clear(&sums[i]);
     UNROLL
     for (int k = 0; k < size::COLUMNS; k += 4) {
-        const int AT_ONCE = 2 / BYTES; /* times 32 elements in four columns */
+        const int AT_ONCE = 2 / size::BYTES; /* times 32 elements in four columns */
         uint32_t digits[AT_ONCE][4];
         UNROLL
         for (int j = 0; j < AT_ONCE; j++)
@@ -152,8 +183,11 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
             alignas(16) uint32_t m[4];
             ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
                                16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
-            if constexpr (BYTES == 2) {
-                multiply<BYTES>(&sums[i], digits[0], m);
+            if constexpr (TYPE != KV_BFP8) {
+                UNROLL
+                for (int j = 0; j < 4 && size::SNAPPED; j++)
+                    m[j] = snap_two<TYPE>(m[j], scales[i], scales[i]);
+                multiply<TYPE>(&sums[i], digits[0], m);
             } else {
                 mma_s8_s8(sums[i].low, digits[0], m);
                 mma_s8_s8(sums[i].low, digits[1], m + 2);
@@ -164,34 +198,48 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N],
 
 /* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
  * each part; a lane those of row g at 2 t and 2 t + 1. */
-template <int DIM, int BYTES, bool VARIANT>
+template <int DIM, enum kv_type TYPE, bool VARIANT>
 static __device__ __forceinline__ void
 score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
             const uint32_t *units, double q_unit, const struct row_view *row_view,
             const struct attention_variant *variant, int tile, int first) {
-    const int N = decode_sizes<DIM, BYTES>::CHUNK / PART;
+    const int N = decode_sizes<DIM, TYPE>::CHUNK / PART;
+    const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    struct digit_sums sums[N];
-    multiply_keys<DIM, BYTES, N>(sums, keys, mem);
+    typename sums_of<DIM, TYPE>::keys sums[N];
+    int exponents[N] = {};
+    float scales[N] = {};
+    if constexpr (SNAPPED) {
+        find_key_exponents<DIM, TYPE, N>(exponents, keys);
+        UNROLL
+        for (int i = 0; i < N; i++)
+            scales[i] = num_pow2f(15 - exponents[i]);
+    }
+    multiply_keys<DIM, TYPE, N>(sums, keys, mem, scales);
     UNROLL
     for (int i = 0; i < N; i++) {
         int position = first + i * PART + begin + lane % 4 * 2;
-        uint2 unit = *(const uint2 *)(units + position);
+        uint2 unit = make_uint2(0, 0);
+        if (!FP8 && !SNAPPED)
+            unit = *(const uint2 *)(units + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
             double k_unit =
                 __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
-            double dot = BYTES == 2 ? dot_of(&sums[i], j) : dot_of_bytes(sums[i].low, j);
-            float score = num_score(dot, k_unit, q_unit);
+            if (SNAPPED)
+                k_unit = kv_unit(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
+            double dot = dot_of_key<DIM, TYPE>(&sums[i], j);
+            float score = FP8 ? (float)(dot * q_unit) : num_score(dot, k_unit, q_unit);
             int p = tile + position + j;
             bool sees = p < row_view->end;
             if (VARIANT) {
                 sees = sees && p >= row_view->first &&
                        attention_shows(variant, row_view->mask, row_view->i, p, row_view->length);
                 score = attention_score(variant, score, row_view->at, p, row_view->slope);
-                score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
             }
-            s[2 * i + j] = sees ? score : hidden_score<VARIANT>();
+            if (VARIANT || FP8 || SNAPPED)
+                score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
+            s[2 * i + j] = sees ? score : hidden<TYPE, VARIANT>::score();
         }
     }
 }
@@ -228,7 +276,7 @@ static __device__ __forceinline__ void tell_largest(const float s[], struct row_
 
 /* Scores become weights, as far as without the others' sums. visible: positions of the tile that
  * the row may see. */
-template <bool VARIANT>
+template <enum kv_type TYPE, bool VARIANT>
 static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n_rows, int visible,
                                              const uint32_t *units_of_values,
                                              struct row_states *rows) {
@@ -256,7 +304,7 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
     bool sees = VARIANT ? m == m : visible > 0;
     bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
     float base = sees && !bad ? m : 0;
-    uint32_t units = 0;
+    uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
     float heaviest = 0;
     const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
     UNROLL
@@ -266,13 +314,21 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
         UNROLL
         for (int i = half; i < half + N / 2; i++) {
             float below = s[i] - base;
-            float p = num_exp_below_0(VARIANT && below != below ? -INFINITY : below);
+            bool hides = hidden<TYPE, VARIANT>::IS_NAN && below != below;
+            float p = num_exp_below_0(hides ? -INFINITY : below);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-            s[i] = p * num_float(value_units[i / 2 * PART + i % 2]);
-            heaviest = fmaxf(heaviest, s[i]);
+            s[i] = is_fp8<TYPE>::value ? p : p * num_float(value_units[i / 2 * PART + i % 2]);
+            if constexpr (is_snapped<TYPE>::value) {
+                s[i] = hides ? 0 : s[i];
+                largest_bits = max(largest_bits, num_bits(s[i]));
+            } else {
+                heaviest = fmaxf(heaviest, s[i]);
+            }
         }
     }
+    if (is_snapped<TYPE>::value)
+        heaviest = num_float(min(largest_bits, 0x7f800000u));
     for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
         units += __shfl_xor_sync(0xffffffffu, units, step);
         heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
@@ -286,10 +342,11 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
 
 /* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
  * snapped. */
-template <class size>
+template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
+    typedef struct decode_sizes<DIM, TYPE> size;
     const int N = 2 * PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
@@ -304,17 +361,22 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
-    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES +
-                 summand_of(x->first_part * PART + warp * 8 + lane % 4 * 2);
+    int position = x->first_part * PART + warp * 8 + lane % 4 * 2;
+    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
+    uint16_t *halves = (uint16_t *)mem->weights + place_of_weight_digit(x->row, position);
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
             break;
         UNROLL
         for (int i = half; i < half + N / 2; i += 2) {
+            int first = num_mantissa(s[i], scale), second = num_mantissa(s[i + 1], scale);
             int8_t *high = to + i / 2 * PART;
-            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
-                           num_mantissa(s[i + 1], scale));
+            if (is_fp8<TYPE>::value)
+                *(uint2 *)(halves + place_of_weight_digit(0, i / 2 * PART)) =
+                    halves_of_digits(first, second);
+            else
+                put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, first, second);
         }
     }
     x->tile_l = (float)units * 0x1p-23f;
@@ -322,12 +384,13 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     return !bad;
 }
 
-/* Adds the products of a chunk's weights and values, of n positions. */
-template <int DIM, int BYTES>
+/* Adds the products of a chunk's weights and values, of n positions. units: of the tile's values.
+ */
+template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ void
 add_chunk(struct digit_sums sums[], const unsigned char *values, const struct decode_memory *mem,
-          int first, int n) {
-    typedef struct decode_sizes<DIM, BYTES> size;
+          const uint32_t *units, int first, int n) {
+    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
@@ -337,6 +400,10 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
         load_digits(weights,
                     mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
                     ROWS * size::WEIGHT_BYTES);
+        uint2 unit[4]; /* of two positions of each 8 */
+        UNROLL
+        for (int j = 0; j < 4 && size::SNAPPED; j++)
+            unit[j] = *(const uint2 *)(units + first + k + 8 * j + lane % 4 * 2);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
@@ -344,16 +411,19 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));
-            multiply<BYTES>(&sums[i], weights, m);
+            UNROLL
+            for (int j = 0; j < 4 && size::SNAPPED; j++)
+                m[j] = snap_two<TYPE>(m[j], scale_of_unit(unit[j].x), scale_of_unit(unit[j].y));
+            multiply<TYPE>(&sums[i], weights, m);
         }
     }
 }
 
 /* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-30) of the weights. */
-template <int BYTES>
+template <enum kv_type TYPE>
 static __device__ __forceinline__ float weighted_value(const struct digit_sums *s, int j,
                                                        double unit) {
-    if (BYTES == 2)
+    if (TYPE != KV_BFP8)
         return (float)(dot_of(s, j) * unit);
     return (float)(dot_of_bytes(j % 2 ? s->high : s->low, j / 2) * (unit * 256));
 }

@@ -1,5 +1,5 @@
 /*
- * tensor_core.h - the instructions that C has no word for: integer matrix products on tensor
+ * tensor_core.h - the instructions that C has no word for: matrix products on tensor
  * cores, the load that feeds them, and copies that run in the background. PTX under nvcc (compute
  * capability 8.0 and later), plain C in the emulation; the same bits.
  *
@@ -9,7 +9,7 @@
  * - None of them orders memory: between writing shared memory and ldmatrix by other lanes stands a
  *   __syncwarp or __syncthreads.
  *
- * See the PTX manual's chapters on mma.m16n8k32, ldmatrix and cp.async.
+ * See the PTX manual's chapters on mma.m16n8k32, mma.m16n8k16, ldmatrix and cp.async.
  */
 #ifndef SAMEBITS_TENSOR_CORE_H
 #define SAMEBITS_TENSOR_CORE_H
@@ -90,6 +90,28 @@ SAMEBITS_MMA(mma_s8_u8, "s8.u8", true, false)
 SAMEBITS_MMA(mma_u8_s8, "u8.s8", false, true)
 SAMEBITS_MMA(mma_u8_u8, "u8.u8", false, false)
 #undef SAMEBITS_MMA
+
+/*
+ * d[16][8] += a[16][16] * b[16][8]: fp16, sums in float32. Who holds what is as above, but that a
+ * register holds two neighbours along k, so that 4t becomes 2t, and 16 becomes 8.
+ *
+ * In which order the sums are made is the GPU's secret: all of them must be exact, that is, below
+ * 2^24 in units that all products are multiples of.
+ */
+#ifdef SAMEBITS_EMU
+inline void mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2],
+                    const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+    emu_mma_f16(d, a, b, file, line);
+}
+#else
+static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4],
+                                               const uint32_t b[2]) {
+    SAMEBITS_PTX("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
 
 /*
  * ldmatrix: loads n 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 give the

@@ -177,6 +177,53 @@ static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
     }
 }
 
+enum { MMA_F16_K = 16 };
+
+struct mma_f16_op : emu_warp_op {
+    float *d;
+    const uint32_t *a, *b;
+};
+
+static double half_value(uint32_t bits) {
+    double fraction = (double)(bits & 0x3ff), sign = bits & 0x8000 ? -1 : 1;
+    int exponent = (int)(bits >> 10 & 31);
+    if (exponent == 31)
+        return fraction ? (double)NAN : sign * (double)INFINITY;
+    return sign * (exponent ? ldexp(fraction + 1024, exponent - 25) : ldexp(fraction, -24));
+}
+
+/* Both halves of a register, at the k of lane t. */
+static void put_halves(double *row, int k, uint32_t halves) {
+    row[k] = half_value(halves & 0xffff);
+    row[k + 1] = half_value(halves >> 16);
+}
+
+/* The sums are exact, as the rule wants them; one that is not is rounded in the end. */
+static void complete_mma_f16(struct emu_warp_op *const *ops, uint32_t lanes) {
+    need_all_lanes(ops[__builtin_ctz(lanes)], lanes);
+    double a[MMA_M][MMA_F16_K], b[MMA_N][MMA_F16_K];
+    for (int lane = 0; lane < WARP; lane++) {
+        const struct mma_f16_op *op = static_cast<struct mma_f16_op *>(ops[lane]);
+        int g = lane / 4, k = lane % 4 * 2;
+        put_halves(a[g], k, op->a[0]);
+        put_halves(a[g + 8], k, op->a[1]);
+        put_halves(a[g], k + 8, op->a[2]);
+        put_halves(a[g + 8], k + 8, op->a[3]);
+        put_halves(b[g], k, op->b[0]);
+        put_halves(b[g], k + 8, op->b[1]);
+    }
+    for (int lane = 0; lane < WARP; lane++) {
+        struct mma_f16_op *op = static_cast<struct mma_f16_op *>(ops[lane]);
+        for (int i = 0; i < 4; i++) {
+            const double *row = a[lane / 4 + i / 2 * 8], *column = b[lane % 4 * 2 + i % 2];
+            double sum = (double)op->d[i];
+            for (int k = 0; k < MMA_F16_K; k++)
+                sum += row[k] * column[k];
+            op->d[i] = (float)sum;
+        }
+    }
+}
+
 /* ---- ldmatrix ------------------------------------------------------------------------------- */
 
 struct load_op : emu_warp_op {
@@ -261,6 +308,12 @@ void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bo
     need_instruction("mma");
     struct mma_op op = {
         {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed};
+    emu_warp_wait(&op);
+}
+
+void emu_mma_f16(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line) {
+    need_instruction("mma");
+    struct mma_f16_op op = {{"mma", file, line, all_lanes, complete_mma_f16, false}, d, a, b};
     emu_warp_wait(&op);
 }
 

@@ -80,6 +80,89 @@ template <int SIGNS> static void check_multiply(void **) {
     assert_cuda(cudaFree(in_b));
 }
 
+/* ---- mma of fp16 ------------------------------------------------------------------------------
+ */
+
+enum { F16_K = 16 };
+
+/* A whole number up to 2048, or 2^-9 of one, as fp16. */
+static uint16_t half_of_number(int n, bool fraction) {
+    int exponent = 0, magnitude = abs(n);
+    while (magnitude >> exponent > 1)
+        exponent++;
+    int biased = 15 + exponent - (fraction ? 9 : 0);
+    int bits = magnitude ? biased << 10 | ((magnitude << 11 >> exponent) & 0x7ff) >> 1 : 0;
+    return (uint16_t)(bits | (n < 0 ? 0x8000 : 0));
+}
+
+/* d[block] += a[block] * b[block]; d whole numbers, or 2^-9 of them. */
+__global__ void multiply_f16(float *d,          /* [n_blocks, M, N] */
+                             const uint16_t *a, /* [n_blocks, M, F16_K] */
+                             const uint16_t *b) /* [n_blocks, F16_K, N] */ {
+    int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+    d += blockIdx.x * M * N;
+    a += blockIdx.x * M * F16_K;
+    b += blockIdx.x * F16_K * N;
+    uint32_t fragment_a[4] = {}, fragment_b[2] = {};
+    for (int i = 0; i < 2; i++)
+        for (int r = 0; r < 4; r++) {
+            int row = g + r % 2 * 8, k = t * 2 + r / 2 * 8 + i;
+            fragment_a[r] |= (uint32_t)a[row * F16_K + k] << (16 * i);
+            if (r < 2)
+                fragment_b[r] |= (uint32_t)b[(t * 2 + r * 8 + i) * N + g] << (16 * i);
+        }
+    float sums[4];
+    for (int i = 0; i < 4; i++)
+        sums[i] = d[(g + i / 2 * 8) * N + 2 * t + i % 2];
+    mma_f16(sums, fragment_a, fragment_b);
+    for (int i = 0; i < 4; i++)
+        d[(g + i / 2 * 8) * N + 2 * t + i % 2] = sums[i];
+}
+
+/* Digits times whole numbers up to 448: sums up to 2^24 are exact, whatever cancels on the way. */
+static void test_exact_sums_of_f16(void **) {
+    const int n_blocks = 24;
+    std::vector<int> x(n_blocks * M * F16_K), y(n_blocks * F16_K * N), z(n_blocks * M * N);
+    std::vector<uint16_t> a(x.size()), b(y.size());
+    std::vector<float> d(z.size());
+    uint32_t state = 19;
+    for (size_t i = 0; i < x.size(); i++) {
+        bool largest =
+            i / (M * F16_K) % 3 == 0; /* in some blocks all are, of the same sign or not */
+        x[i] = largest ? -128 : (int)(next_number(&state) >> 9 & 255) - 128;
+        a[i] = half_of_number(x[i], false);
+    }
+    for (size_t i = 0; i < y.size(); i++) {
+        size_t block = i / (F16_K * N);
+        int any = (int)(next_number(&state) >> 9) % 449;
+        y[i] = block % 3 == 0 ? 448 : any;
+        y[i] = next_number(&state) >> 9 & 1 && block % 6 ? -y[i] : y[i];
+        b[i] = half_of_number(y[i], block % 2);
+    }
+    for (size_t i = 0; i < z.size(); i++) {
+        size_t block = i / (M * N);
+        z[i] = (1 << 24) - 16 * 128 * 448 - 1 - (int)(next_number(&state) >> 9) % 1000;
+        z[i] = block % 6 == 0 || i % 2 ? -z[i] : z[i];
+        d[i] = (float)z[i] * (block % 2 ? 0x1p-9f : 1);
+    }
+    uint16_t *in_a = to_device(a), *in_b = to_device(b);
+    float *out = to_device(d);
+    LAUNCH(multiply_f16, n_blocks, 32, 0, 0, out, in_a, in_b);
+    std::vector<float> found = from_device(out, d.size());
+    for (int block = 0; block < n_blocks; block++)
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                int sum = z[(size_t)((block * M + i) * N + j)];
+                for (int k = 0; k < F16_K; k++)
+                    sum += x[(size_t)((block * M + i) * F16_K + k)] *
+                           y[(size_t)((block * F16_K + k) * N + j)];
+                float want = (float)sum * (block % 2 ? 0x1p-9f : 1);
+                assert_true(found[(size_t)((block * M + i) * N + j)] == want);
+            }
+    assert_cuda(cudaFree(in_a));
+    assert_cuda(cudaFree(in_b));
+}
+
 /* ---- ldmatrix ------------------------------------------------------------------------------- */
 
 enum { ROW = 24 }; /* elements between rows: 16-byte aligned, and not just the 8 of a matrix */
@@ -337,6 +420,7 @@ int main(void) {
         cmocka_unit_test(check_multiply<S8_U8>),
         cmocka_unit_test(check_multiply<U8_S8>),
         cmocka_unit_test(check_multiply<U8_U8>),
+        cmocka_unit_test(test_exact_sums_of_f16),
         cmocka_unit_test(test_ldmatrix_layouts),
         cmocka_unit_test(test_movmatrix_turns_rows_into_columns),
         cmocka_unit_test(test_ldmatrix_feeds_mma),

@@ -1,0 +1,301 @@
+/*
+ * attention_floats.h - for attention_decode.cu: elements that are 8-bit floats, on fp16 tensor
+ * cores.
+ *
+ * An e4m3 number has up to 18 bits in units of its smallest step, 2^-9, and an e5m2 number 32: too
+ * many for one product of fp16 numbers to be exact in float32 when many are added. So an element is
+ * cut into planes, each of which has one unit, as a sum:
+ *
+ *     e4m3   whole numbers up to 448, and what is left: 2^-9 times whole numbers up to 256
+ *     e5m2   2^6 times up to 896, 2^-5 times up to 1024, 2^-16 times up to 1024
+ *
+ * Digits of queries and weights are whole numbers up to 128. So 256 products of a plane of e4m3, or
+ * 128 of one of e5m2, have a sum of at most 2^24 units, however they are added: exact in float32.
+ *
+ * Cutting needs no bits to be looked at: adding a large number rounds to its unit, and taking it
+ * away again leaves the plane. A NaN, and an infinity, gives a NaN in the last plane and so in the
+ * sum, whatever the digit. Of a key it is the NaN that the score must be. Of a value it is one for
+ * rows, too, that do not see its position: such a tile is computed once more (mend_value).
+ *
+ * All is in real numbers, not in units: a sum times 2^15 is what the reference has, times the unit
+ * of the elements' row.
+ */
+#ifndef SAMEBITS_ATTENTION_FLOATS_H
+#define SAMEBITS_ATTENTION_FLOATS_H
+
+#include "gpu/attention_decode.h"
+#include "gpu/halves.h"
+
+static const double fp8_dot_unit = 0x1p15;
+
+template <kv_type TYPE> struct planes {
+    static const int N = TYPE == KV_E4M3 ? 2 : 3;
+    static const int SUMMANDS = TYPE == KV_E4M3 ? 256 : 128; /* of an exact sum, at most */
+};
+
+/* Sums of the products of 8 rows with 8 columns, of each plane: [j] with the rows' high digits, [2
+ * + j] with their low ones. */
+template <kv_type TYPE> struct plane_sums { float of[planes<TYPE>::N][4]; };
+
+template <enum kv_type TYPE> static __device__ __forceinline__ void clear(plane_sums<TYPE> *s) {
+    UNROLL
+    for (int p = 0; p < planes<TYPE>::N; p++)
+        UNROLL
+    for (int j = 0; j < 4; j++)
+        s->of[p][j] = 0;
+}
+
+/* Four elements: [0] the first two as fp16, [1] the others. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void to_halves(uint32_t out[2], uint32_t bytes) {
+    if constexpr (TYPE == KV_E4M3) {
+        halves_of_e4m3(out, bytes);
+    } else { /* the upper byte of fp16 */
+        out[0] = __byte_perm(bytes, 0, 0x1404);
+        out[1] = __byte_perm(bytes, 0, 0x3424);
+    }
+}
+
+/* Two elements at a time, cut into planes. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void cut(uint32_t out[planes<TYPE>::N], uint32_t x) {
+    if constexpr (TYPE == KV_E4M3) {
+        const uint32_t large = halves_of(0x6600), minus = halves_of(0xe600); /* 1536: unit 1 */
+        out[0] = halves_add(halves_add(x, large), minus);
+        out[1] = halves_subtract(x, out[0]);
+    } else {
+        /* Of an eighth, so that it is no infinity: 12288, unit 8. What is beyond 2^12 in it, or
+         * beyond 16 in the rest, has a smaller unit or a larger one there, and is a multiple. */
+        const uint32_t large = halves_of(0x7200), minus = halves_of(0xf200);
+        out[0] = halves_add(halves_fma(x, halves_of(0x3000), large), minus);
+        x = halves_fma(out[0], halves_of(0xc800), x);
+        const uint32_t middle = halves_of(0x5200), back = halves_of(0xd200); /* 48: unit 2^-5 */
+        out[1] = halves_add(halves_add(x, middle), back);
+        out[2] = halves_subtract(x, out[1]);
+    }
+}
+
+/* Adds the products of digits with 16 summands by 8 columns: summands in pairs, as halves. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void multiply_halves(plane_sums<TYPE> *s, const uint32_t a[4],
+                                                       uint32_t first, uint32_t second) {
+    const int N = planes<TYPE>::N;
+    uint32_t x[N], y[N];
+    cut<TYPE>(x, first);
+    cut<TYPE>(y, second);
+    UNROLL
+    for (int p = 0; p < N; p++) {
+        uint32_t b[2] = {x[p], y[p]};
+        mma_f16(s->of[p], a, b);
+    }
+}
+
+/* The exact sum of the products of row g with column 2 t + j, rounded to float64; of n parts. All
+ * sums but the last of e5m2 are exact. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ double dot_of_planes(const plane_sums<TYPE> s[], int n, int j) {
+    double dot[planes<TYPE>::N];
+    UNROLL
+    for (int p = 0; p < planes<TYPE>::N; p++) {
+        dot[p] = fma((double)s[0].of[p][j], 256.0, (double)s[0].of[p][2 + j]);
+        UNROLL
+        for (int i = 1; i < n; i++)
+            dot[p] += fma((double)s[i].of[p][j], 256.0, (double)s[i].of[p][2 + j]);
+    }
+    if constexpr (TYPE == KV_E4M3)
+        return dot[0] + dot[1];
+    else
+        return fma(dot[0], 8.0, dot[1]) + dot[2];
+}
+
+/* ---- digits -----------------------------------------------------------------------------------
+ */
+
+/* Two mantissas as fp16 digits, high and low, the first in the lower half. */
+static __device__ __forceinline__ uint2 halves_of_digits(int first, int second) {
+    uint32_t both = __byte_perm((uint32_t)first, (uint32_t)second, 0x5410);
+    /* Digits are -128 ... 127. With 128 more each is a byte, and below 1024 in fp16. */
+    uint32_t bytes = (both ^ 0x80008000u) + 0x00800080u;
+    const uint32_t minus = halves_of(0xe480); /* 1024 + 128 */
+    return make_uint2(halves_add(__byte_perm(bytes, 0x64646464u, 0x4341), minus),
+                      halves_add(__byte_perm(bytes, 0x64646464u, 0x4240), minus));
+}
+
+/* Where digits of row `row` lie, in halves: of summand number `element` of a query, whose order is
+ * that of the bytes that ldmatrix gives to a lane; of a position of a tile. The low digit is two
+ * halves behind. */
+static __device__ __forceinline__ int place_of_query_digit(int row, int element) {
+    return (element / 16 * 32 + 4 * row + element % 16 / 4) * 8 + element % 4 / 2 * 4 + element % 2;
+}
+
+static __device__ __forceinline__ int place_of_weight_digit(int row, int position) {
+    return (position / 16 * 32 + 4 * row + position % 8 / 2) * 8 + position % 16 / 8 * 4 +
+           position % 2;
+}
+
+/* ---- keys and values --------------------------------------------------------------------------
+ */
+
+/* The parts of the sum over n summands. */
+template <enum kv_type TYPE> static __host__ __device__ constexpr int parts_of(int n) {
+    return (n + planes<TYPE>::SUMMANDS - 1) / planes<TYPE>::SUMMANDS;
+}
+
+/* Sums over a row of keys. */
+template <int DIM, kv_type TYPE> struct fp8_key_sums {
+    plane_sums<TYPE> part[parts_of<TYPE>(DIM)];
+};
+
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. */
+template <int DIM, enum kv_type TYPE, int N>
+static __device__ __forceinline__ void
+multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N], const unsigned char *keys,
+              const struct decode_memory *mem, const float *) {
+    typedef struct decode_sizes<DIM, TYPE> size;
+    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
+    UNROLL
+    for (int i = 0; i < N; i++)
+        UNROLL
+    for (int part = 0; part < parts_of<TYPE>(DIM); part++)
+        clear(&sums[i].part[part]);
+    UNROLL
+    for (int k = 0; k < size::COLUMNS; k += 4) {
+        const int part = 16 * k / planes<TYPE>::SUMMANDS;
+        alignas(16) uint32_t digits[4][4];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            *(uint4 *)digits[j] = ((const uint4 *)mem->query)[32 * (k + j) + lane];
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            alignas(16) uint32_t m[4];
+            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+                               16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                uint32_t x[2];
+                to_halves<TYPE>(x, m[j]);
+                multiply_halves<TYPE>(&sums[i].part[part], digits[j], x[0], x[1]);
+            }
+        }
+    }
+}
+
+/* The product of row g with key 2 t + j. */
+template <int DIM, enum kv_type TYPE>
+static __device__ __forceinline__ double dot_of_key(const struct fp8_key_sums<DIM, TYPE> *s,
+                                                    int j) {
+    return dot_of_planes<TYPE>(s->part, parts_of<TYPE>(DIM), j);
+}
+
+/* Sums over a tile's values: a column is two, of the elements with even numbers and with odd ones.
+ */
+template <kv_type TYPE> struct fp8_value_sums {
+    static const int PARTS_OF_TILE = parts_of<TYPE>(TILE);
+    plane_sums<TYPE> even[PARTS_OF_TILE], odd[PARTS_OF_TILE];
+};
+
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void clear(struct fp8_value_sums<TYPE> *s) {
+    UNROLL
+    for (int i = 0; i < fp8_value_sums<TYPE>::PARTS_OF_TILE; i++) {
+        clear(&s->even[i]);
+        clear(&s->odd[i]);
+    }
+}
+
+/* Adds the products of a chunk's weights and values, of n positions; those behind them have weights
+ * of 0. first: of the chunk. */
+template <int DIM, enum kv_type TYPE>
+static __device__ __forceinline__ void
+add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
+          const struct decode_memory *mem, const uint32_t *, int first, int n) {
+    typedef struct decode_sizes<DIM, TYPE> size;
+    int lane = (int)(threadIdx.x % 32);
+    const int part = first / planes<TYPE>::SUMMANDS;
+    if (n <= 0)
+        return;
+    UNROLL
+    for (int k = 0; k < size::CHUNK; k += 32) {
+        alignas(16) uint32_t weights[2][4];
+        UNROLL
+        for (int h = 0; h < 2; h++)
+            *(uint4 *)weights[h] =
+                ((const uint4 *)mem->weights)[32 * ((first + k) / 16 + h) + lane];
+        UNROLL
+        for (int i = 0; i < size::SHARE; i++) {
+            uint32_t m[4];
+            if (size::COLUMNS % WARPS && column_of_warp(i) >= size::COLUMNS)
+                break;
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));
+            UNROLL
+            for (int h = 0; h < 2; h++) {
+                uint32_t x[2], y[2]; /* two positions of an even element, then of an odd one */
+                to_halves<TYPE>(x, __byte_perm(m[2 * h], 0, 0x3120));
+                to_halves<TYPE>(y, __byte_perm(m[2 * h + 1], 0, 0x3120));
+                multiply_halves<TYPE>(&sums[i].even[part], weights[h], x[0], y[0]);
+                multiply_halves<TYPE>(&sums[i].odd[part], weights[h], x[1], y[1]);
+            }
+        }
+    }
+}
+
+/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-30) of the weights. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ float weighted_value(const struct fp8_value_sums<TYPE> *s, int j,
+                                                       double unit) {
+    const int N = fp8_value_sums<TYPE>::PARTS_OF_TILE;
+    return (float)(dot_of_planes<TYPE>(j % 2 ? s->odd : s->even, N, j / 2) * (unit * fp8_dot_unit));
+}
+
+/* ---- values that are not finite ---------------------------------------------------------------
+ */
+
+/* What stands in the cache at position j of a tile. rows: of the tile. */
+template <int DIM, enum kv_type TYPE>
+static __device__ __forceinline__ const uint8_t *value_row(const struct loader<DIM, TYPE> *chunks,
+                                                           int set, int j) {
+    typedef struct decode_sizes<DIM, TYPE> size;
+    uint32_t row = chunks->memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
+                                       loader<DIM, TYPE>::place_of_row(j % size::CHUNK)];
+    return (const uint8_t *)chunks->cache->v + (uint64_t)row * (uint32_t)chunks->a->head_dim;
+}
+
+/* The weighted sum of dimension d, of row `row`: in integers, a NaN is a number, and where its
+ * weight is 0, nothing. */
+template <int DIM, enum kv_type TYPE>
+static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int set, int n, int row,
+                                   int d, double unit) {
+    const uint16_t *weights = (const uint16_t *)chunks->memory.weights;
+    long long sum = 0;
+    for (int j = 0; j < n && d < chunks->a->head_dim; j++) {
+        const uint16_t *w = weights + place_of_weight_digit(row, j);
+        long long weight = (int)half_to_float(w[0]) * 256 + (int)half_to_float(w[2]);
+        sum += weight * kv_integer(TYPE, value_row(chunks, set, j)[d], 1);
+    }
+    return (float)((double)sum * (unit * kv_unit(kv_fixed_exponent(TYPE))));
+}
+
+/* Faults of the rows that see a value of the tile's n that is not finite; by a warp. */
+template <int DIM, enum kv_type TYPE, bool VARIANT>
+static __device__ void fault_bad_values(const struct loader<DIM, TYPE> *chunks, int set, int n,
+                                        const struct row_group *g, int tile,
+                                        const struct attention_variant *variant) {
+    const struct attention_arguments *a = chunks->a;
+    for (int j = (int)(threadIdx.x % 32); j < n; j += 32) {
+        const uint8_t *row = value_row(chunks, set, j);
+        uint32_t largest = 0;
+        for (int d = 0; d < a->head_dim; d++)
+            largest = max(largest, kv_magnitude(TYPE, row[d]));
+        for (int r = 0; r < g->n_rows && kv_read_exponent(TYPE, largest) > BFP_MAX_EXPONENT; r++) {
+            struct row_view v = view_of<VARIANT>(a, variant, g, r);
+            int p = tile + j;
+            if (p >= v.first && p < v.end &&
+                (!VARIANT || attention_shows(variant, v.mask, v.i, p, v.length)))
+                gpu_fault(a->fault, a->site, g->first_token + token_of(a, g, r));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,130 @@
+/*
+ * attend over caches of 8-bit floats that hold the largest sums: kernels add products in float32,
+ * and all numbers are such that a sum too many would not be exact any more.
+ */
+#include "tests/attend_cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+/* Numbers whose parts, as kernels cut them, are the largest, smallest, or ties between two; and the
+ * smallest one beside them, without which a sum would be a multiple of more than its unit. */
+static const struct extreme {
+    enum kv_type type;
+    float number, unit;
+} extremes[] = {
+    {KV_E4M3, 448, 1},
+    {KV_E4M3, 0.5f, 0x1p-9f},
+    {KV_E4M3, 1.5f, 0x1p-9f},
+    {KV_E4M3, 0x1p-9f, 0x1p-9f},
+    {KV_E5M2, 57344, 64},
+    {KV_E5M2, 32, 0x1p-5f},
+    {KV_E5M2, 96, 0x1p-5f},
+    {KV_E5M2, 0x1p-6f, 0x1p-16f},
+    {KV_E5M2, 0x1p-5f, 0x1p-16f},
+    {KV_E5M2, 0x1.8p-5f, 0x1p-16f},
+    {KV_E5M2, 160, 0x1p-5f},
+    {KV_E5M2, 0x1p-16f, 0x1p-16f},
+};
+
+/* BACK_AGAIN: a sum over all grows large, and small again; TWICE: one over a half. */
+enum signs { ALL_PLUS, ALTERNATING, BACK_AGAIN, TWICE, ALMOST_ALL_MINUS, N_SIGNS };
+
+static float sign_of(int signs, int i, int n) {
+    switch (signs) {
+    case ALTERNATING:
+        return i % 2 ? 1 : -1;
+    case BACK_AGAIN:
+        return i < n * 9 / 16 ? 1 : -1;
+    case TWICE:
+        return i % 128 < 72 ? 1 : -1;
+    case ALMOST_ALL_MINUS:
+        return i ? -1 : 1;
+    default:
+        return 1;
+    }
+}
+
+static void make_case(struct attend_case *c, struct random *r, const struct extreme *x, int dim) {
+    struct attend_wish wish = attend_anything(600);
+    wish.batch = 1;
+    wish.kv_len = 600;
+    wish.qo_len = 2;
+    wish.kv_heads = 1;
+    wish.group = 4;
+    wish.head_dim = dim;
+    wish.order = KV_NHD + dim % 3 % 2;
+    wish.type = (int)x->type;
+    wish.window_left = -1;
+    wish.cap = 0;
+    wish.causal = 1;
+    wish.mask = MASK_NONE;
+    wish.sinks = wish.slopes = 0;
+    attend_case_make(c, r, &wish);
+}
+
+static void check(struct test_device *t, struct attend_case *c) {
+    float *y, *lse;
+    attend_run(t, c, &y, &lse);
+    attend_expect_as_reference(c, y, lse);
+    free(y);
+    free(lse);
+    attend_case_free(c);
+}
+
+/* Every product of a key's sum is the largest: queries of digits 127 and 127, or 127 and -128. */
+static void check_keys(struct test_device *t, struct random *r, const struct extreme *x, int dim,
+                       int signs) {
+    struct attend_case c;
+    make_case(&c, r, x, dim);
+    c.layout.k_scale = 1;
+    c.shape.scale = 0x1p12 / ((double)x->number * dim); /* the logarithm of the sum shows it */
+    for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
+        c.q[i] = (i / dim % 2 ? 0x7e80 : 0x7f7f) * (i / dim % 4 < 2 ? 0x1p-15f : -0x1p-15f);
+    for (int i = 0; i < c.n_positions * dim; i++)
+        c.k[i] = i % dim == 1 ? x->unit : x->number * sign_of(signs, i % dim, dim);
+    check(t, &c);
+}
+
+/* Every product of a sum of values is the largest: one position of each tile has the probability 1,
+ * the others one whose mantissa is 16256, the digits 64 and -128; but one 16257. */
+static void check_values(struct test_device *t, struct random *r, const struct extreme *x, int dim,
+                         int signs) {
+    struct attend_case c;
+    make_case(&c, r, x, dim);
+    c.layout.k_scale = c.layout.v_scale = 1;
+    c.shape.scale = 0.0078432; /* log(16384 / 16256) */
+    for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
+        c.q[i] = i % dim == 0 ? 1 : i % dim == 1 ? 0x1p-6f : 0;
+    for (int i = 0; i < c.n_positions * dim; i++) {
+        int position = i / dim % 256;
+        bool likely = position == 0 && i % dim == 0, odd = position == 100 && i % dim == 1;
+        c.k[i] = likely ? 1 : odd ? 0.5f : 0;
+        c.v[i] = position == 100 ? x->unit : x->number * sign_of(signs, position, 256);
+    }
+    check(t, &c);
+}
+
+static void test_largest_sums(void **state) {
+    static const int dims[] = {256, 128, 48};
+    struct test_device *t = *state;
+    struct random r = {921};
+    for (int i = 0; i < COUNT(extremes); i++)
+        for (int signs = 0; signs < N_SIGNS; signs++) {
+            int dim = signs == BACK_AGAIN ? 256 : dims[(i + signs) % COUNT(dims)];
+            check_keys(t, &r, &extremes[i], dim, signs);
+            check_values(t, &r, &extremes[i], dim, signs);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_largest_sums),
+    };
+    return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
+}
