@@ -260,8 +260,8 @@ static int kv_len_of(const struct batch *batch, int i) {
 }
 
 static struct attention_shape attention_shape_of(const struct model_config *c) {
-    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim,
-                                    1.0 / sqrt(c->head_dim)};
+    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim, 1.0 / sqrt(c->head_dim),
+                                    KV_BFP16};
 }
 
 /* The same over a pool of another type. */
@@ -470,6 +470,7 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
 static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
     struct device *dev = ws->model->dev;
     struct attention_shape shape = attention_shape_of(&ws->model->config);
+    shape.kv_type = batch->caches[0]->type;
     if (!ws->plan)
         ws->plan = dev->ops->attention_plan_new(dev, err);
     return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;

@@ -135,7 +135,7 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
     int heads = w->kv_heads > 0 ? w->kv_heads : random_int(r, 1, 4);
     int group = w->group > 0 ? w->group : random_int(r, 1, 5);
     int dim = w->head_dim > 0 ? w->head_dim : ONE_OF(r, dims);
-    c->shape = (struct attention_shape){heads * group, heads, dim, 1 / sqrt((double)dim)};
+    c->shape = (struct attention_shape){heads * group, heads, dim, 1 / sqrt((double)dim), KV_BFP16};
     c->n = w->batch >= 0 ? w->batch : random_int(r, 0, 6);
     c->ragged = w->order < 0 && w->page_size < 0 && random_int(r, 0, 4) == 0;
     c->layout.order = w->order >= 0 ? (enum kv_order)w->order : (enum kv_order)random_int(r, 0, 2);
@@ -147,6 +147,7 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
     c->layout.type = (enum kv_type)(w->type >= 0          ? w->type
                                     : random_int(r, 0, 1) ? KV_BFP16
                                                           : random_int(r, 0, N_KV_TYPES - 1));
+    c->shape.kv_type = c->n % 2 ? c->layout.type : KV_BFP16; /* a plan need not know it */
     if (c->layout.type == KV_E4M3 || c->layout.type == KV_E5M2) {
         c->layout.k_scale = ldexpf(1 + random_int(r, 0, 7) / 8.0f, random_int(r, -6, 0));
         c->layout.v_scale = random_int(r, 0, 1) ? 0.017f : 0;

@@ -337,7 +337,7 @@ static void make_attention(struct check_call *call, struct random *r, const int 
 static void run_attention(const struct ops *ops, struct device *dev, const int *size,
                           void *const *at) {
     struct kv_layer kv = {at[2], at[4], at[3], at[5]};
-    struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4])};
+    struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4]), KV_BFP16};
     ops->attention(dev, at[0], at[1], &kv, size[0], size[1], &shape, CHECK_SITE);
 }
 
@@ -370,7 +370,7 @@ struct planned {
 /* The pages of the pool go to the sequences from the last one down. */
 static struct planned plan_of(const struct ops *ops, struct device *dev, const int *size,
                               const struct attention_variant *variant) {
-    struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4])};
+    struct attention_shape shape = {size[2], size[3], size[4], 1 / sqrt((double)size[4]), KV_BFP16};
     int each = (size[1] + CHECK_PAGE - 1) / CHECK_PAGE, pages = size[0] * each;
     int32_t *indices = host_array((size_t)pages, sizeof *indices);
     int32_t *qo = host_array((size_t)size[0] + 1, sizeof *qo);

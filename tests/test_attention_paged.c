@@ -192,7 +192,7 @@ static int random_length(struct random *r, int most) {
 static struct attention_shape random_shape(struct random *r) {
     static const int dims[] = {2, 7, 8, 32, 40, 64, 80, 96, 128, 192, 256};
     int dim = ONE_OF(r, dims), heads = random_int(r, 1, 4), group = random_int(r, 1, 9);
-    return (struct attention_shape){heads * group, heads, dim, 1 / sqrt((double)dim)};
+    return (struct attention_shape){heads * group, heads, dim, 1 / sqrt((double)dim), KV_BFP16};
 }
 
 static void check_random(struct test_device *t, struct random *r, struct attention_plan *plan) {
@@ -353,7 +353,7 @@ static void test_shared_pages(void **state) {
     struct test_device *t = *state;
     struct random r = {303};
     struct error err = {""};
-    struct problem p = {.shape = {4, 2, 64, 0.125}, .n = 3, .page_size = 16};
+    struct problem p = {.shape = {4, 2, 64, 0.125, KV_BFP16}, .n = 3, .page_size = 16};
     for (int i = 0; i < p.n; i++) {
         p.kv_len[i] = 200 + i;
         p.qo_len[i] = 1;
@@ -483,7 +483,7 @@ static void test_faults(void **state) {
     static const int qo_lens[] = {1, 3, 40, 1, 1, 40};
     for (size_t l = 0; l < COUNT(qo_lens); l++) {
         size_t element = l == 3 ? 6 : 70; /* of the first head, of the second */
-        struct problem p = {.shape = {4, 2, 64, 0.125}, .n = 3, .page_size = 16};
+        struct problem p = {.shape = {4, 2, 64, 0.125, KV_BFP16}, .n = 3, .page_size = 16};
         for (int i = 0; i < p.n; i++) {
             p.kv_len[i] = 100;
             p.qo_len[i] = qo_lens[l];
@@ -512,7 +512,7 @@ static void test_faults(void **state) {
 }
 
 static void refuse(struct test_device *t, const struct paged_batch *b, const char *why) {
-    struct attention_shape shape = {4, 2, 64, 0.125};
+    struct attention_shape shape = {4, 2, 64, 0.125, KV_BFP16};
     struct error err = {""};
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, NULL, &err), -1);

@@ -163,7 +163,7 @@ static void attend(struct test_device *t, int bad_token, float bad, int8_t k_exp
         q[i] = 1;
     q[(bad_token * HEADS + bad_token % HEADS) * DIM + 3] = bad;
     struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
-    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.25};
+    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.25, KV_BFP16};
     t->ops->attention(t->dev, device_poisoned(t, sizeof q), device_put(t, q, sizeof q), &kv, TOKENS,
                       LEN, &shape, 6);
     free_host_rows(ones);
@@ -299,7 +299,7 @@ static void test_scratch_memory_runs_out(void **state) {
     struct test_device *t = *state;
     if (t->ops != &ref_ops)
         skip(); /* the others need none there */
-    struct attention_shape shape = {1, 1, 1 << 30, 1};
+    struct attention_shape shape = {1, 1, 1 << 30, 1, KV_BFP16};
     struct kv_layer kv = {0};
     t->ops->attention(t->dev, NULL, NULL, &kv, 1, 1, &shape, 1);
     fault_at(t, 2, 1);

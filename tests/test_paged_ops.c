@@ -124,7 +124,7 @@ static void test_attention_over_gathered(void **state) {
     struct random r = {82};
     static const int lens[] = {1, 16, 17, 255, 256, 257, 300};
     enum { HEADS = 4, KV_HEADS = 2, DIM = 32, TOKENS = 5 };
-    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.25};
+    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.25, KV_BFP16};
     for (size_t l = 0; l < COUNT(lens); l++) {
         int n = lens[l], n_slots = 2 * n + 7, tokens = n < TOKENS ? n : TOKENS;
         int64_t *slots = scattered(&r, n, n_slots);

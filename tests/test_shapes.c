@@ -278,7 +278,8 @@ static struct attention_shape random_attention(struct pair *p, int *n_tokens, in
         r, smaller(*kv_len, smaller(most / (dim * group * n_kv_heads * *kv_len), 1500)));
     if (random_int(r, 0, 3) == 0)
         *n_tokens = 1;
-    return (struct attention_shape){group * n_kv_heads, n_kv_heads, dim, 1 / sqrt((double)dim)};
+    return (struct attention_shape){group * n_kv_heads, n_kv_heads, dim, 1 / sqrt((double)dim),
+                                    KV_BFP16};
 }
 
 static void test_attention(void **state) {

@@ -112,7 +112,7 @@ static void plan_time(int n, int length) {
     }
     struct paged_batch batch = {
         n, 16, (int)pages.size(), qo.data(), indptr.data(), pages.data(), last.data()};
-    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845};
+    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845, KV_BFP16};
     struct error err;
     std::vector<double> all;
     for (int i = 0; i < REPEATS; i++) {

@@ -51,10 +51,11 @@ static void bench_rows(void) {
     }
     for (int v = 1; v <= 2; v++) {
         use_version("add_rmsnorm", v);
-        print_memory("add_rmsnorm", v, seconds(8, [&](int) {
-                         dev->ops->add_rmsnorm(dev, y, x, z, gain, ROWS, COLS, 1e-6, 0);
-                     }),
-                     16.0 * (double)count);
+        print_memory(
+            "add_rmsnorm", v,
+            seconds(8,
+                    [&](int) { dev->ops->add_rmsnorm(dev, y, x, z, gain, ROWS, COLS, 1e-6, 0); }),
+            16.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
         use_version("silu_mul", v);
@@ -152,7 +153,7 @@ static void bench_linear(void) {
 
 /* Version 1 is left out where it would take seconds. */
 static void bench_attention(int n_tokens, int kv_len) {
-    struct attention_shape shape = {32, 8, 128, 0.08838834764831845};
+    struct attention_shape shape = {32, 8, 128, 0.08838834764831845, KV_BFP16};
     float *q = random_floats((size_t)n_tokens * 4096), *kv = random_floats((size_t)kv_len * 1024);
     float *y = (float *)device_bytes((size_t)n_tokens * 4096 * 4);
     size_t rows = (size_t)kv_len * 8;

@@ -98,7 +98,7 @@ static struct rotation start(const std::vector<int> &lengths, int qo_len, int pa
         for (size_t i = 1; i < n; i++)
             std::copy_n(order.begin() + (long)(c * pages), shared / page_size,
                         order.begin() + (long)(c * pages) + indptr[i]);
-    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845};
+    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845, KV_BFP16};
     for (size_t c = 0; c < copies; c++) {
         struct attention_plan *plan = dev->ops->attention_plan_new(dev, &err);
         struct paged_batch batch = {(int)n,     page_size,     (int)order.size(),

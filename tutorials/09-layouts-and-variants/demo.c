@@ -75,7 +75,8 @@ static int run_model(struct lesson *l, const int32_t *ids, struct error *err) {
 static int plan_pages(struct lesson *l, struct error *err) {
     const struct model_config *c = &l->demo->model.config;
     const struct ops *ops = l->demo->dev->ops;
-    struct attention_shape shape = {c->n_heads, c->n_kv_heads, c->head_dim, 1 / sqrt(c->head_dim)};
+    struct attention_shape shape = {c->n_heads, c->n_kv_heads, c->head_dim, 1 / sqrt(c->head_dim),
+                                    KV_BFP16};
     int32_t qo[] = {0, l->n}, kv[] = {0, l->layout.n_pages}, last[] = {(l->n - 1) % PAGE + 1};
     int32_t *pages = calloc((size_t)l->layout.n_pages, sizeof *pages);
     if (!pages)
