@@ -5,9 +5,10 @@
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
  * score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that the
  *    window or the causal mask hide are left out.
- * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND), but for tiles
- *    that they share of a cache of fp8: version 4 of attention_paged; of many tokens over any cache
- *    but one of fp8: versions 2 and 3 of attention; 1 for the others
+ * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
+ *    attention_paged; of many tokens: versions 2 and 3 of attention. These two do not read fp8, nor
+ *    do the kernels for shared tiles: a plan that knows of it has neither, and other plans of such a
+ *    cache are left to 1, like caches that are in other pieces
  * 3  for caches in vLLM's layout, after its paged_attention_v1: a block per query token and head
  *    whose threads read vectors of 16 bytes (attend_vllm.cu); 1 for the others
  * 4  the same, after paged_attention_v2: a block per query token, head and tile, then a merge
@@ -140,11 +141,11 @@ static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
     if (cache)
         gpu_attention_short(gpu, &all, &a->kv, cache, &a->variant, plan);
     else if (plan->n_groups)
-        launch_rows(gpu, a, plan, SHORT_TOKENS);
+        launch_rows(gpu, a, plan, plan->short_tokens);
     if (splits)
         gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
     else if (plan->n_long)
-        launch_1(gpu, a, plan, SHORT_TOKENS + 1, INT32_MAX);
+        launch_1(gpu, a, plan, plan->short_tokens + 1, INT32_MAX);
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */

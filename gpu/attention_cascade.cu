@@ -276,9 +276,8 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
     struct cascade_rule rule =
         cascade_rule_of((enum plan_version)gpu->version[GPU_ATTENTION_PLAN], &pays);
     struct error no_memory;
-    c->n_stretches = 0;
     if (!gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim) || shared->no_memory ||
-        p->shape.kv_type == KV_E4M3 || p->shape.kv_type == KV_E5M2) /* never split to digits */
+        !kv_type_splits(p->shape.kv_type))
         return 0;
     if (cascade_find(c, b, &p->variant, &rule, err))
         return -1;

@@ -312,7 +312,7 @@ bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_va
 
 bool gpu_attention_can_split(const struct kv_views *kv) {
     for (const struct kv_view *v = &kv->k; v <= &kv->v; v++)
-        if (v->type == KV_E4M3 || v->type == KV_E5M2 || v->scale != 1)
+        if (!kv_type_splits(v->type) || v->scale != 1)
             return false;
     return true;
 }

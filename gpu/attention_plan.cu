@@ -85,7 +85,7 @@ static void fill_sequences(const struct layout *l, unsigned char *at, const stru
         p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
         for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
             token_sequence[t] = i;
-        if (attention_plan_is_long(b, i)) {
+        if (attention_plan_is_long(p, b, i)) {
             struct long_sequence s = {b->qo_indptr[i], b->qo_indptr[i + 1] - b->qo_indptr[i],
                                       kv_lens[i], b->kv_indptr[i], i};
             p->long_sequences[p->n_long++] = s;
@@ -132,7 +132,9 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     if (paged_batch_check(b, err))
         return -1;
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
-    int n_groups = attention_plan_count_groups(b, heads_per_group);
+    /* Versions 2 and 3 of attention cannot read fp8, and eight rows at a time are not so bad. */
+    p->short_tokens = kv_type_splits(shape->kv_type) ? SHORT_TOKENS : INT32_MAX;
+    int n_groups = attention_plan_count_groups(p, b, heads_per_group);
     int blocks = gpu_of(dev)->n_processors * 2; /* at once */
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
     struct layout l = lay_out(b, n_groups, p->n_shares);
@@ -192,7 +194,6 @@ static bool in_rows(const struct kv_view *v, int head_dim) {
 
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
     const struct kv_view *k = &kv->k, *v = &kv->v;
-    bool scales = k->type == KV_E4M3 || k->type == KV_E5M2;
     *out = {k->data,
             v->data,
             k->type,
@@ -202,7 +203,7 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
             (uint32_t)k->position_exponents,
             (uint32_t)k->head_exponents,
             v->scale};
-    return k->type == v->type && (scales || (k->scale == 1 && v->scale == 1)) &&
+    return k->type == v->type && (!kv_type_splits(k->type) || (k->scale == 1 && v->scale == 1)) &&
            in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
            k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&

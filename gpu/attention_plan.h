@@ -20,7 +20,8 @@
 
 enum {
     GROUP_ROWS = 8,
-    SHORT_TOKENS = 4, /* sequences with more go to the kernels for many rows */
+    SHORT_TOKENS = 4, /* sequences with more go to the kernels for many rows, if those can read the
+                         cache */
 };
 
 struct row_group {
@@ -121,6 +122,7 @@ struct attention_plan {
     int n_groups, n_tiles, n_splits, n_partial;
     int64_t n_slots;              /* of the pool */
     int longest_split, most_rows; /* most tiles that are left to be merged; most rows of a group */
+    int short_tokens;             /* sequences with more are the long ones, and in no group */
     struct long_sequence *long_sequences; /* host */
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
@@ -145,8 +147,9 @@ static inline bool attention_is_causal_only(const struct attention_variant *v) {
 }
 
 /* Whether sequence i has too many tokens for row groups; how many groups the others have. */
-bool attention_plan_is_long(const struct paged_batch *b, int i);
-int attention_plan_count_groups(const struct paged_batch *b, int heads_per_group);
+bool attention_plan_is_long(const struct attention_plan *p, const struct paged_batch *b, int i);
+int attention_plan_count_groups(const struct attention_plan *p, const struct paged_batch *b,
+                                int heads_per_group);
 
 /* Fills groups, shares and splits, and the plan's counts of them. Returns 0, or -1 with err set:
  * too much work. */

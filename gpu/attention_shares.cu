@@ -20,14 +20,15 @@ static int blocks_of(int count, int size) {
     return (count + size - 1) / size;
 }
 
-bool attention_plan_is_long(const struct paged_batch *b, int i) {
-    return b->qo_indptr[i + 1] - b->qo_indptr[i] > SHORT_TOKENS;
+bool attention_plan_is_long(const struct attention_plan *p, const struct paged_batch *b, int i) {
+    return b->qo_indptr[i + 1] - b->qo_indptr[i] > p->short_tokens;
 }
 
-int attention_plan_count_groups(const struct paged_batch *b, int heads_per_group) {
+int attention_plan_count_groups(const struct attention_plan *p, const struct paged_batch *b,
+                                int heads_per_group) {
     int n = 0;
     for (int i = 0; i < b->n_sequences; i++)
-        if (!attention_plan_is_long(b, i))
+        if (!attention_plan_is_long(p, b, i))
             n += blocks_of((b->qo_indptr[i + 1] - b->qo_indptr[i]) * heads_per_group, GROUP_ROWS);
     return n;
 }
@@ -40,7 +41,7 @@ static void fill_groups(struct row_group *out, const struct attention_plan *p,
         if (attention_plan_has_cascade(p) && b->qo_indptr[i] < b->qo_indptr[i + 1])
             chain = p->shared.host_chains[b->qo_indptr[i]];
         int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
-        for (int first = 0; !attention_plan_is_long(b, i) && first < rows;
+        for (int first = 0; !attention_plan_is_long(p, b, i) && first < rows;
              first += GROUP_ROWS, out++) {
             int end = first + GROUP_ROWS < rows ? first + GROUP_ROWS : rows;
             out->sequence = i;

@@ -37,6 +37,11 @@ NUM_FN bool kv_type_has_exponents(enum kv_type t) {
     return t == KV_BFP16 || t == KV_BFP8;
 }
 
+/* Whether mantissas have 16 bits, which are two digits for tensor cores. */
+NUM_FN bool kv_type_splits(enum kv_type t) {
+    return t != KV_E4M3 && t != KV_E5M2;
+}
+
 /* Whether a row must be snapped when it is read. */
 NUM_FN bool kv_type_is_snapped(enum kv_type t) {
     return t == KV_FP16 || t == KV_BF16;

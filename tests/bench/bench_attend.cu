@@ -79,22 +79,20 @@ static void variants(int n, int length) {
 
 /* Every type, NHD, for decoding and for prompts. The scales of fp8 are 1. */
 static void types(int n, int length, int qo_len) {
-    struct rotation r = start(std::vector<int>((size_t)n, length), qo_len, 16);
     struct attention_variant causal = attention_variant_causal();
     double first = 0, seen = (double)qo_len * (length - (qo_len - 1) / 2.0) * n;
     for (int t = 0; t < N_KV_TYPES; t++) {
         enum kv_type type = (enum kv_type)t;
-        bool plain = qo_len > 1 && (type == KV_E4M3 || type == KV_E5M2); /* minutes */
-        if (plain)
-            continue;
+        struct rotation r =
+            start(std::vector<int>((size_t)n, length), qo_len, 16, &causal, 0, type);
         double s = time_of(&r, KV_NHD, &causal, false, type);
         first = t ? first : s;
         printf("%4d x %5d, %4d tokens each: %-5s %9.1f us: %.2f of bfp16", n, length, qo_len,
                kv_type_name(type), s * 1e6, s / first);
         printf(qo_len > 1 ? ", %.0f TFLOP/s\n" : "\n", 4 * seen * HEADS * DIM / s / 1e12);
         fflush(stdout);
+        end(&r);
     }
-    end(&r);
 }
 
 /* Microseconds on the host for the plan of n sequences. */

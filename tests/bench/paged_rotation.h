@@ -58,10 +58,11 @@ struct rotation {
     size_t q_bytes;
 };
 
-/* variant: what the plans are made for; NULL: causal. shared: so many positions, whole pages, of
- * all sequences of a batch are in the pages of the first. */
+/* variant, type: what the plans are made for; NULL: causal. shared: so many positions, whole pages,
+ * of all sequences of a batch are in the pages of the first. */
 static struct rotation start(const std::vector<int> &lengths, int qo_len, int page_size,
-                             const struct attention_variant *variant = NULL, int shared = 0) {
+                             const struct attention_variant *variant = NULL, int shared = 0,
+                             enum kv_type type = KV_BFP16) {
     struct rotation r = {};
     struct error err;
     size_t pages = 0, n = lengths.size();
@@ -98,7 +99,7 @@ static struct rotation start(const std::vector<int> &lengths, int qo_len, int pa
         for (size_t i = 1; i < n; i++)
             std::copy_n(order.begin() + (long)(c * pages), shared / page_size,
                         order.begin() + (long)(c * pages) + indptr[i]);
-    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845, KV_BFP16};
+    struct attention_shape shape = {HEADS, KV_HEADS, DIM, 0.08838834764831845, type};
     for (size_t c = 0; c < copies; c++) {
         struct attention_plan *plan = dev->ops->attention_plan_new(dev, &err);
         struct paged_batch batch = {(int)n,     page_size,     (int)order.size(),
