@@ -14,7 +14,8 @@ LIBS     := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lpthread -lm
 CXXFLAGS := -std=c++17 -fno-strict-aliasing -Wall -Wextra -Werror -ffp-contract=off -DSAMEBITS_EMU -I. \
             $(shell pkg-config --cflags openblas 2>/dev/null)
 release_FLAGS := -O3 -g $(ARCH)
-asan_FLAGS    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SANITIZERS    := -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+asan_FLAGS    := -O1 $(SANITIZERS)
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
@@ -22,12 +23,12 @@ fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recove
 comma      := ,
 NVCC       := $(shell command -v nvcc 2>/dev/null)
 KERNELS    := $(if $(NVCC),gpu,emu)
-# CUDA_ARCH=sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds and PTX. sm_90a
-# is sm_90 with the instructions that no later GPU has.
+# CUDA_ARCH=sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds, and PTX for all
+# others from 8.0 on. sm_90a is sm_90 with the instructions that no later GPU has.
 GPU_CC     := $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))
 CUDA_ARCH  := $(if $(GPU_CC),sm_$(GPU_CC),all)
-ARCH_all   := $(foreach a,75 80,-gencode=arch=compute_$(a),code=[sm_$(a)$(comma)compute_$(a)]) \
-              -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_90,code=compute_90
+ARCH_all   := -gencode=arch=compute_75,code=sm_75 -gencode=arch=compute_80,code=[sm_80$(comma)compute_80] \
+              -gencode=arch=compute_90a,code=sm_90a
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 GPU_SOURCES := $(wildcard gpu/*.cu)
@@ -139,7 +140,7 @@ clean:
 # ASan, the sanitizers look instead. Where variables are at each instruction (-fvar-tracking) takes
 # a quarter of the compile time; reports only name lines.
 release_KERNEL_FLAGS := -O2 -g -fno-var-tracking -fsanitize=thread,alignment
-asan_KERNEL_FLAGS    := $(asan_FLAGS)
+asan_KERNEL_FLAGS    := -Og $(SANITIZERS)
 gpu_objects := $(patsubst gpu/%.cu,build/gpu/%.o,$(GPU_SOURCES))
 emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(GPU_SOURCES)) \
               $(patsubst %.cpp,build/$(1)/%.o,$(EMU_SOURCES))
