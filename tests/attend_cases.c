@@ -147,7 +147,9 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
     c->layout.type = (enum kv_type)(w->type >= 0          ? w->type
                                     : random_int(r, 0, 1) ? KV_BFP16
                                                           : random_int(r, 0, N_KV_TYPES - 1));
-    c->shape.kv_type = c->n % 2 ? c->layout.type : KV_BFP16; /* a plan need not know it */
+    /* A plan may know the type, or not, or be wrong. */
+    const enum kv_type planned[] = {KV_E4M3, c->layout.type, KV_BFP16};
+    c->shape.kv_type = planned[c->n % 3];
     if (c->layout.type == KV_E4M3 || c->layout.type == KV_E5M2) {
         c->layout.k_scale = ldexpf(1 + random_int(r, 0, 7) / 8.0f, random_int(r, -6, 0));
         c->layout.v_scale = random_int(r, 0, 1) ? 0.017f : 0;
