@@ -224,6 +224,28 @@ static void test_rows_that_see_little(void **state) {
     }
 }
 
+/* A plan that was told another type of cache than there is, or none: prompts, and layouts that
+ * version 4 does not read. */
+static void test_plans_of_other_types(void **state) {
+    struct test_device *t = *state;
+    struct random r = {912};
+    static const enum kv_type planned[] = {KV_BFP16, KV_E5M2}, types[] = {KV_BFP16, KV_E4M3};
+    for (int kind = 0; kind < 8; kind++) {
+        struct attend_wish wish = attend_anything(60);
+        struct attend_case c;
+        wish.batch = 2;
+        wish.kv_len = 40;
+        wish.qo_len = 9;
+        wish.head_dim = 64;
+        wish.order = kind % 2 ? KV_VLLM : KV_NHD;
+        wish.type = (int)types[kind / 2 % 2];
+        attend_case_make(&c, &r, &wish);
+        c.shape.kv_type = planned[kind / 4];
+        check(t, &r, &c);
+        attend_case_free(&c);
+    }
+}
+
 /* So many queries that several blocks have them: without a causal mask all see what is behind the
  * last query of a block; and windows of one block begin in two tiles. */
 static void test_many_queries(void **state) {
@@ -412,7 +434,8 @@ int main(void) {
         cmocka_unit_test(test_random_cases),         cmocka_unit_test(test_every_value),
         cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_many_queries),
         cmocka_unit_test(test_vllm_layout),          cmocka_unit_test(test_another_plan),
-        cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_pools_beyond_32_bits),
+        cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_plans_of_other_types),
+        cmocka_unit_test(test_pools_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
