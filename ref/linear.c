@@ -11,7 +11,7 @@
 #ifdef __SANITIZE_ADDRESS__ /* checks every load of our own loops, and none of OpenBLAS's */
 enum { BLOCK_ROWS = 256, FEW_ROWS = 3 };
 #else
-enum { BLOCK_ROWS = 256, FEW_ROWS = 34 };
+enum { BLOCK_ROWS = 256, FEW_ROWS = 64 };
 #endif
 
 static int few_rows(const struct linear_block *b) {

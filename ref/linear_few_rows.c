@@ -1,11 +1,11 @@
 /*
- * linear for 2 to 34 rows, the batches of decoding. dgemm copies all weights into another order
+ * linear for 2 to 64 rows, the batches of decoding. dgemm copies all weights into another order
  * before it multiplies, which pays when many rows use the copy: with 16 rows it takes half of the
  * time. Here the weights are read where they lie, once.
  *
  * The products of eight rows of W with a panel of a few rows of x are summed in eight vector
- * registers, a lane for each row of x. The sums are exact integers, as in
- * dgemm, so the two give the same bits.
+ * registers, a lane for each row of x. The sums are exact integers, as in dgemm, so the two give
+ * the same bits.
  */
 #if defined __AVX512F__ /* GCC uses halves of such registers and would multiply lane by lane */
 #pragma GCC target("prefer-vector-width=512")
