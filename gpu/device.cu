@@ -39,7 +39,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
-    {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"attend", 4},
+    {"norm_rope", 2}, {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"attend", 4},
     {"attention_plan", 2}, {"silu_mul", 2}, {"add", 2},
 };
 
@@ -349,8 +349,8 @@ const struct ops TABLE = {
     release,       available,     upload,        download,       copy,            sync_device,
     GRAPHS,
     matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
-    gpu_linear,    gpu_add_bias,  gpu_rmsnorm,   gpu_add_rmsnorm, gpu_rope,       gpu_kv_append,
-    gpu_kv_gather, gpu_attention,
+    gpu_linear,    gpu_linear_parts, gpu_add_bias, gpu_rmsnorm,  gpu_add_rmsnorm, gpu_rope,
+    gpu_norm_rope, gpu_kv_append, gpu_kv_gather, gpu_attention,
     gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_plan_form,
     gpu_attention_paged,
     gpu_attend,    gpu_merge_states, gpu_finish_states, gpu_kv_store, gpu_kv_convert,

@@ -22,6 +22,7 @@ enum gpu_kernel {
     GPU_RMSNORM,
     GPU_ADD_RMSNORM,
     GPU_ROPE,
+    GPU_NORM_ROPE,
     GPU_KV_GATHER,
     GPU_ATTENTION,
     GPU_ATTENTION_PAGED,
@@ -184,6 +185,7 @@ void gpu_embed(struct device *, float *, const int32_t *, const struct matrix *,
 void gpu_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
 void gpu_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);
 void gpu_linear(struct device *, float *, struct bfp_rows, const struct matrix *, int);
+void gpu_linear_parts(struct device *, const struct linear_part *, int, struct bfp_rows, int);
 void gpu_add_bias(struct device *, float *, const float *, int, int);
 void gpu_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
                  int);
@@ -191,6 +193,8 @@ void gpu_add_rmsnorm(struct device *, float *, float *, const float *, const flo
                      double, int);
 void gpu_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
               int);
+void gpu_norm_rope(struct device *, const struct head_rows *, const struct head_rows *,
+                   const int32_t *, const float *, const float *, int, int, double);
 void gpu_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
                    const int64_t *, int, int, int, int, int);
 void gpu_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,

@@ -15,6 +15,9 @@
  *
  * The choice (version 0): 4 for up to 32 rows, else 3; 2 where those do not apply (measured:
  * tests/bench/README.md).
+ *
+ * linear_parts: several matrices, one input. Version 4 takes them in one launch, the others one
+ * after the other.
  */
 #include "gpu/gpu.h"
 #include "gpu/tensor_core.h"
@@ -140,6 +143,18 @@ static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 
 enum { ROWS_MAX_K = 1 << 18, WARPS = 8, STEP = 64 }; /* 49,000 * k / 8 stays below 2^31 */
 
+/* The matrices of a launch: one after the other, whole blocks of each. */
+struct weights {
+    const int8_t *high, *low; /* digits */
+    const int8_t *exponents;
+    float *y;
+    int n, first_block;
+};
+struct weight_list {
+    struct weights parts[MOST_LINEAR_PARTS];
+    int n_parts;
+};
+
 struct digit_sums {
     int high_high[4], middle[4], low_low[4];
 };
@@ -237,23 +252,28 @@ multiply_stage(struct digit_sums sums[TILES], const uint4 *stage, const struct x
  */
 template <int TILES, int STAGES>
 __global__ static void __launch_bounds__(WARPS * 32, 2)
-    linear_4(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
-             const int8_t *exponents, int n_tokens, int n, int k, int padded) {
+    linear_4(struct weight_list list, struct bfp_rows x, int n_tokens, int k, int padded) {
     SHARED_DYNAMIC(uint4, ring);
+    struct weights w = list.parts[0];
+    UNROLL
+    for (int i = 1; i < MOST_LINEAR_PARTS; i++)
+        if (i < list.n_parts && (int)blockIdx.x >= list.parts[i].first_block)
+            w = list.parts[i];
     const int vectors = 2 * TILES * WARPS * 32; /* of a stage */
     int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
     int group = lane / 4, quarter = lane % 4; /* of the mma: a row, and 16 of its 64 columns */
-    int token = (int)blockIdx.y * 16 + group, first_out = (int)blockIdx.x * 8 * TILES;
+    int token = (int)blockIdx.y * 16 + group;
+    int first_out = ((int)blockIdx.x - w.first_block) * 8 * TILES;
     const int16_t *row = x.mantissas + (size_t)token * (size_t)k + (size_t)(quarter * 16);
     const struct row_task task = {
         {token < n_tokens ? row : NULL, token + 8 < n_tokens ? row + 8 * (size_t)k : NULL},
-        high,
-        low,
+        w.high,
+        w.low,
         first_out + group,
         quarter,
         k,
         padded,
-        n};
+        w.n};
     uint4 *mine = ring + warp * 32 + lane;
     let_next_kernel_start();
     UNROLL
@@ -289,23 +309,44 @@ __global__ static void __launch_bounds__(WARPS * 32, 2)
         int element = j / 32 % 4;
         token = (int)blockIdx.y * 16 + group + element / 2 * 8;
         int out = first_out + j / 128 * 8 + quarter * 2 + element % 2;
-        if (token < n_tokens && out < n)
-            y[(size_t)token * (size_t)n + (size_t)out] =
-                num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
+        if (token < n_tokens && out < w.n)
+            w.y[(size_t)token * (size_t)w.n + (size_t)out] =
+                num_dot_to_float((double)dot, x.exponents[token] + w.exponents[out] - 30);
     }
 }
 
 template <int TILES, int STAGES>
-static void launch_4(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
-                     const int8_t *high, const int8_t *low, int n_tokens) {
+static void launch_4(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
+                     struct bfp_rows x, int n_tokens) {
     const int bytes = STAGES * 2 * TILES * WARPS * 32 * 16;
-    dim3 grid(gpu_blocks((size_t)w->n, 8 * TILES), gpu_blocks((size_t)n_tokens, 16));
+    int n_blocks = 0, k = parts->w->k, padded = gpu_padded(k);
+    struct weight_list list = {};
+    for (; list.n_parts < n_parts; list.n_parts++) {
+        const struct matrix *w = parts[list.n_parts].w;
+        const int8_t *high = (const int8_t *)w->mantissas;
+        list.parts[list.n_parts] = {high,         high + (size_t)w->n * (size_t)padded,
+                                    w->exponents, parts[list.n_parts].y,
+                                    w->n,         n_blocks};
+        n_blocks += (int)gpu_blocks((size_t)w->n, 8 * TILES);
+    }
+    dim3 grid((unsigned)n_blocks, gpu_blocks((size_t)n_tokens, 16));
     if (gpu_ok(gpu,
                cudaFuncSetAttribute((const void *)linear_4<TILES, STAGES>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "the linear layer's shared memory"))
-        GPU_LAUNCH_EARLY(gpu, (linear_4<TILES, STAGES>), grid, dim3(32, WARPS), bytes, y, x, high,
-                         low, w->exponents, n_tokens, w->n, w->k, gpu_padded(w->k));
+        GPU_LAUNCH_EARLY(gpu, (linear_4<TILES, STAGES>), grid, dim3(32, WARPS), bytes, list, x,
+                         n_tokens, k, padded);
+}
+
+static void linear_4_of(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
+                        struct bfp_rows x, int n_tokens) {
+    int n = 0;
+    for (int i = 0; i < n_parts; i++)
+        n += parts[i].w->n;
+    if (n >= 4096)
+        launch_4<2, 3>(gpu, parts, n_parts, x, n_tokens);
+    else
+        launch_4<1, 3>(gpu, parts, n_parts, x, n_tokens);
 }
 
 /* ---- the choice -------------------------------------------------------------------------------
@@ -343,9 +384,19 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
         linear_3(gpu, y, x, w, n_tokens);
         break;
     default:
-        if (w->n >= 4096)
-            launch_4<2, 3>(gpu, y, x, w, high, low, n_tokens);
-        else
-            launch_4<1, 3>(gpu, y, x, w, high, low, n_tokens);
+        struct linear_part only = {y, w};
+        linear_4_of(gpu, &only, 1, x, n_tokens);
     }
+}
+
+void gpu_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
+                      int n_parts, struct bfp_rows x, int n_tokens) {
+    struct gpu_device *gpu = gpu_of(dev);
+    bool together = n_tokens > 0;
+    for (int i = 0; i < n_parts; i++)
+        together = together && choose(gpu, parts[i].w, n_tokens) == 4;
+    if (together)
+        linear_4_of(gpu, parts, n_parts, x, n_tokens);
+    for (int i = 0; i < n_parts && !together; i++)
+        gpu_linear(dev, parts[i].y, x, parts[i].w, n_tokens);
 }

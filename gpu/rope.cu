@@ -5,6 +5,12 @@
  *
  * 1  a thread per pair
  * 2  a thread per four pairs: 16-byte loads (head_dim a multiple of 8)
+ *
+ * norm_rope: queries and keys, each head normalised before it is rotated.
+ *
+ * 1  up to four ops: rmsnorm and rope, for each of the two
+ * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). In a step of
+ *    decoding these are few rows: what it saves is the way from kernel to kernel
  */
 #include "gpu/gpu.h"
 #include "gpu/tensor_core.h"
@@ -54,6 +60,96 @@ void gpu_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
                    sin_table, n_pairs, n_heads, half);
     else
         GPU_LAUNCH_EARLY(gpu, rope_2, gpu_blocks(n_pairs / 4, 256), 256, 0, (float4 *)x, positions,
-                   (const float4 *)cos_table, (const float4 *)sin_table, n_pairs / 4, n_heads,
-                   half);
+                         (const float4 *)cos_table, (const float4 *)sin_table, n_pairs / 4, n_heads,
+                         half);
+}
+
+/* PAIRS pairs a lane. Normalised as in rmsnorm.cu. */
+template <int PAIRS>
+__global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const int32_t *positions,
+                                   const float *cos_table, const float *sin_table, int n_tokens,
+                                   int half, double eps, unsigned long long *fault) {
+    run_in_turn();
+    int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
+    bool is_key = row >= n_tokens * q.n_heads;
+    struct head_rows rows = is_key ? k : q;
+    row -= is_key ? n_tokens * q.n_heads : 0;
+    if (row >= n_tokens * rows.n_heads)
+        return;
+    int token = row / rows.n_heads;
+    float *x0 = rows.x + (size_t)row * (size_t)(2 * half), *x1 = x0 + half;
+    float a[PAIRS], b[PAIRS];
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        int d = lane + 32 * i;
+        a[i] = d < half ? x0[d] : 0;
+        b[i] = d < half ? x1[d] : 0;
+    }
+    if (rows.gain) {
+        uint32_t largest = 0;
+        UNROLL
+        for (int i = 0; i < PAIRS; i++)
+            largest = max(largest, max(num_magnitude(a[i]), num_magnitude(b[i])));
+        int e = num_row_exponent(warp_max(largest));
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && lane == 0)
+            gpu_fault(fault, rows.site, token);
+        e = bad ? BFP_MIN_EXPONENT : e;
+        float scale = num_pow2f(15 - e);
+        long long sum = 0;
+        UNROLL
+        for (int i = 0; i < PAIRS; i++) {
+            int m = num_mantissa(a[i], scale), n = num_mantissa(b[i], scale);
+            sum += bad ? 0 : (long long)(unsigned)(m * m + n * n);
+        }
+        float r = num_rms_factor(warp_sum(sum), e, 2 * half, eps);
+        UNROLL
+        for (int i = 0; i < PAIRS; i++) {
+            int d = min(lane + 32 * i, half - 1);
+            a[i] = a[i] * r * rows.gain[d];
+            b[i] = b[i] * r * rows.gain[half + d];
+        }
+    }
+    size_t at = (size_t)positions[token] * (size_t)half;
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        int d = lane + 32 * i;
+        if (d >= half)
+            continue;
+        float c = cos_table[at + (size_t)d], s = sin_table[at + (size_t)d];
+        x0[d] = a[i] * c - b[i] * s;
+        x1[d] = b[i] * c + a[i] * s;
+    }
+}
+
+void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
+                   const struct head_rows *k,                     /* host */
+                   const int32_t *positions,                      /* [n_tokens] */
+                   const float *cos_table,                        /* [n_positions, head_dim/2] */
+                   const float *sin_table,                        /* [n_positions, head_dim/2] */
+                   int n_tokens, int head_dim, double eps) {
+    struct gpu_device *gpu = gpu_of(dev);
+    size_t n_rows = (size_t)n_tokens * (size_t)(q->n_heads + k->n_heads);
+    int half = head_dim / 2;
+    dim3 grid(gpu_blocks(n_rows, 4)), block(32, 4);
+    if (!n_rows)
+        return;
+    if (gpu->version[GPU_NORM_ROPE] == 1 || head_dim > 256) {
+        for (const struct head_rows *rows : {q, k}) {
+            if (rows->gain)
+                gpu_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
+                            rows->n_heads, eps, rows->site);
+            gpu_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads,
+                     head_dim);
+        }
+    } else if (half <= 32) {
+        GPU_LAUNCH_EARLY(gpu, norm_rope_2<1>, grid, block, 0, *q, *k, positions, cos_table,
+                         sin_table, n_tokens, half, eps, gpu->fault);
+    } else if (half <= 64) {
+        GPU_LAUNCH_EARLY(gpu, norm_rope_2<2>, grid, block, 0, *q, *k, positions, cos_table,
+                         sin_table, n_tokens, half, eps, gpu->fault);
+    } else {
+        GPU_LAUNCH_EARLY(gpu, norm_rope_2<4>, grid, block, 0, *q, *k, positions, cos_table,
+                         sin_table, n_tokens, half, eps, gpu->fault);
+    }
 }

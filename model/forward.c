@@ -201,13 +201,19 @@ static void see(const struct pass *p, enum tensor_id id, const float *x, int n_r
         p->probe->see(p->probe->context, id, p->layer, x, n_rows, n_cols);
 }
 
+/* What comes out of a linear layer gets its bias. */
+static void finish_linear(const struct pass *p, float *y, const struct matrix *w, const float *bias,
+                          enum tensor_id id, int n_rows) {
+    if (bias)
+        p->ops->add_bias(p->dev, y, bias, n_rows, w->n);
+    see(p, id, y, n_rows, w->n);
+}
+
 /* y = x W^T + bias for the rows that were snapped last. */
 static void linear(const struct pass *p, float *y, const struct matrix *w, const float *bias,
                    enum tensor_id id, int n_rows) {
     p->ops->linear(p->dev, y, p->ws->snapped, w, n_rows);
-    if (bias)
-        p->ops->add_bias(p->dev, y, bias, n_rows, w->n);
-    see(p, id, y, n_rows, w->n);
+    finish_linear(p, y, w, bias, id, n_rows);
 }
 
 /* Normalises the residual stream and snaps the result: the input of what follows. */
@@ -220,17 +226,16 @@ static void norm_and_snap(const struct pass *p, const float *x, const float *gai
     p->ops->snap_rows(p->dev, p->ws->snapped, p->ws->normed, n_rows, hidden, site(p, id));
 }
 
-/* The q or k rows: normalised per head (Qwen3), then rotated. */
-static void norm_and_rotate(const struct pass *p, float *x, const float *gain,
-                            enum tensor_id before, enum tensor_id id, int n_heads) {
+/* The rows of q and k: normalised per head (Qwen3), then rotated. */
+static void norm_and_rotate(const struct pass *p, const struct layer_weights *w) {
     const struct model_config *c = &p->model->config;
+    struct head_rows q = {p->ws->q, w->q_norm, c->n_heads, site(p, TENSOR_Q)};
+    struct head_rows k = {p->ws->k, w->k_norm, c->n_kv_heads, site(p, TENSOR_K)};
     int n = p->batch->n_tokens;
-    if (gain)
-        p->ops->rmsnorm(p->dev, x, x, gain, n * n_heads, c->head_dim, n_heads, c->rms_eps,
-                        site(p, before));
-    p->ops->rope(p->dev, x, p->ws->positions, p->model->rope_cos, p->model->rope_sin, n, n_heads,
-                 c->head_dim);
-    see(p, id, x, n, n_heads * c->head_dim);
+    p->ops->norm_rope(p->dev, &q, &k, p->ws->positions, p->model->rope_cos, p->model->rope_sin, n,
+                      c->head_dim, c->rms_eps);
+    see(p, TENSOR_Q_ROTATED, q.x, n, c->n_heads * c->head_dim);
+    see(p, TENSOR_K_ROTATED, k.x, n, c->n_kv_heads * c->head_dim);
 }
 
 /* Where the keys and values of sequence i go in this layer. Without a cache they live for this
@@ -354,11 +359,12 @@ static void attention_block(const struct pass *p, const struct layer_weights *w)
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens;
-    linear(p, ws->q, &w->q, w->q_bias, TENSOR_Q, n);
-    linear(p, ws->k, &w->k, w->k_bias, TENSOR_K, n);
-    linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
-    norm_and_rotate(p, ws->q, w->q_norm, TENSOR_Q, TENSOR_Q_ROTATED, c->n_heads);
-    norm_and_rotate(p, ws->k, w->k_norm, TENSOR_K, TENSOR_K_ROTATED, c->n_kv_heads);
+    const struct linear_part qkv[] = {{ws->q, &w->q}, {ws->k, &w->k}, {ws->v, &w->v}};
+    p->ops->linear_parts(p->dev, qkv, 3, ws->snapped, n);
+    finish_linear(p, ws->q, &w->q, w->q_bias, TENSOR_Q, n);
+    finish_linear(p, ws->k, &w->k, w->k_bias, TENSOR_K, n);
+    finish_linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
+    norm_and_rotate(p, w);
     attend(p);
     p->ops->snap_rows(p->dev, ws->snapped, ws->attention, n, c->n_heads * c->head_dim,
                       site(p, TENSOR_ATTENTION));
@@ -369,8 +375,10 @@ static void attention_block(const struct pass *p, const struct layer_weights *w)
 static void ffn_block(const struct pass *p, const struct layer_weights *w) {
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens, ffn = p->model->config.ffn;
-    linear(p, ws->gate, &w->gate, w->gate_bias, TENSOR_GATE, n);
-    linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
+    const struct linear_part both[] = {{ws->gate, &w->gate}, {ws->up, &w->up}};
+    p->ops->linear_parts(p->dev, both, 2, ws->snapped, n);
+    finish_linear(p, ws->gate, &w->gate, w->gate_bias, TENSOR_GATE, n);
+    finish_linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
     p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
     see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
     p->ops->snap_rows(p->dev, ws->snapped, ws->gate, n, ffn, site(p, TENSOR_ACTIVATION));

@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-enum { N_PLAN_FORMS = 2 };
+enum { N_PLAN_FORMS = 2, MOST_LINEAR_PARTS = 3 };
 
 struct ops;
 struct attention_plan; /* a device's own, like the next */
@@ -61,6 +61,19 @@ struct matrix {
     int n, k;
     void *mantissas;   /* cpu: double [n, k], integer-valued, as dgemm wants them */
     int8_t *exponents; /* [n] */
+};
+
+/* One of several linear layers of the same input. */
+struct linear_part {
+    float *y; /* [n_tokens, w->n] */
+    const struct matrix *w;
+};
+
+/* The queries, or the keys, of a pass, before attention. */
+struct head_rows {
+    float *x;          /* [n_tokens, n_heads, head_dim] */
+    const float *gain; /* [head_dim] of the norm of each head; NULL: there is none */
+    int n_heads, site;
 };
 
 /* Rows of activations snapped to BFP16: row i stands for mantissas[i] * 2^(exponents[i]-15). */
@@ -176,6 +189,10 @@ struct ops {
                    struct bfp_rows x,            /* [n_tokens, w->k] */
                    const struct matrix *w, int n_tokens);
 
+    /* The same for several matrices, all with the same k, in one op: 1 to MOST_LINEAR_PARTS. */
+    void (*linear_parts)(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
+                         int n_parts, struct bfp_rows x, int n_tokens);
+
     /* y += bias, in place. */
     void (*add_bias)(struct device *dev, float *y, /* [n_tokens, n] */
                      const float *bias,            /* [n] */
@@ -203,6 +220,15 @@ struct ops {
                  const float *cos_table,       /* [n_positions, head_dim / 2] */
                  const float *sin_table,       /* [n_positions, head_dim / 2] */
                  int n_tokens, int n_heads, int head_dim);
+
+    /* What becomes of the queries and keys of a pass, in place, in one op: rmsnorm per head where
+     * there is a gain (Qwen3), then rope. */
+    void (*norm_rope)(struct device *dev, const struct head_rows *q, /* host */
+                      const struct head_rows *k,                     /* host */
+                      const int32_t *positions,                      /* [n_tokens] */
+                      const float *cos_table,                        /* [n_positions, head_dim/2] */
+                      const float *sin_table,                        /* [n_positions, head_dim/2] */
+                      int n_tokens, int head_dim, double eps);
 
     /* Snaps each key row and value row and writes it to its slot; a negative slot is skipped. */
     void (*kv_append)(struct device *dev, const struct kv_layer *kv,

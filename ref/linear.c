@@ -88,3 +88,9 @@ void ref_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
         ref_parallel(dev, b.n_shares, multiply_share, &b);
     }
 }
+
+void ref_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
+                      int n_parts, struct bfp_rows x, int n_tokens) {
+    for (int i = 0; i < n_parts; i++)
+        ref_linear(dev, parts[i].y, x, parts[i].w, n_tokens);
+}

@@ -56,6 +56,7 @@ void ref_embed(struct device *, float *, const int32_t *, const struct matrix *,
 void ref_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
 void ref_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);
 void ref_linear(struct device *, float *, struct bfp_rows, const struct matrix *, int);
+void ref_linear_parts(struct device *, const struct linear_part *, int, struct bfp_rows, int);
 void ref_add_bias(struct device *, float *, const float *, int, int);
 void ref_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
                  int);
@@ -63,6 +64,8 @@ void ref_add_rmsnorm(struct device *, float *, float *, const float *, const flo
                      double, int);
 void ref_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
               int);
+void ref_norm_rope(struct device *, const struct head_rows *, const struct head_rows *,
+                   const int32_t *, const float *, const float *, int, int, double);
 void ref_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
                    const int64_t *, int, int, int, int, int);
 void ref_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,

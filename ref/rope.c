@@ -1,4 +1,5 @@
-/* rope: rotates the pairs (d, d + head_dim/2) of each head by the token's angle. */
+/* rope: rotates the pairs (d, d + head_dim/2) of each head by the token's angle. norm_rope: the
+ * same for queries and keys, each head normalised before. */
 #include "ref/ref.h"
 
 void ref_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
@@ -17,5 +18,21 @@ void ref_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
             x0[d] = a * c[d] - b * s[d];
             x1[d] = b * c[d] + a * s[d];
         }
+    }
+}
+
+void ref_norm_rope(struct device *dev, const struct head_rows *q, /* host */
+                   const struct head_rows *k,                     /* host */
+                   const int32_t *positions,                      /* [n_tokens] */
+                   const float *cos_table,                        /* [n_positions, head_dim/2] */
+                   const float *sin_table,                        /* [n_positions, head_dim/2] */
+                   int n_tokens, int head_dim, double eps) {
+    const struct head_rows *const both[2] = {q, k};
+    for (int i = 0; i < 2; i++) {
+        const struct head_rows *rows = both[i];
+        if (rows->gain)
+            ref_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
+                        rows->n_heads, eps, rows->site);
+        ref_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads, head_dim);
     }
 }

@@ -208,6 +208,31 @@ static void run_linear(const struct ops *ops, struct device *dev, const int *siz
     ops->linear(dev, at[0], (struct bfp_rows){at[1], at[2]}, at[3], size[0]);
 }
 
+/* The numbers of outputs of the parts. */
+static void part_sizes(int n[MOST_LINEAR_PARTS], const int *size) {
+    n[0] = size[1];
+    n[1] = size[1] / 4 + 1;
+    n[2] = size[1] / 2 + 2;
+}
+
+static void make_linear_parts(struct check_call *call, struct random *r, const int *size) {
+    static const char *names[2] = {"x", "x's exponents"};
+    int n[MOST_LINEAR_PARTS];
+    part_sizes(n, size);
+    for (int i = 0; i < MOST_LINEAR_PARTS; i++)
+        add_output(call, "y", size[0], n[i]);
+    add_snapped(call, names, size[0], size[2], snapped_rows(r, size[0], size[2], N_DISTRIBUTIONS));
+    for (int i = 0; i < MOST_LINEAR_PARTS; i++)
+        add_weights(call, r, n[i], size[2]);
+}
+
+static void run_linear_parts(const struct ops *ops, struct device *dev, const int *size,
+                             void *const *at) {
+    const struct linear_part parts[MOST_LINEAR_PARTS] = {
+        {at[0], at[5]}, {at[1], at[6]}, {at[2], at[7]}};
+    ops->linear_parts(dev, parts, MOST_LINEAR_PARTS, (struct bfp_rows){at[3], at[4]}, size[0]);
+}
+
 static void make_add_bias(struct check_call *call, struct random *r, const int *size) {
     add_rows(call, CHECK_INOUT, r, "y", size[0], size[1]);
     add_mixed(call, r, "bias", size[1]);
@@ -244,24 +269,46 @@ static void run_add_rmsnorm(const struct ops *ops, struct device *dev, const int
     ops->add_rmsnorm(dev, at[0], at[1], at[2], at[3], size[0], size[1], 1e-6, CHECK_SITE);
 }
 
-static void make_rope(struct check_call *call, struct random *r, const int *size) {
+/* positions, cos_table and sin_table of n tokens. */
+static void add_rotations(struct check_call *call, struct random *r, int n, int head_dim) {
     enum { POSITIONS = 300 };
-    int half = size[2] / 2;
+    int half = head_dim / 2;
     struct rope_config rope = {.theta = 10000, .scaling = ROPE_PLAIN, .factor = 1};
     float *inverse = host_array((size_t)half, sizeof *inverse);
     float *c = host_array((size_t)(POSITIONS * half), sizeof *c);
     float *s = host_array((size_t)(POSITIONS * half), sizeof *s);
-    rope_inverse_frequencies(inverse, &rope, size[2]);
+    rope_inverse_frequencies(inverse, &rope, head_dim);
     rope_fill(c, s, inverse, half, POSITIONS);
     free(inverse);
-    add_rows(call, CHECK_INOUT, r, "x", size[0], size[1] * size[2]);
-    add_ids(call, r, "positions", size[0], POSITIONS);
+    add_ids(call, r, "positions", n, POSITIONS);
     add_filled(call, "cos_table", sizeof *c, POSITIONS, half, c);
     add_filled(call, "sin_table", sizeof *s, POSITIONS, half, s);
 }
 
+static void make_rope(struct check_call *call, struct random *r, const int *size) {
+    add_rows(call, CHECK_INOUT, r, "x", size[0], size[1] * size[2]);
+    add_rotations(call, r, size[0], size[2]);
+}
+
 static void run_rope(const struct ops *ops, struct device *dev, const int *size, void *const *at) {
     ops->rope(dev, at[0], at[1], at[2], at[3], size[0], size[1], size[2]);
+}
+
+static void make_norm_rope(struct check_call *call, struct random *r, const int *size) {
+    add_rows(call, CHECK_INOUT, r, "q", size[0] * size[1], size[2]);
+    add_rows(call, CHECK_INOUT, r, "k", size[0] * ((size[1] + 1) / 2), size[2]);
+    add_filled(call, "q's gain", sizeof(float), 1, size[2], random_rows(r, 1, size[2], NORMAL));
+    add_filled(call, "k's gain", sizeof(float), 1, size[2], random_rows(r, 1, size[2], NORMAL));
+    add_rotations(call, r, size[0], size[2]);
+}
+
+/* Every third shape without norms, as in models that have none. */
+static void run_norm_rope(const struct ops *ops, struct device *dev, const int *size,
+                          void *const *at) {
+    bool has_norms = size[0] * size[1] % 3;
+    struct head_rows q = {at[0], has_norms ? at[2] : NULL, size[1], CHECK_SITE};
+    struct head_rows k = {at[1], has_norms ? at[3] : NULL, (size[1] + 1) / 2, CHECK_SITE + 1};
+    ops->norm_rope(dev, &q, &k, at[4], at[5], at[6], size[0], size[2], 1e-6);
 }
 
 /* Every token its own slot, in random order, some skipped; three slots stay free. */
@@ -554,6 +601,8 @@ static const struct check_op ops[] = {
        .speed = {8192, 4096}, .nan_arrays = {2}),
     OP(linear, linear_shapes, .make = make_linear, .sizes = {"tokens", "n", "k"},
        .speed = {1, 4096, 4096}),
+    OP(linear_parts, linear_shapes, .make = make_linear_parts, .sizes = {"tokens", "n", "k"},
+       .speed = {1, 4096, 4096}),
     OP(add_bias, rows_and_cols, .make = make_add_bias, .sizes = {"tokens", "n"},
        .speed = {8192, 4096}),
     OP(rmsnorm, rows_and_cols, .make = make_rmsnorm, .sizes = {"rows", "cols"},
@@ -561,6 +610,8 @@ static const struct check_op ops[] = {
     OP(add_rmsnorm, rows_and_cols, .make = make_add_rmsnorm, .sizes = {"rows", "cols"},
        .speed = {8192, 4096}, .nan_arrays = {1, 2}),
     OP(rope, rope_shapes, .make = make_rope, .sizes = {"tokens", "heads", "dim"},
+       .speed = {8192, 32, 128}),
+    OP(norm_rope, rope_shapes, .make = make_norm_rope, .sizes = {"tokens", "heads", "dim"},
        .speed = {8192, 32, 128}),
     OP(kv_append, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},
        .speed = {8192, 8, 128}, .nan_arrays = {4, 5}),

@@ -46,9 +46,9 @@ int kernel_under_test(void) {
 }
 
 static void set_versions(struct test_device *t) {
-    static const char *const names[] = {"snap_rows", "linear",    "rmsnorm",         "add_rmsnorm",
-                                        "rope",      "attention", "attention_paged", "attend",
-                                        "silu_mul",  "add"};
+    static const char *const names[] = {"snap_rows", "linear",    "rmsnorm",   "add_rmsnorm",
+                                        "rope",      "norm_rope", "attention", "attention_paged",
+                                        "attend",    "silu_mul",  "add"};
     struct error err;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (kernel_under_test() <= t->ops->versions(names[i]) &&

@@ -43,6 +43,12 @@ static void linear(struct device *dev, float *y, struct bfp_rows x, const struct
     free(rows.mantissas);
 }
 
+static void linear_parts(struct device *dev, const struct linear_part *parts, int n_parts,
+                         struct bfp_rows x, int n_tokens) {
+    for (int i = 0; i < n_parts; i++)
+        linear(dev, parts[i].y, x, parts[i].w, n_tokens);
+}
+
 static void add_bias(struct device *dev, float *y, const float *bias, int n_tokens, int n) {
     (void)dev;
     for (int i = 0; i < n_tokens * n; i++)
@@ -67,6 +73,20 @@ static void rope(struct device *dev, float *x, const int32_t *positions, const f
                  const float *sin_table, int n_tokens, int n_heads, int head_dim) {
     (void)dev;
     oracle_rope(x, positions, cos_table, sin_table, n_tokens, n_heads, head_dim);
+}
+
+static void norm_rope(struct device *dev, const struct head_rows *q, const struct head_rows *k,
+                      const int32_t *positions, const float *cos_table, const float *sin_table,
+                      int n_tokens, int head_dim, double eps) {
+    const struct head_rows *const both[2] = {q, k};
+    (void)dev;
+    for (int i = 0; i < 2; i++) {
+        int n = n_tokens * both[i]->n_heads;
+        if (both[i]->gain)
+            oracle_rmsnorm(both[i]->x, both[i]->x, both[i]->gain, n, head_dim, eps);
+        oracle_rope(both[i]->x, positions, cos_table, sin_table, n_tokens, both[i]->n_heads,
+                    head_dim);
+    }
 }
 
 static void kv_append(struct device *dev, const struct kv_layer *kv, const float *k, const float *v,
@@ -117,10 +137,12 @@ struct ops oracle_ops(void) {
     table.take_rows = take_rows;
     table.snap_rows = snap_rows;
     table.linear = linear;
+    table.linear_parts = linear_parts;
     table.add_bias = add_bias;
     table.rmsnorm = rmsnorm;
     table.add_rmsnorm = add_rmsnorm;
     table.rope = rope;
+    table.norm_rope = norm_rope;
     table.kv_append = kv_append;
     table.attention = attention;
     table.silu_mul = silu_mul;

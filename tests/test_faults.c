@@ -102,6 +102,31 @@ static void test_add_rmsnorm_looks_at_the_sum(void **state) {
         }
 }
 
+/* A bad query or key is its token's fault; where there is no norm, nobody looks. */
+static void test_norm_rope_looks_at_both(void **state) {
+    struct test_device *t = *state;
+    enum { TOKENS = 5, HEADS = 3, KV_HEADS = 2 };
+    static const int dims[] = {8, 64, 130, 300}; /* each takes a kernel of its own */
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (int bad = 1; bad < 4; bad++) /* bit 0: in q, of token 3; 1: in k, of token 1 */
+            for (int norms = 0; norms < 4; norms++) {
+                int dim = dims[i], n_q = TOKENS * HEADS * dim, n_k = TOKENS * KV_HEADS * dim;
+                int at_q = (3 * HEADS + 2) * dim + dim - 1, at_k = KV_HEADS * dim;
+                float *gain = put_rows_with(t, 1, dim, NULL, 0);
+                float *table = put_rows_with(t, 1, dim / 2, NULL, 0);
+                static const int32_t positions[TOKENS] = {0};
+                struct head_rows q = {put_rows_with(t, NAN, n_q, &at_q, bad & 1),
+                                      norms & 1 ? gain : NULL, HEADS, 6};
+                struct head_rows k = {put_rows_with(t, INFINITY, n_k, &at_k, bad >> 1),
+                                      norms & 2 ? gain : NULL, KV_HEADS, 7};
+                t->ops->norm_rope(t->dev, &q, &k, device_put(t, positions, sizeof positions), table,
+                                  table, TOKENS, dim, 1e-6);
+                int seen = bad & norms;
+                device_expect_fault(t, seen & 1 ? 6 : seen ? 7 : -1, seen & 1 ? 3 : seen ? 1 : 0);
+                device_clear(t);
+            }
+}
+
 /* Appends with these bad elements in k and v; the cache may hold anything afterwards but poison. */
 static void append(struct test_device *t, const int *bad_k, int n_k, const int *bad_v, int n_v) {
     enum { TOKENS = 5, HEADS = 3, DIM = 8, ROWS = TOKENS * HEADS };
@@ -327,6 +352,7 @@ int main(void) {
         cmocka_unit_test(test_snap_rows),
         cmocka_unit_test(test_rmsnorm_counts_tokens),
         cmocka_unit_test(test_add_rmsnorm_looks_at_the_sum),
+        cmocka_unit_test(test_norm_rope_looks_at_both),
         cmocka_unit_test(test_kv_append),
         cmocka_unit_test(test_attention_queries),
         cmocka_unit_test(test_attention_scores_overflow),

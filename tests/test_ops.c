@@ -71,6 +71,45 @@ static void check_linear(struct test_device *t, struct bfp_rows x, struct bfp_ro
     device_clear(t);
 }
 
+/* linear_parts with n_parts of the numbers of outputs in n. */
+static void check_linear_parts(struct test_device *t, struct random *r, int m, const int *n,
+                               int n_parts, int k) {
+    struct bfp_rows x = random_bfp_rows(r, m, k, N_DISTRIBUTIONS), w[MOST_LINEAR_PARTS];
+    struct matrix matrices[MOST_LINEAR_PARTS];
+    struct linear_part parts[MOST_LINEAR_PARTS];
+    for (int i = 0; i < n_parts; i++) {
+        w[i] = random_bfp_rows(r, n[i], k, N_DISTRIBUTIONS);
+        matrices[i] = put_matrix(t, w[i], n[i], k);
+        parts[i] = (struct linear_part){device_poisoned(t, float_bytes(m, n[i])), &matrices[i]};
+    }
+    t->ops->linear_parts(t->dev, parts, n_parts, device_put_rows(t, x, m, k), m);
+    for (int i = 0; i < n_parts; i++) {
+        float *want = host_array((size_t)m * (size_t)n[i], sizeof *want);
+        oracle_linear(want, x, w[i], m, n[i], k);
+        device_expect_floats(t, "linear_parts", want, parts[i].y, m, n[i]);
+        free(want);
+        free_host_rows(w[i]);
+        t->ops->matrix_free(t->dev, &matrices[i]);
+    }
+    device_expect_fault(t, -1, 0);
+    free_host_rows(x);
+    device_clear(t);
+}
+
+/* Parts that end in the middle of a block, some so small that all of a block is behind their end,
+ * and an odd one among them, which a kernel may not take. */
+static void test_linear_parts(void **state) {
+    struct test_device *t = *state;
+    struct random r = {27};
+    static const int ns[][MOST_LINEAR_PARTS] = {{1, 1, 1},   {8, 16, 8},    {7, 9, 1},
+                                                {64, 2, 66}, {256, 64, 64}, {2, 4098, 31}};
+    static const int ms[] = {1, 5, 16, 17, 32, 33}, ks[] = {1, 8, 64, 65, 72, 520};
+    for (size_t i = 0; i < COUNT(ns); i++)
+        for (size_t j = 0; j < COUNT(ms); j++) /* every k with every n, over the rows */
+            check_linear_parts(t, &r, ms[j], ns[i], 1 + (int)(i + j) % MOST_LINEAR_PARTS,
+                               ks[(i + j) % COUNT(ks)]);
+}
+
 static void test_linear_shapes(void **state) {
     struct test_device *t = *state;
     struct random r = {12};
@@ -375,6 +414,52 @@ static void test_rope(void **state) {
         }
 }
 
+/* Queries, and keys with fewer heads, each with a norm or without. */
+static void check_norm_rope(struct test_device *t, struct random *r, int dim, int heads,
+                            int kv_heads, int norms) {
+    enum { POSITIONS = 40, TOKENS = 7 };
+    int half = dim / 2, n_heads[2] = {heads, kv_heads};
+    float *c = random_rows(r, POSITIONS, half, NORMAL),
+          *s = random_rows(r, POSITIONS, half, NORMAL);
+    int32_t positions[TOKENS] = {0, POSITIONS - 1, 1, 1};
+    for (int i = 4; i < TOKENS; i++)
+        positions[i] = random_int(r, 0, POSITIONS - 1);
+    float *x[2], *gain[2];
+    struct head_rows rows[2];
+    for (int i = 0; i < 2; i++) {
+        x[i] = random_rows(r, TOKENS * n_heads[i], dim, N_DISTRIBUTIONS);
+        gain[i] = random_rows(r, 1, dim, NORMAL);
+        rows[i] = (struct head_rows){
+            device_put(t, x[i], float_bytes(TOKENS * n_heads[i], dim)),
+            norms >> i & 1 ? device_put(t, gain[i], float_bytes(1, dim)) : NULL, n_heads[i], i};
+    }
+    t->ops->norm_rope(t->dev, &rows[0], &rows[1], device_put(t, positions, sizeof positions),
+                      device_put(t, c, float_bytes(POSITIONS, half)),
+                      device_put(t, s, float_bytes(POSITIONS, half)), TOKENS, dim, 1e-6);
+    for (int i = 0; i < 2; i++) {
+        if (norms >> i & 1)
+            oracle_rmsnorm(x[i], x[i], gain[i], TOKENS * n_heads[i], dim, 1e-6);
+        oracle_rope(x[i], positions, c, s, TOKENS, n_heads[i], dim);
+        device_expect_floats(t, i ? "norm_rope's k" : "norm_rope's q", x[i], rows[i].x, TOKENS,
+                             n_heads[i] * dim);
+        free(x[i]);
+        free(gain[i]);
+    }
+    device_expect_fault(t, -1, 0);
+    free(c);
+    free(s);
+    device_clear(t);
+}
+
+static void test_norm_rope(void **state) {
+    struct random r = {28};
+    static const int dims[] = {2, 6, 30, 62, 64, 66, 80, 126, 128, 130, 256, 258};
+    static const int heads[][2] = {{1, 1}, {4, 2}, {7, 1}, {3, 3}};
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (size_t h = 0; h < COUNT(heads); h++)
+            check_norm_rope(*state, &r, dims[i], heads[h][0], heads[h][1], (int)(i + h) % 4);
+}
+
 /* ---- kv_append ------------------------------------------------------------------------------- */
 
 enum { SLOTS = 19 };
@@ -431,6 +516,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_snap_rows),
         cmocka_unit_test(test_linear_shapes),
+        cmocka_unit_test(test_linear_parts),
         cmocka_unit_test(test_linear_wide),
         cmocka_unit_test(test_linear_any_exponents),
         cmocka_unit_test(test_linear_extreme_rows),
@@ -442,6 +528,7 @@ int main(void) {
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_add_rmsnorm),
         cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_norm_rope),
         cmocka_unit_test(test_kv_append),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);

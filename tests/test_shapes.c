@@ -118,6 +118,41 @@ static void test_linear(void **state) {
     pair_report(p);
 }
 
+static void test_linear_parts(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, "linear_parts", 14); p->n_shapes < N_SHAPES; pair_next(p)) {
+        struct random *r = &p->random;
+        int most = p->is_small ? 150000 : 30000000; /* products */
+        int n_parts = random_int(r, 1, MOST_LINEAR_PARTS), n[MOST_LINEAR_PARTS];
+        int k = random_size(r, p->is_small ? 600 : 4200), m = random_size(r, p->is_small ? 35 : 70);
+        struct bfp_rows x = pair_rows(p, m, k, 20), w[MOST_LINEAR_PARTS];
+        struct linear_part parts[N_SIDES][MOST_LINEAR_PARTS];
+        struct matrix matrix[N_SIDES][MOST_LINEAR_PARTS];
+        for (int i = 0; i < n_parts; i++) {
+            n[i] = random_size(r, smaller(most / k / m / n_parts + 1, p->is_small ? 200 : 5000));
+            w[i] = pair_rows(p, n[i], k, 20);
+        }
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            for (int i = 0; i < n_parts; i++) {
+                matrix[s][i] = pair_put_matrix(t, w[i], n[i], k, n[i] / 3);
+                parts[s][i].y = pair_output(t, (size_t)m * (size_t)n[i], sizeof(float));
+                parts[s][i].w = &matrix[s][i];
+            }
+            t->ops->linear_parts(t->dev, parts[s], n_parts, pair_put_rows(t, x, m, k), m);
+        }
+        for (int i = 0; i < n_parts; i++) {
+            float *y[N_SIDES];
+            for (int s = 0; s < N_SIDES; s++)
+                y[s] = parts[s][i].y;
+            pair_expect_floats(p, "linear_parts", y, m, n[i]);
+            for (int s = 0; s < N_SIDES; s++)
+                p->side[s].ops->matrix_free(p->side[s].dev, &matrix[s][i]);
+        }
+    }
+    pair_report(p);
+}
+
 static void test_add_bias(void **state) {
     struct pair *p = *state;
     for (pair_begin(p, "add_bias", 5); p->n_shapes < N_SHAPES; pair_next(p)) {
@@ -214,6 +249,47 @@ static void test_rope(void **state) {
                          n_tokens, n_heads, dim);
         }
         pair_expect_floats(p, "rope", y, n_tokens, n_heads * dim);
+    }
+    pair_report(p);
+}
+
+static void test_norm_rope(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, "norm_rope", 15); p->n_shapes < N_SHAPES; pair_next(p)) {
+        struct random *r = &p->random;
+        int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)], half = dim / 2;
+        int most = (p->is_small ? 4500 : 200000) / dim, heads = random_size(r, smaller(most, 64));
+        int kv_heads = random_size(r, heads), n_heads[2] = {heads, kv_heads};
+        int n_tokens = random_size(r, smaller(most / heads, 1100)), n_positions;
+        n_positions = random_size(r, most);
+        float *c = random_table(p, n_positions, half), *s = random_table(p, n_positions, half);
+        float *x[2], *gain[2], *y[2][N_SIDES];
+        int32_t *positions = pair_ids(p, n_tokens, n_positions);
+        int norms = random_int(r, 0, 3);
+        for (int j = 0; j < 2; j++) {
+            x[j] = pair_floats(p, n_tokens * n_heads[j], dim, 60);
+            gain[j] = pair_floats(p, 1, dim, 10);
+        }
+        for (int i = 0; i < N_SIDES; i++) {
+            struct test_device *t = &p->side[i];
+            size_t n_table = (size_t)n_positions * (size_t)half;
+            struct head_rows rows[2];
+            for (int j = 0; j < 2; j++) {
+                y[j][i] =
+                    pair_put(t, x[j], (size_t)n_tokens * (size_t)(n_heads[j] * dim), sizeof *x[j]);
+                rows[j] = (struct head_rows){
+                    y[j][i],
+                    norms >> j & 1 ? pair_put(t, gain[j], (size_t)dim, sizeof *gain[j]) : NULL,
+                    n_heads[j], j};
+            }
+            t->ops->norm_rope(t->dev, &rows[0], &rows[1],
+                              pair_put(t, positions, (size_t)n_tokens, sizeof *positions),
+                              pair_put(t, c, n_table, sizeof *c),
+                              pair_put(t, s, n_table, sizeof *s), n_tokens, dim, 1e-6);
+        }
+        for (int j = 0; j < 2; j++)
+            pair_expect_floats(p, j ? "norm_rope's k" : "norm_rope's q", y[j], n_tokens,
+                               n_heads[j] * dim);
     }
     pair_report(p);
 }
@@ -392,7 +468,8 @@ int main(void) {
         cmocka_unit_test(test_rope),        cmocka_unit_test(test_kv_append),
         cmocka_unit_test(test_attention),   cmocka_unit_test(test_silu_mul),
         cmocka_unit_test(test_add),         cmocka_unit_test(test_sample),
-        cmocka_unit_test(test_add_rmsnorm),
+        cmocka_unit_test(test_add_rmsnorm), cmocka_unit_test(test_linear_parts),
+        cmocka_unit_test(test_norm_rope),
     };
     return cmocka_run_group_tests(tests, pair_group_open, pair_group_close);
 }

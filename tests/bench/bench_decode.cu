@@ -83,6 +83,7 @@ template <class... Arguments> static void nothing(Arguments...) {
 static struct ops copies_only(void) {
     struct ops t = gpu_ops;
     t.embed = nothing, t.take_rows = nothing, t.snap_rows = nothing, t.linear = nothing;
+    t.linear_parts = nothing, t.norm_rope = nothing;
     t.add_bias = nothing, t.rmsnorm = nothing, t.add_rmsnorm = nothing, t.rope = nothing;
     t.kv_append = nothing, t.attention = nothing, t.silu_mul = nothing, t.add = nothing;
     t.sample = nothing;

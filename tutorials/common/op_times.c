@@ -12,6 +12,9 @@
       (d, y, x, n, m, site))                                                                       \
     X(linear, (struct device * d, float *y, struct bfp_rows x, const struct matrix *w, int n),     \
       (d, y, x, w, n))                                                                             \
+    X(linear_parts,                                                                                \
+      (struct device * d, const struct linear_part *parts, int n_parts, struct bfp_rows x, int n), \
+      (d, parts, n_parts, x, n))                                                                   \
     X(add_bias, (struct device * d, float *y, const float *b, int n, int m), (d, y, b, n, m))      \
     X(rmsnorm,                                                                                     \
       (struct device * d, float *y, const float *x, const float *g, int n, int m, int per,         \
@@ -25,6 +28,10 @@
       (struct device * d, float *x, const int32_t *at, const float *c, const float *s, int n,      \
        int heads, int dim),                                                                        \
       (d, x, at, c, s, n, heads, dim))                                                             \
+    X(norm_rope,                                                                                   \
+      (struct device * d, const struct head_rows *q, const struct head_rows *k, const int32_t *at, \
+       const float *c, const float *s, int n, int dim, double eps),                                \
+      (d, q, k, at, c, s, n, dim, eps))                                                            \
     X(kv_append,                                                                                   \
       (struct device * d, const struct kv_layer *kv, const float *k, const float *v,               \
        const int64_t *slots, int n, int heads, int dim, int site_k, int site_v),                   \
