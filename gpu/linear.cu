@@ -392,9 +392,8 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
 void gpu_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                       int n_parts, struct bfp_rows x, int n_tokens) {
     struct gpu_device *gpu = gpu_of(dev);
-    bool together = n_tokens > 0;
-    for (int i = 0; i < n_parts; i++)
-        together = together && choose(gpu, parts[i].w, n_tokens) == 4;
+    /* Whether version 4 takes a matrix is a matter of k alone, which all have in common. */
+    bool together = n_tokens > 0 && choose(gpu, parts->w, n_tokens) == 4;
     if (together)
         linear_4_of(gpu, parts, n_parts, x, n_tokens);
     for (int i = 0; i < n_parts && !together; i++)
