@@ -9,9 +9,10 @@
  * 3  the row stays in registers: 16-byte loads, one pass over memory (rows of 1024 to 8192 columns
  *    in whole vectors; others take version 2)
  *
- * add_rmsnorm: x += branch, then y = rmsnorm of the new x. 8 bytes read and 8 written per element.
+ * add_rmsnorm: x += branch, y = rmsnorm of the new x, and y snapped. 8 bytes read and 10 written
+ * per element.
  *
- * 1  two ops: add, rmsnorm; the new x is written and read again
+ * 1  three ops: add, rmsnorm, snap_rows; the new x and y are written and read again
  * 2  one kernel: the sum stays in registers, a warp (short rows) or a block per row (rows of up to
  *    8192 columns in whole vectors; others take version 1)
  */
@@ -164,12 +165,20 @@ void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
                    rows_per_token, eps, site, gpu->fault);
 }
 
+static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
+    uint32_t a = (uint16_t)num_mantissa(v.x, scale), b = (uint16_t)num_mantissa(v.y, scale);
+    uint32_t c = (uint16_t)num_mantissa(v.z, scale), d = (uint16_t)num_mantissa(v.w, scale);
+    return make_uint2(a | b << 16, c | d << 16);
+}
+
 /* VECTORS float4 per thread of the WARPS warps of a row. */
 template <int WARPS, int VECTORS>
-__global__ static void add_rmsnorm_2(float4 *y, float4 *x, const float4 *branch, const float4 *gain,
-                                     int n_rows, int n_vectors, double eps, int site,
+__global__ static void add_rmsnorm_2(float4 *y, struct bfp_rows snapped, float4 *x,
+                                     const float4 *branch, const float4 *gain, int n_rows,
+                                     int n_vectors, double eps, int site_x, int site_y,
                                      unsigned long long *fault) {
     run_in_turn();
+    SHARED(uint32_t, part, [WARPS]);
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     if (row >= n_rows)
         return;
@@ -185,20 +194,38 @@ __global__ static void add_rmsnorm_2(float4 *y, float4 *x, const float4 *branch,
             x[at + (size_t)j] = v[i];
         }
     }
-    float r = factor_of_row<WARPS>(v, lane, 4 * n_vectors, eps, site, row, fault);
+    float r = factor_of_row<WARPS>(v, lane, 4 * n_vectors, eps, site_x, row, fault);
+    uint32_t largest = 0;
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
         int j = lane + i * WARPS * 32;
         if (j < n_vectors)
-            y[at + (size_t)j] = normed(v[i], r, gain[j]);
+            y[at + (size_t)j] = v[i] = normed(v[i], r, gain[j]);
+        largest = max(largest, largest_of(v[i]));
+    }
+    int e = num_row_exponent(row_max<WARPS>(largest, part));
+    bool bad = e > BFP_MAX_EXPONENT;
+    e = bad ? BFP_MIN_EXPONENT : e;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * WARPS * 32;
+        if (j < n_vectors)
+            ((uint2 *)snapped.mantissas)[at + (size_t)j] =
+                bad ? make_uint2(0, 0) : mantissas_of(v[i], num_pow2f(15 - e));
+    }
+    if (lane == 0) {
+        if (bad)
+            gpu_fault(fault, site_y, row);
+        snapped.exponents[row] = (int8_t)e;
     }
 }
 
 void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
+                     struct bfp_rows snapped,      /* [n_rows, n_cols] */
                      float *x,                     /* [n_rows, n_cols] */
                      const float *branch,          /* [n_rows, n_cols] */
                      const float *gain,            /* [n_cols] */
-                     int n_rows, int n_cols, double eps, int site) {
+                     int n_rows, int n_cols, double eps, int site_x, int site_y) {
     struct gpu_device *gpu = gpu_of(dev);
     float4 *to = (float4 *)y, *sum = (float4 *)x;
     const float4 *add = (const float4 *)branch, *by = (const float4 *)gain;
@@ -206,15 +233,16 @@ void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
         return;
     if (gpu->version[GPU_ADD_RMSNORM] == 1 || n_cols % 4 || n_cols > 8192) {
         gpu_add(dev, x, x, branch, (size_t)n_rows * (size_t)n_cols);
-        gpu_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site);
+        gpu_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site_x);
+        gpu_snap_rows(dev, snapped, y, n_rows, n_cols, site_y);
     } else if (n_cols <= 512) {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to, sum, add,
-                   by, n_rows, n_cols / 4, eps, site, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to, snapped, sum, add,
+                   by, n_rows, n_cols / 4, eps, site_x, site_y, gpu->fault);
     } else if (n_cols <= 4096) {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
-                   n_cols / 4, eps, site, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, snapped, sum, add, by, n_rows,
+                   n_cols / 4, eps, site_x, site_y, gpu->fault);
     } else {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, sum, add, by, n_rows,
-                   n_cols / 4, eps, site, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, snapped, sum, add, by, n_rows,
+                   n_cols / 4, eps, site_x, site_y, gpu->fault);
     }
 }

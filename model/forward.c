@@ -346,12 +346,12 @@ static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens;
-    p->ops->add_rmsnorm(p->dev, ws->normed, ws->x, ws->branch, gain, n, c->hidden, c->rms_eps,
-                        next_layer * N_TENSORS + (int)before);
+    int next_site = next_layer * N_TENSORS;
+    p->ops->add_rmsnorm(p->dev, ws->normed, ws->snapped, ws->x, ws->branch, gain, n, c->hidden,
+                        c->rms_eps, next_site + (int)before, next_site + (int)id);
     see(p, sum, ws->x, n, c->hidden);
     p->layer = next_layer;
     see(p, id, ws->normed, n, c->hidden);
-    p->ops->snap_rows(p->dev, ws->snapped, ws->normed, n, c->hidden, site(p, id));
 }
 
 /* From the snapped attention norm to the branch. */

@@ -205,13 +205,14 @@ struct ops {
                     const float *gain,            /* [n_cols] */
                     int n_rows, int n_cols, int rows_per_token, double eps, int site);
 
-    /* x += branch (float32, as add), then y = rmsnorm of the new x: the residual stream and the
-     * norm that follows it, in one op. Row = token. */
+    /* x += branch (float32, as add), y = rmsnorm of the new x, and y snapped: the residual stream,
+     * the norm that follows it, and what the next linear layer wants, in one op. Row = token. */
     void (*add_rmsnorm)(struct device *dev, float *y, /* [n_rows, n_cols] */
+                        struct bfp_rows snapped,      /* [n_rows, n_cols] */
                         float *x,                     /* [n_rows, n_cols], in place */
                         const float *branch,          /* [n_rows, n_cols] */
                         const float *gain,            /* [n_cols] */
-                        int n_rows, int n_cols, double eps, int site);
+                        int n_rows, int n_cols, double eps, int site_x, int site_y);
 
     /* Rotary position embedding (Su et al., 2021), half-split pairs (d, d + head_dim/2), in place.
      * cos and sin come from rope_table.h. */

@@ -60,8 +60,8 @@ void ref_linear_parts(struct device *, const struct linear_part *, int, struct b
 void ref_add_bias(struct device *, float *, const float *, int, int);
 void ref_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
                  int);
-void ref_add_rmsnorm(struct device *, float *, float *, const float *, const float *, int, int,
-                     double, int);
+void ref_add_rmsnorm(struct device *, float *, struct bfp_rows, float *, const float *,
+                     const float *, int, int, double, int, int);
 void ref_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
               int);
 void ref_norm_rope(struct device *, const struct head_rows *, const struct head_rows *,

@@ -1,5 +1,5 @@
 /* rmsnorm: the sum of squares is an exact integer; the root is taken in double and rounded once.
- * add_rmsnorm: the same behind the residual add. */
+ * add_rmsnorm: the same behind the residual add, and snapped. */
 #include "ref/ref.h"
 
 void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
@@ -23,10 +23,12 @@ void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
 }
 
 void ref_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
+                     struct bfp_rows snapped,      /* [n_rows, n_cols] */
                      float *x,                     /* [n_rows, n_cols] */
                      const float *branch,          /* [n_rows, n_cols] */
                      const float *gain,            /* [n_cols] */
-                     int n_rows, int n_cols, double eps, int site) {
+                     int n_rows, int n_cols, double eps, int site_x, int site_y) {
     ref_add(dev, x, x, branch, (size_t)n_rows * (size_t)n_cols);
-    ref_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site);
+    ref_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site_x);
+    ref_snap_rows(dev, snapped, y, n_rows, n_cols, site_y);
 }

@@ -262,11 +262,14 @@ static void make_add_rmsnorm(struct check_call *call, struct random *r, const in
     add_rows(call, CHECK_INOUT, r, "x", size[0], size[1]);
     add_rows(call, CHECK_INPUT, r, "branch", size[0], size[1]);
     add_filled(call, "gain", sizeof(float), 1, size[1], random_rows(r, 1, size[1], NORMAL));
+    add_array(call, CHECK_OUTPUT, "mantissas", ELEMENT_INT16, sizeof(int16_t), size[0], size[1]);
+    add_array(call, CHECK_OUTPUT, "exponents", ELEMENT_INT8, 1, size[0], 1);
 }
 
 static void run_add_rmsnorm(const struct ops *ops, struct device *dev, const int *size,
                             void *const *at) {
-    ops->add_rmsnorm(dev, at[0], at[1], at[2], at[3], size[0], size[1], 1e-6, CHECK_SITE);
+    ops->add_rmsnorm(dev, at[0], (struct bfp_rows){at[4], at[5]}, at[1], at[2], at[3], size[0],
+                     size[1], 1e-6, CHECK_SITE, CHECK_SITE + 1);
 }
 
 /* positions, cos_table and sin_table of n tokens. */

@@ -61,12 +61,14 @@ static void rmsnorm(struct device *dev, float *y, const float *x, const float *g
     oracle_rmsnorm(y, x, gain, n_rows, n_cols, eps);
 }
 
-static void add_rmsnorm(struct device *dev, float *y, float *x, const float *branch,
-                        const float *gain, int n_rows, int n_cols, double eps, int site) {
-    (void)dev, (void)site;
+static void add_rmsnorm(struct device *dev, float *y, struct bfp_rows snapped, float *x,
+                        const float *branch, const float *gain, int n_rows, int n_cols, double eps,
+                        int site_x, int site_y) {
+    (void)dev, (void)site_x, (void)site_y;
     for (int i = 0; i < n_rows * n_cols; i++)
         x[i] = x[i] + branch[i];
     oracle_rmsnorm(y, x, gain, n_rows, n_cols, eps);
+    oracle_snap_rows(snapped, y, n_rows, n_cols);
 }
 
 static void rope(struct device *dev, float *x, const int32_t *positions, const float *cos_table,

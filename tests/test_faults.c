@@ -96,10 +96,39 @@ static void test_add_rmsnorm_looks_at_the_sum(void **state) {
             float *branch = put_rows_with(t, pairs[i][1], n, &at, 1);
             float *gain = put_rows_with(t, 1, widths[w], NULL, 0);
             float *y = device_poisoned(t, sizeof *y * (size_t)n);
-            t->ops->add_rmsnorm(t->dev, y, x, branch, gain, ROWS, widths[w], 1e-6, 3);
+            struct bfp_rows snapped = {device_poisoned(t, sizeof(int16_t) * (size_t)n),
+                                       device_poisoned(t, ROWS)};
+            t->ops->add_rmsnorm(t->dev, y, snapped, x, branch, gain, ROWS, widths[w], 1e-6, 3, 4);
             device_expect_fault(t, 3, row);
             device_clear(t);
         }
+}
+
+/* A gain that no row can be snapped with is a fault of what comes out, of the first token. Its row
+ * becomes zeros. */
+static void test_add_rmsnorm_looks_at_the_result(void **state) {
+    struct test_device *t = *state;
+    enum { ROWS = 3, MOST = 5000 };
+    static const int widths[] = {3, 32, 600, MOST};
+    for (size_t w = 0; w < COUNT(widths); w++) {
+        int n = widths[w], last = n - 1;
+        float *x = put_rows_with(t, 1, ROWS * n, NULL, 0);
+        float *branch = put_rows_with(t, 1, ROWS * n, NULL, 0);
+        float *gain = put_rows_with(t, INFINITY, n, &last, 1);
+        float *y = device_poisoned(t, sizeof *y * (size_t)(ROWS * n));
+        struct bfp_rows snapped = {device_poisoned(t, sizeof(int16_t) * (size_t)(ROWS * n)),
+                                   device_poisoned(t, ROWS)};
+        struct bfp_rows zeros = host_rows(ROWS, n);
+        float *nothing = host_array((size_t)(ROWS * n), sizeof *nothing);
+        memset(nothing, 0, sizeof *nothing * (size_t)(ROWS * n));
+        oracle_snap_rows(zeros, nothing, ROWS, n);
+        t->ops->add_rmsnorm(t->dev, y, snapped, x, branch, gain, ROWS, n, 1e-6, 3, 4);
+        device_expect_rows(t, "rows that cannot be snapped", zeros, snapped, ROWS, n);
+        device_expect_fault(t, 4, 0);
+        free(nothing);
+        free_host_rows(zeros);
+        device_clear(t);
+    }
 }
 
 /* A bad query or key is its token's fault; where there is no norm, nobody looks. */
@@ -352,6 +381,7 @@ int main(void) {
         cmocka_unit_test(test_snap_rows),
         cmocka_unit_test(test_rmsnorm_counts_tokens),
         cmocka_unit_test(test_add_rmsnorm_looks_at_the_sum),
+        cmocka_unit_test(test_add_rmsnorm_looks_at_the_result),
         cmocka_unit_test(test_norm_rope_looks_at_both),
         cmocka_unit_test(test_kv_append),
         cmocka_unit_test(test_attention_queries),

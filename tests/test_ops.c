@@ -364,14 +364,19 @@ static void test_add_rmsnorm(void **state) {
             float *branch = random_rows(&r, n_rows, n_cols, kind);
             float *want = host_array(n, sizeof *want);
             float *sum = device_put(t, x, bytes), *y = device_poisoned(t, bytes);
-            t->ops->add_rmsnorm(t->dev, y, sum, device_put(t, branch, bytes),
+            struct bfp_rows snapped = {device_poisoned(t, bytes / 2), device_poisoned(t, n_rows)};
+            t->ops->add_rmsnorm(t->dev, y, snapped, sum, device_put(t, branch, bytes),
                                 device_put(t, gain, float_bytes(1, n_cols)), n_rows, n_cols, 1e-6,
-                                1);
+                                1, 2);
             for (size_t j = 0; j < n; j++)
                 x[j] = x[j] + branch[j];
             oracle_rmsnorm(want, x, gain, n_rows, n_cols, 1e-6);
             device_expect_floats(t, "add_rmsnorm's sum", x, sum, n_rows, n_cols);
             device_expect_floats(t, "add_rmsnorm", want, y, n_rows, n_cols);
+            struct bfp_rows rows = host_rows(n_rows, n_cols);
+            oracle_snap_rows(rows, want, n_rows, n_cols);
+            device_expect_rows(t, "add_rmsnorm's rows", rows, snapped, n_rows, n_cols);
+            free_host_rows(rows);
             device_expect_fault(t, -1, 0);
             free(want);
             free(branch);

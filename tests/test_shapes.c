@@ -204,16 +204,21 @@ static void test_add_rmsnorm(void **state) {
         size_t n = (size_t)n_rows * (size_t)n_cols;
         float *x = pair_floats(p, n_rows, n_cols, 122), *gain = pair_floats(p, 1, n_cols, 90);
         float *branch = pair_floats(p, n_rows, n_cols, 122), *sum[N_SIDES], *y[N_SIDES];
+        struct bfp_rows snapped[N_SIDES];
         for (int s = 0; s < N_SIDES; s++) {
             struct test_device *t = &p->side[s];
+            snapped[s].mantissas = pair_output(t, n, sizeof(int16_t));
+            snapped[s].exponents = pair_output(t, (size_t)n_rows, 1);
             sum[s] = pair_put(t, x, n, sizeof *x);
             y[s] = pair_output(t, n, sizeof *x);
-            t->ops->add_rmsnorm(t->dev, y[s], sum[s], pair_put(t, branch, n, sizeof *branch),
+            t->ops->add_rmsnorm(t->dev, y[s], snapped[s], sum[s],
+                                pair_put(t, branch, n, sizeof *branch),
                                 pair_put(t, gain, (size_t)n_cols, sizeof *gain), n_rows, n_cols,
-                                epsilons[p->n_shapes % 4], 1);
+                                epsilons[p->n_shapes % 4], 1, 2);
         }
         pair_expect_floats(p, "add_rmsnorm's sum", sum, n_rows, n_cols);
         pair_expect_floats(p, "add_rmsnorm", y, n_rows, n_cols);
+        pair_expect_rows(p, "add_rmsnorm's rows", snapped, n_rows, n_cols);
     }
     pair_report(p);
 }

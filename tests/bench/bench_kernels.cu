@@ -54,8 +54,10 @@ static void bench_rows(void) {
         print_memory(
             "add_rmsnorm", v,
             seconds(8,
-                    [&](int) { dev->ops->add_rmsnorm(dev, y, x, z, gain, ROWS, COLS, 1e-6, 0); }),
-            16.0 * (double)count);
+                    [&](int) {
+                        dev->ops->add_rmsnorm(dev, y, snapped, x, z, gain, ROWS, COLS, 1e-6, 0, 1);
+                    }),
+            18.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
         use_version("silu_mul", v);

@@ -21,9 +21,9 @@
        double eps, int site),                                                                      \
       (d, y, x, g, n, m, per, eps, site))                                                          \
     X(add_rmsnorm,                                                                                 \
-      (struct device * d, float *y, float *x, const float *b, const float *g, int n, int m,        \
-       double eps, int site),                                                                      \
-      (d, y, x, b, g, n, m, eps, site))                                                            \
+      (struct device * d, float *y, struct bfp_rows q, float *x, const float *b, const float *g,   \
+       int n, int m, double eps, int site_x, int site_y),                                          \
+      (d, y, q, x, b, g, n, m, eps, site_x, site_y))                                               \
     X(rope,                                                                                        \
       (struct device * d, float *x, const int32_t *at, const float *c, const float *s, int n,      \
        int heads, int dim),                                                                        \
