@@ -153,18 +153,21 @@ void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
                    rows_per_token, eps, site, gpu->fault);
     else if (version == 3 && vectors && n_cols <= 4096)
         GPU_LAUNCH_EARLY(gpu, rmsnorm_3<4>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
-                   (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site, gpu->fault);
+                         (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site,
+                         gpu->fault);
     else if (version == 3 && vectors)
         GPU_LAUNCH_EARLY(gpu, rmsnorm_3<8>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
-                   (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site, gpu->fault);
+                         (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site,
+                         gpu->fault);
     else if (n_cols <= 512)
-        GPU_LAUNCH_EARLY(gpu, rmsnorm_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, gain, n_rows,
-                   n_cols, rows_per_token, eps, site, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, rmsnorm_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, gain,
+                         n_rows, n_cols, rows_per_token, eps, site, gpu->fault);
     else
         GPU_LAUNCH_EARLY(gpu, rmsnorm_2<8>, n_rows, dim3(256), 0, y, x, gain, n_rows, n_cols,
-                   rows_per_token, eps, site, gpu->fault);
+                         rows_per_token, eps, site, gpu->fault);
 }
 
+/* Four neighbours of a row whose exponent e gave scale = 2^(15-e), snapped. */
 static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
     uint32_t a = (uint16_t)num_mantissa(v.x, scale), b = (uint16_t)num_mantissa(v.y, scale);
     uint32_t c = (uint16_t)num_mantissa(v.z, scale), d = (uint16_t)num_mantissa(v.w, scale);
@@ -236,13 +239,14 @@ void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
         gpu_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site_x);
         gpu_snap_rows(dev, snapped, y, n_rows, n_cols, site_y);
     } else if (n_cols <= 512) {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to, snapped, sum, add,
-                   by, n_rows, n_cols / 4, eps, site_x, site_y, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to,
+                         snapped, sum, add, by, n_rows, n_cols / 4, eps, site_x, site_y,
+                         gpu->fault);
     } else if (n_cols <= 4096) {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, snapped, sum, add, by, n_rows,
-                   n_cols / 4, eps, site_x, site_y, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, snapped, sum, add,
+                         by, n_rows, n_cols / 4, eps, site_x, site_y, gpu->fault);
     } else {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, snapped, sum, add, by, n_rows,
-                   n_cols / 4, eps, site_x, site_y, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, snapped, sum, add,
+                         by, n_rows, n_cols / 4, eps, site_x, site_y, gpu->fault);
     }
 }

@@ -73,7 +73,8 @@ struct linear_part {
 struct head_rows {
     float *x;          /* [n_tokens, n_heads, head_dim] */
     const float *gain; /* [head_dim] of the norm of each head; NULL: there is none */
-    int n_heads, site;
+    int n_heads;
+    int site; /* of its faults: rows that the norm finds not finite, or too large */
 };
 
 /* Rows of activations snapped to BFP16: row i stands for mantissas[i] * 2^(exponents[i]-15). */
