@@ -21,10 +21,10 @@ struct attention_arguments {
     double scale;
     int site;
     unsigned long long *fault;
-    /* Of a paged cache: the pages of the sequence, which of the op's tokens is its first, and its
-     * number. pages NULL: contiguous, slot = position. */
+    /* Of a paged cache: the pages of the sequence, and which of the op's tokens is its first. pages
+     * NULL: contiguous, slot = position. */
     const int32_t *pages;
-    int page_size, first_token, sequence;
+    int page_size, first_token;
 };
 
 static __device__ __forceinline__ size_t slot_of(const struct attention_arguments *a,
@@ -86,7 +86,6 @@ struct attention_digits {
     int8_t *query_exponents;   /* [n_kv_heads, n_groups * QUERY_ROWS] */
     int8_t *exponents;         /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
     int n_groups, n_tiles;     /* that there is room for */
-    int first_tile;            /* of the sequence; of a work's tiles 0 */
     int dim, keys, value_dims; /* dim: head_dim rounded up, with zeros */
 };
 
@@ -123,13 +122,16 @@ static __device__ __forceinline__ int value_slot(int slot) {
 /* ---- rows, and what is done with them ----------------------------------------------------------
  *
  * A row is one token and one query head; the rows of one kv head are numbered token * group + head.
- * Versions 2 and 3 take QUERY_ROWS of them together. The tokens are those of one sequence, and each
- * row is finished; or of many sequences that share tiles (attention_plan.h: cascade), and what the
- * rows find there is kept.
+ * Versions 2 and 3 take QUERY_ROWS of them together: a row list. Its tokens are those of one
+ * sequence, and its rows are finished, or those of many sequences that share tiles
+ * (attention_plan.h: cascade). What rows find that are not finished is kept, to be merged.
  */
 struct row_list {
-    int32_t tokens;            /* where the list of tokens begins in attention_work */
-    int32_t first_row, n_rows; /* row r is token (first_row + r) / group of the list */
+    int32_t tokens;            /* where its tokens begin in attention_work's; -1: a sequence's */
+    int32_t first_row, n_rows; /* row r is token (first_row + r) / group of them */
+    int32_t place, n_results;  /* what is kept of it; -1, 0: nothing */
+    int32_t sequence, first_token, before, length; /* of the sequence: its number, its first token
+                                                      in q and y, what is in front of that, all */
 };
 
 /* Rows, and tiles that all of them may see. */
@@ -137,13 +139,16 @@ struct wide_item {
     int32_t rows;          /* which row_list */
     int32_t tile, n_tiles; /* of those that are split to digits */
     int32_t first_tile;    /* what the first is in its sequences */
+    int32_t end;           /* positions from here on, no row sees */
     int32_t place;         /* of its first result; -1: the rows are finished */
     int32_t merges;        /* 1: its tiles are merged to one result; 0: each gives one */
+    struct row_list list;  /* a copy: one load less to wait for */
 };
 
-/* A whole tile: the begin of the pages of a sequence that has it, and which of its tiles it is. */
+/* A tile: the begin of the pages of a sequence that has it, which of its tiles it is, and how many
+ * of its positions exist. */
 struct digit_tile {
-    int32_t pages, tile;
+    int32_t pages, tile, n;
 };
 
 enum { COUNT_ROW_LISTS, COUNT_TILES, COUNT_ITEMS, N_COUNTS };
@@ -157,8 +162,8 @@ struct attention_work {
     const int32_t *tokens;         /* of the batch */
     const int32_t *token_sequence; /* as in the plan */
     const int32_t *qo_indptr, *kv_lens, *pages;
-    uint8_t *digits;                   /* room for the digits of them all */
-    float *kept;                       /* [places, n_kv_heads, QUERY_ROWS, kept_floats] */
+    uint8_t *digits; /* room for the digits of them all; NULL: scratch memory is taken */
+    float *kept;     /* [places, n_kv_heads, QUERY_ROWS, kept_floats]; NULL: all are finished */
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
 };
@@ -190,23 +195,23 @@ static __device__ __forceinline__ struct wide_row
 wide_row_of(const struct attention_arguments *a, const struct attention_variant *v,
             const struct attention_work *work, const struct row_list *list, int kv_head, int row) {
     struct wide_row r = {};
-    int group = a->n_heads / a->n_kv_heads, sequence = a->sequence, n = a->n_tokens;
+    int group = a->n_heads / a->n_kv_heads, sequence = list->sequence, before = list->before;
     r.i = (list->first_row + row) / group;
     r.head = kv_head * group + (list->first_row + row) % group;
-    r.token = a->first_token + r.i;
-    r.length = a->kv_len;
-    if (work->tokens) {
+    r.token = list->first_token + r.i;
+    r.length = list->length;
+    if (list->tokens >= 0) {
         r.token = work->tokens[list->tokens + r.i];
         sequence = work->token_sequence[r.token];
         r.i = r.token - work->qo_indptr[sequence];
         r.length = work->kv_lens[sequence];
-        n = work->qo_indptr[sequence + 1] - work->qo_indptr[sequence];
+        before = r.length - (work->qo_indptr[sequence + 1] - work->qo_indptr[sequence]);
     }
-    r.at = r.length - n + r.i;
+    r.at = before + r.i;
     r.end = r.at + 1;
     if (VARIANT) {
-        r.first = attention_first(v, r.length - n, r.i);
-        r.end = attention_end(v, r.length - n, r.i, r.length);
+        r.first = attention_first(v, before, r.i);
+        r.end = attention_end(v, before, r.i, r.length);
         r.mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
         r.slope = v->alibi_slopes ? v->alibi_slopes[r.head] : 0;
     }
@@ -222,43 +227,33 @@ varied_score(const struct wide_row *r, const struct attention_variant *v, float 
     return !sees ? -INFINITY : num_magnitude(s) < 0x7f800000u ? s : INFINITY;
 }
 
-/* The work of a block, item after item: of a sequence one, the rows of which number i are. */
-struct wide_task {
-    struct row_list rows;
-    struct wide_item item;
-    int end; /* positions from here on, no row sees */
-};
+/* Rows `number` of the sequence of the arguments, which are causal. */
+static __device__ __forceinline__ struct row_list list_of(const struct attention_arguments *a,
+                                                          int number) {
+    int all = a->n_tokens * (a->n_heads / a->n_kv_heads), first_row = number * QUERY_ROWS;
+    return {-1,
+            first_row,
+            min((int)QUERY_ROWS, all - first_row),
+            -1,
+            0,
+            0,
+            0,
+            a->kv_len - a->n_tokens,
+            a->kv_len};
+}
 
-template <bool VARIANT>
-static __device__ __forceinline__ struct wide_task
-wide_task_of(const struct attention_arguments *a, const struct attention_variant *v,
-             const struct attention_work *work, const struct attention_digits *d, int i) {
-    struct wide_task t;
-    if (work->items) {
-        t.item = work->items[i];
-        t.rows = work->row_lists[t.item.rows];
-        t.end = (t.item.first_tile + t.item.n_tiles) * ATTENTION_TILE;
-        return t;
-    }
-    int group = a->n_heads / a->n_kv_heads, all = a->n_tokens * group;
-    int before = a->kv_len - a->n_tokens;
+/* The work of a block, item after item: of the work, or of the sequence of the arguments. */
+static __device__ __forceinline__ struct wide_item item_of(const struct attention_arguments *a,
+                                                           const struct attention_work *work,
+                                                           const struct attention_digits *d,
+                                                           int i) {
+    if (work->items)
+        return work->items[i];
     int number = d->n_groups - 1 - i; /* those with most to see go first */
-    t.rows.tokens = 0;
-    t.rows.first_row = number * QUERY_ROWS;
-    t.rows.n_rows = min((int)QUERY_ROWS, all - t.rows.first_row);
-    int last = (t.rows.first_row + t.rows.n_rows - 1) / group, first = 0;
-    t.end = before + last + 1;
-    if (VARIANT) {
-        first = attention_first(v, before, t.rows.first_row / group);
-        t.end = attention_end(v, before, last, a->kv_len);
-    }
-    t.item.rows = number;
-    t.item.first_tile = first / ATTENTION_TILE;
-    t.item.tile = t.item.first_tile - d->first_tile;
-    t.item.n_tiles = max(0, (t.end + ATTENTION_TILE - 1) / ATTENTION_TILE - t.item.first_tile);
-    t.item.place = -1;
-    t.item.merges = 1;
-    return t;
+    struct row_list list = list_of(a, number);
+    int last = (list.first_row + list.n_rows - 1) / (a->n_heads / a->n_kv_heads);
+    int end = list.before + last + 1;
+    return {number, 0, (end + ATTENTION_TILE - 1) / ATTENTION_TILE, 0, end, -1, 1, list};
 }
 
 /* Where row `row` has its result of that place. */
@@ -271,14 +266,13 @@ static __device__ __forceinline__ float *kept_at(const struct attention_argument
 }
 
 /*
- * Fills d, whose dim, keys and value_dims are set: in scratch memory, or in that of the work; of a
- * sequence, from the first tile that the variant's window reaches. Queries that cannot be snapped
- * are faults. Positions from kv_len to the end of the tile are 0. Returns false when the device has
- * failed.
+ * Fills d, whose dim, keys and value_dims are set: in scratch memory, or in that of the work.
+ * Queries that cannot be snapped are faults. Positions behind the end of a sequence are 0. Returns
+ * false when the device has failed.
  */
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct kv_views *kv, const struct attention_variant *variant,
-                          const struct attention_work *work, struct attention_digits *d);
+                          const struct kv_views *kv, const struct attention_work *work,
+                          struct attention_digits *d);
 
 /* Thread blocks for n pieces of work that loop over them: while recording, whatever n is, as many
  * as the GPU runs at once. */
@@ -287,13 +281,18 @@ static inline unsigned gpu_attention_blocks(const struct gpu_device *gpu, size_t
     return (unsigned)(gpu->recording ? fixed : n);
 }
 
-/* The blocks of versions 2 and 3: for the row groups of a sequence, or for the items of the work. */
+enum { MOST_ITEM_BLOCKS = 65535 /* of a grid's second dimension; blocks loop over items */ };
+
+/* The blocks of versions 2 and 3: for the row groups of a sequence, or for the items of the work.
+ */
 static inline dim3 gpu_attention_grid(const struct gpu_device *gpu,
                                       const struct attention_arguments *a,
                                       const struct attention_work *work,
                                       const struct attention_digits *d) {
     unsigned heads = (unsigned)a->n_kv_heads;
-    return work ? dim3(heads, gpu_attention_blocks(gpu, (size_t)work->n_items, a->n_kv_heads))
+    size_t items =
+        work && work->n_items < MOST_ITEM_BLOCKS ? (size_t)work->n_items : (size_t)MOST_ITEM_BLOCKS;
+    return work ? dim3(heads, gpu_attention_blocks(gpu, items, a->n_kv_heads))
                 : dim3(heads, (unsigned)d->n_groups);
 }
 

@@ -6,7 +6,7 @@
 #include "gpu/attention.h"
 #include "gpu/attention_plan.h"
 
-enum { TILE = ATTENTION_TILE, SIDE_DIMS = 32 };
+enum { TILE = ATTENTION_TILE, SIDE_DIMS = 32, THREADS = 256, WARPS = THREADS / 32 };
 
 /* Four mantissas as digits at byte 4 * word of a row. first: the row's column 0, high digits. */
 static __device__ __forceinline__ void put_digits(uint8_t *first, int rows, int word,
@@ -38,24 +38,28 @@ struct split_arguments {
     struct kv_views kv;
     struct attention_work work; /* empty: of the sequence of the arguments */
     struct attention_digits out;
+    int query_blocks, key_blocks; /* of blockIdx.x, the rest is the values' */
+};
+
+/* A block's part of the queries, keys or values of a kv head: number `block` of n_blocks. */
+struct part {
+    int block, n_blocks;
 };
 
 /* A warp snaps one row of queries; a lane takes four neighbouring dimensions at a time. */
-__global__ static void split_queries(struct split_arguments s) {
-    const struct attention_arguments *a = &s.a;
-    const struct attention_digits *out = &s.out;
-    int lane = (int)threadIdx.x, group = a->n_heads / a->n_kv_heads, kv_head = (int)blockIdx.y;
-    int n = s.work.items ? s.work.counts[COUNT_ROW_LISTS] : out->n_groups;
-    for (int i = (int)(blockIdx.x * blockDim.y + threadIdx.y); i < n * QUERY_ROWS;
-         i += (int)(gridDim.x * blockDim.y)) {
-        struct row_list list = {0, i / QUERY_ROWS * QUERY_ROWS, 0};
-        list.n_rows = a->n_tokens * group - list.first_row;
-        if (s.work.items)
-            list = s.work.row_lists[i / QUERY_ROWS];
+static __device__ __forceinline__ void split_queries(const struct split_arguments *s,
+                                                     struct part part) {
+    const struct attention_arguments *a = &s->a;
+    const struct attention_digits *out = &s->out;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, kv_head = (int)blockIdx.y;
+    int n = s->work.items ? s->work.counts[COUNT_ROW_LISTS] : out->n_groups;
+    for (int i = part.block * WARPS + warp; i < n * QUERY_ROWS; i += part.n_blocks * WARPS) {
+        struct row_list list =
+            s->work.items ? s->work.row_lists[i / QUERY_ROWS] : list_of(a, i / QUERY_ROWS);
         bool exists = i % QUERY_ROWS < list.n_rows;
         struct wide_row row = {};
         if (exists)
-            row = wide_row_of<false>(a, NULL, &s.work, &list, kv_head, i % QUERY_ROWS);
+            row = wide_row_of<false>(a, NULL, &s->work, &list, kv_head, i % QUERY_ROWS);
         const float *q = a->q + ((size_t)row.token * (size_t)a->n_heads + (size_t)row.head) *
                                     (size_t)a->head_dim;
         uint32_t largest = 0;
@@ -102,18 +106,14 @@ struct position_place {
 /* Position j of tile number i. */
 static __device__ __forceinline__ struct position_place place_of(const struct split_arguments *s,
                                                                  int i, int j) {
-    const int32_t *pages = s->a.pages;
-    int position = (s->out.first_tile + i) * TILE + j;
-    if (s->work.items) { /* a whole tile */
-        struct digit_tile tile = s->work.tiles[i];
-        pages = s->work.pages + tile.pages;
-        position = tile.tile * TILE + j;
-    } else if (position >= s->a.kv_len) {
+    int position = i * TILE + j;
+    if (!s->work.items)
+        return {position < s->a.kv_len ? 0 : -1, position};
+    struct digit_tile tile = s->work.tiles[i];
+    if (j >= tile.n)
         return {-1, 0};
-    }
-    if (!pages)
-        return {0, position};
-    return {pages[position / s->a.page_size], position % s->a.page_size};
+    position = tile.tile * TILE + j;
+    return {s->work.pages[tile.pages + position / s->a.page_size], position % s->a.page_size};
 }
 
 /* The exponent of a row, as the kernels want it; a warp. Those of snapped types are found here. */
@@ -141,17 +141,17 @@ static __device__ __forceinline__ int mantissa_of(const struct kv_view *v, int64
 }
 
 /* A warp has a position: it splits the key and notes both exponents. */
-__global__ static void split_keys(struct split_arguments s) {
-    const struct attention_digits *out = &s.out;
-    const struct kv_view *k = &s.kv.k;
-    int kv_head = (int)blockIdx.y, lane = (int)threadIdx.x, dim = s.a.head_dim;
-    int n = tiles_of(&s) * TILE;
-    for (int i = (int)(blockIdx.x * blockDim.y + threadIdx.y); i < n;
-         i += (int)(gridDim.x * blockDim.y)) {
-        struct position_place at = place_of(&s, i / TILE, i % TILE);
+static __device__ __forceinline__ void split_keys(const struct split_arguments *s,
+                                                  struct part part) {
+    const struct attention_digits *out = &s->out;
+    const struct kv_view *k = &s->kv.k;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, dim = s->a.head_dim;
+    int kv_head = (int)blockIdx.y, n = tiles_of(s) * TILE;
+    for (int i = part.block * WARPS + warp; i < n; i += part.n_blocks * WARPS) {
+        struct position_place at = place_of(s, i / TILE, i % TILE);
         bool exists = at.page >= 0;
         int k_exponent = exists ? exponent_of(k, &at, kv_head, dim) : 0;
-        int v_exponent = exists ? exponent_of(&s.kv.v, &at, kv_head, dim) : 0;
+        int v_exponent = exists ? exponent_of(&s->kv.v, &at, kv_head, dim) : 0;
         int64_t row = exists ? kv_view_row(k, at.page, at.in_page, kv_head) : 0;
         uint8_t *to = row_of(tile_of(out, kv_head, i / TILE), out->keys, out->dim, i % TILE);
         for (int word = lane; word < out->dim / 4; word += 32) {
@@ -170,15 +170,24 @@ __global__ static void split_keys(struct split_arguments s) {
     }
 }
 
-/* A block turns 32 dimensions of a tile of values on their side; after split_keys. */
-__global__ static void __launch_bounds__(256) split_values(struct split_arguments s) {
+__global__ static void __launch_bounds__(THREADS) split_any(struct split_arguments s) {
+    int block = (int)blockIdx.x;
+    if (block < s.query_blocks)
+        split_queries(&s, {block, s.query_blocks});
+    else
+        split_keys(&s, {block - s.query_blocks, s.key_blocks});
+}
+
+/* A block turns 32 dimensions of a tile of values on their side; after split_any. */
+__global__ static void __launch_bounds__(THREADS) split_any_values(struct split_arguments s) {
     SHARED(int16_t, tile, [TILE][SIDE_DIMS + 2]);
     const struct attention_digits *out = &s.out;
     const struct kv_view *v = &s.kv.v;
-    int first = (int)blockIdx.x * SIDE_DIMS, kv_head = (int)blockIdx.z, n = tiles_of(&s);
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, d = first + lane;
-    for (int t = (int)blockIdx.y; t < n; t += (int)gridDim.y) {
-        for (int j = warp; j < TILE; j += 8) {
+    int kv_head = (int)blockIdx.y, sides = out->dim / SIDE_DIMS, n = tiles_of(&s) * sides;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int k = (int)blockIdx.x; k < n; k += (int)gridDim.x) {
+        int t = k / sides, first = k % sides * SIDE_DIMS, d = first + lane;
+        for (int j = warp; j < TILE; j += WARPS) {
             struct position_place at = place_of(&s, t, j);
             size_t number = ((size_t)kv_head * (size_t)out->n_tiles + (size_t)t) * TILE + (size_t)j;
             int exponent = out->exponents[2 * number + 1];
@@ -188,7 +197,7 @@ __global__ static void __launch_bounds__(256) split_values(struct split_argument
         }
         __syncthreads();
         uint8_t *values = tile_of(out, kv_head, t) + group_bytes(TILE, out->dim);
-        for (int i = (int)threadIdx.x; i < SIDE_DIMS * TILE / 4; i += 256) {
+        for (int i = (int)threadIdx.x; i < SIDE_DIMS * TILE / 4; i += THREADS) {
             /* Neighbouring threads write neighbouring rows of a column. */
             int word = i % 4 + i / (4 * SIDE_DIMS) * 4, side = i / 4 % SIDE_DIMS, m[4];
             UNROLL
@@ -204,8 +213,10 @@ __global__ static void __launch_bounds__(256) split_values(struct split_argument
 /* ---- rows of bfp16 in one piece ----------------------------------------------------------------
  *
  * What the engine has, and NHD and HND caches: 16 elements, a column of digits, are two loads and
- * two stores of 16 bytes.
+ * two stores of 16 bytes; and nothing has to wait for the rows' exponents, so queries, keys and
+ * values are split by one kernel.
  */
+enum { WORDS = SIDE_DIMS / 2 + 4 /* of a row of values in shared memory: 16-byte vectors */ };
 
 /* The digits of eight mantissas of 16 bytes: their high ones, and their low ones. */
 static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uint4 m) {
@@ -233,54 +244,58 @@ static __device__ __forceinline__ void put_column(uint8_t *first, int rows, int 
 }
 
 /* A thread has a column of a key; neighbouring threads have neighbouring keys, whose columns lie
- * side by side. blockIdx.x: 32 positions; blockDim: 32, 8. */
-__global__ static void __launch_bounds__(256) split_key_rows(struct split_arguments s) {
-    const struct attention_digits *out = &s.out;
-    int kv_head = (int)blockIdx.y, n = tiles_of(&s) * TILE, columns = out->dim / 16;
-    for (int i = (int)(blockIdx.x * 32 + threadIdx.x); i < n; i += (int)gridDim.x * 32) {
-        struct position_place at = place_of(&s, i / TILE, i % TILE);
+ * side by side. */
+static __device__ __forceinline__ void split_key_rows(const struct split_arguments *s,
+                                                      struct part part) {
+    const struct attention_digits *out = &s->out;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, columns = out->dim / 16;
+    int kv_head = (int)blockIdx.y, n = tiles_of(s) * TILE;
+    for (int i = part.block * 32 + lane; i < n; i += part.n_blocks * 32) {
+        struct position_place at = place_of(s, i / TILE, i % TILE);
         bool exists = at.page >= 0;
-        int64_t row = exists ? kv_view_row(&s.kv.k, at.page, at.in_page, kv_head) : 0;
+        int64_t row = exists ? kv_view_row(&s->kv.k, at.page, at.in_page, kv_head) : 0;
         uint8_t *to = row_of(tile_of(out, kv_head, i / TILE), out->keys, out->dim, i % TILE);
-        for (int c = (int)threadIdx.y; c < columns; c += 8) {
+        for (int c = warp; c < columns; c += WARPS) {
             uint4 m[2];
             UNROLL
             for (int j = 0; j < 2; j++)
-                m[j] = load_vector(&s.kv.k, row, 16 * c + 8 * j, exists ? s.a.head_dim : 0);
+                m[j] = load_vector(&s->kv.k, row, 16 * c + 8 * j, exists ? s->a.head_dim : 0);
             put_column(to, out->keys, c, m);
         }
-        if (threadIdx.y == 0) {
+        if (warp == 0) {
             size_t number = (size_t)kv_head * (size_t)out->n_tiles * TILE + (size_t)i;
             char2 e = make_char2(0, 0);
             if (exists) {
-                int64_t k = kv_view_exponent(&s.kv.k, at.page, at.in_page, kv_head);
-                int64_t v = kv_view_exponent(&s.kv.v, at.page, at.in_page, kv_head);
-                e = make_char2(s.kv.k.exponents[k], s.kv.v.exponents[v]);
+                int64_t k = kv_view_exponent(&s->kv.k, at.page, at.in_page, kv_head);
+                int64_t v = kv_view_exponent(&s->kv.v, at.page, at.in_page, kv_head);
+                e = make_char2(s->kv.k.exponents[k], s->kv.v.exponents[v]);
             }
             ((char2 *)out->exponents)[number] = e;
         }
     }
 }
 
-/* split_values, with whole vectors. A thread packs 16 positions of a dimension, a column. */
-__global__ static void __launch_bounds__(256) split_value_rows(struct split_arguments s) {
-    enum { VECTORS = SIDE_DIMS / 8, WORDS = SIDE_DIMS / 2 + 4 /* of a row of 16-byte vectors */ };
-    SHARED(uint4, tile, [TILE][WORDS / 4]);
-    const struct attention_digits *out = &s.out;
-    int first = (int)blockIdx.x * SIDE_DIMS, kv_head = (int)blockIdx.z, n = tiles_of(&s);
-    for (int t = (int)blockIdx.y; t < n; t += (int)gridDim.y) {
+/* A block turns SIDE_DIMS dimensions of a tile of values on their side, through `tile`: shared
+ * memory. A thread packs 16 positions of a dimension, a column. */
+static __device__ __forceinline__ void
+split_value_rows(const struct split_arguments *s, struct part part, uint4 (*tile)[WORDS / 4]) {
+    enum { VECTORS = SIDE_DIMS / 8 };
+    const struct attention_digits *out = &s->out;
+    int kv_head = (int)blockIdx.y, sides = out->dim / SIDE_DIMS, n = tiles_of(s) * sides;
+    for (int k = part.block; k < n; k += part.n_blocks) {
+        int t = k / sides, first = k % sides * SIDE_DIMS;
         UNROLL
         for (int i = 0; i < VECTORS; i++) {
-            int j = ((int)threadIdx.x + i * 256) / VECTORS, vector = (int)threadIdx.x % VECTORS;
-            struct position_place at = place_of(&s, t, j);
+            int j = ((int)threadIdx.x + i * THREADS) / VECTORS, vector = (int)threadIdx.x % VECTORS;
+            struct position_place at = place_of(s, t, j);
             bool exists = at.page >= 0;
-            int64_t row = exists ? kv_view_row(&s.kv.v, at.page, at.in_page, kv_head) : 0;
+            int64_t row = exists ? kv_view_row(&s->kv.v, at.page, at.in_page, kv_head) : 0;
             tile[j][vector] =
-                load_vector(&s.kv.v, row, first + 8 * vector, exists ? s.a.head_dim : 0);
+                load_vector(&s->kv.v, row, first + 8 * vector, exists ? s->a.head_dim : 0);
         }
         __syncthreads();
         uint8_t *values = tile_of(out, kv_head, t) + group_bytes(TILE, out->dim);
-        for (int i = (int)threadIdx.x; i < SIDE_DIMS * (TILE / 16); i += 256) {
+        for (int i = (int)threadIdx.x; i < SIDE_DIMS * (TILE / 16); i += THREADS) {
             int side = i % SIDE_DIMS, column = i / SIDE_DIMS;
             const int16_t *from = (const int16_t *)tile[16 * column / 32 * 32] + side;
             uint4 m[2];
@@ -297,6 +312,17 @@ __global__ static void __launch_bounds__(256) split_value_rows(struct split_argu
         }
         __syncthreads(); /* the next tile takes its place */
     }
+}
+
+__global__ static void __launch_bounds__(THREADS) split_rows(struct split_arguments s) {
+    SHARED(uint4, tile, [TILE][WORDS / 4]);
+    int block = (int)blockIdx.x, before_values = s.query_blocks + s.key_blocks;
+    if (block < s.query_blocks)
+        split_queries(&s, {block, s.query_blocks});
+    else if (block < before_values)
+        split_key_rows(&s, {block - s.query_blocks, s.key_blocks});
+    else
+        split_value_rows(&s, {block - before_values, (int)gridDim.x - before_values}, tile);
 }
 
 static bool in_vectors(const struct kv_view *v, int head_dim) {
@@ -318,46 +344,41 @@ bool gpu_attention_can_split(const struct kv_views *kv) {
 }
 
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct kv_views *kv, const struct attention_variant *variant,
-                          const struct attention_work *work, struct attention_digits *d) {
+                          const struct kv_views *kv, const struct attention_work *work,
+                          struct attention_digits *d) {
     size_t kv_heads = (size_t)a->n_kv_heads;
     int rows = a->n_tokens * (a->n_heads / a->n_kv_heads);
-    d->first_tile = work ? 0 : attention_first(variant, a->kv_len - a->n_tokens, 0) / TILE;
     d->n_groups = work ? work->most_row_lists : (rows + QUERY_ROWS - 1) / QUERY_ROWS;
-    d->n_tiles = work ? work->most_tiles : (a->kv_len + TILE - 1) / TILE - d->first_tile;
+    d->n_tiles = work ? work->most_tiles : (a->kv_len + TILE - 1) / TILE;
     d->queries =
-        work ? work->digits
-             : (uint8_t *)gpu_scratch(gpu, GPU_SCRATCH_ATTENTION,
-                                      digit_bytes(d->n_groups, d->n_tiles, a->n_kv_heads, d->dim),
-                                      "attention");
+        work && work->digits
+            ? work->digits
+            : (uint8_t *)gpu_scratch(gpu, GPU_SCRATCH_ATTENTION,
+                                     digit_bytes(d->n_groups, d->n_tiles, a->n_kv_heads, d->dim),
+                                     "attention");
     if (!d->queries)
         return false;
     d->tiles = d->queries + kv_heads * (size_t)d->n_groups * (size_t)(QUERY_ROWS * 2 * d->dim);
     d->exponents =
         (int8_t *)(d->tiles + kv_heads * (size_t)d->n_tiles * (size_t)tile_bytes(d->dim));
     d->query_exponents = d->exponents + 2 * kv_heads * (size_t)d->n_tiles * TILE;
-    struct split_arguments s = {*a, *kv, {}, *d};
-    if (work)
-        s.work = *work;
     size_t n_tiles = (size_t)(work ? work->n_tiles : d->n_tiles), n_keys = n_tiles * TILE;
     size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
-    unsigned heads = (unsigned)kv_heads, sides = (unsigned)(d->dim / SIDE_DIMS);
-    if (n_rows || gpu->recording)
-        GPU_LAUNCH(gpu, split_queries,
-                   dim3(gpu_attention_blocks(gpu, gpu_blocks(n_rows, 4), (int)heads), heads),
-                   dim3(32, 4), 0, s);
-    if (n_keys || gpu->recording) {
-        bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
-        size_t positions = vectors ? 32 : 4; /* of a block */
-        dim3 keys(gpu_attention_blocks(gpu, gpu_blocks(n_keys, positions), (int)heads), heads);
-        dim3 values(sides, gpu_attention_blocks(gpu, n_tiles, (int)(heads * sides)), heads);
-        if (vectors) {
-            GPU_LAUNCH(gpu, split_key_rows, keys, dim3(32, 8), 0, s);
-            GPU_LAUNCH(gpu, split_value_rows, values, 256, 0, s);
-        } else {
-            GPU_LAUNCH(gpu, split_keys, keys, dim3(32, 4), 0, s);
-            GPU_LAUNCH(gpu, split_values, values, 256, 0, s);
-        }
+    bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
+    int heads = a->n_kv_heads, sides = d->dim / SIDE_DIMS;
+    unsigned queries = gpu_attention_blocks(gpu, gpu_blocks(n_rows, WARPS), heads);
+    unsigned keys = gpu_attention_blocks(gpu, gpu_blocks(n_keys, vectors ? 32 : WARPS), heads);
+    unsigned values = gpu_attention_blocks(gpu, n_tiles * (size_t)sides, heads);
+    struct split_arguments s = {*a, *kv,          work ? *work : (struct attention_work){},
+                                *d, (int)queries, (int)keys};
+    if (queries + keys == 0)
+        return !gpu->failed;
+    if (vectors) {
+        GPU_LAUNCH(gpu, split_rows, dim3(queries + keys + values, (unsigned)heads), THREADS, 0, s);
+    } else {
+        GPU_LAUNCH(gpu, split_any, dim3(queries + keys, (unsigned)heads), THREADS, 0, s);
+        if (values)
+            GPU_LAUNCH(gpu, split_any_values, dim3(values, (unsigned)heads), THREADS, 0, s);
     }
     return !gpu->failed;
 }

@@ -3,8 +3,8 @@
  * what it found; this merges it, tile after tile, in the one order that the result depends on.
  *
  *     splits   row groups that several shares worked on (attention_plan.h: struct decode_split)
- *     chains   rows of sequences that share tiles (struct token_chain): first what the stretches
- *              gave, then their own row group's
+ *     chains   rows whose tiles were work of the kernels for many rows (struct token_chain): what
+ *              their row lists gave, then, of sequences that share tiles, their own row group
  *
  * The chain of a row is short, a few operations a tile. What takes time is fetching the results, so
  * a thread block has one row, and all of a section's results are on their way together. The kernel
@@ -38,27 +38,34 @@ struct split_results {
     }
 };
 
-/* What stretches left of a row, and its row group. */
+/* What row lists left of a row, and its row group. */
 struct chain_results {
     const float *wide, *narrow; /* of place 0 and this kv head */
     const struct chain_segment *segments;
+    const struct row_list *row_lists;
     size_t wide_next, narrow_next; /* from place to place */
     int wide_dim, narrow_dim;
     int n_segments, n;
     int head_in_group, heads_per_group; /* of the row's query head */
     int own_place, own_row;             /* of the row group, and which of its rows */
 
+    /* The row in the tokens of a segment, and its row list. */
+    __device__ __forceinline__ int row_in(int s) const {
+        return segments[s].index * heads_per_group + head_in_group;
+    }
+    __device__ __forceinline__ const struct row_list *list_of(int s) const {
+        return &row_lists[segments[s].row_list + row_in(s) / QUERY_ROWS];
+    }
+
     __device__ __forceinline__ struct kept_row at(int i) const {
         for (int s = 0; s < n_segments; s++) {
-            struct chain_segment segment = segments[s];
-            if (i >= segment.n_results) {
-                i -= segment.n_results;
+            const struct row_list *list = list_of(s);
+            if (i >= list->n_results) {
+                i -= list->n_results;
                 continue;
             }
-            int row = segment.index * heads_per_group + head_in_group;
-            int place = segment.place + row / QUERY_ROWS * segment.n_results + i;
-            return {wide + (size_t)place * wide_next +
-                        (size_t)(row % QUERY_ROWS * kept_floats(wide_dim)),
+            return {wide + (size_t)(list->place + i) * wide_next +
+                        (size_t)(row_in(s) % QUERY_ROWS * kept_floats(wide_dim)),
                     wide_dim};
         }
         return {narrow + (size_t)(own_place + i) * narrow_next +
@@ -201,14 +208,17 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
 struct chain_memory {
     const struct token_chain *chains;
     const struct chain_segment *segments;
+    const struct row_list *row_lists;
     const float *wide, *narrow;
     int wide_dim, narrow_dim;
 };
 
-/* Results of the row group of a row: as many as its rows see tiles, at least one. */
+/* Results of the row group of a row, if it has one: as many as its rows see tiles, at least one. */
 static __device__ int own_results(const struct attention_variant *v, const struct plan_arrays *plan,
                                   const struct token_chain *chain, int sequence, int row,
                                   int heads_per_group) {
+    if (!chain->own_places)
+        return 0;
     int n_tokens = plan->qo_indptr[sequence + 1] - plan->qo_indptr[sequence];
     int length = plan->kv_lens[sequence];
     int last = min(row / GROUP_ROWS * GROUP_ROWS + GROUP_ROWS, n_tokens * heads_per_group) - 1;
@@ -231,9 +241,6 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
     struct chain_results r;
     r.segments = memory.segments + chain.first_segment;
     r.n_segments = chain.n_segments;
-    r.n = own_results(&variant, &plan, &chain, sequence, row, group);
-    for (int s = 0; s < chain.n_segments; s++)
-        r.n += r.segments[s].n_results;
     r.wide_dim = memory.wide_dim;
     r.narrow_dim = memory.narrow_dim;
     size_t wide = (size_t)(QUERY_ROWS * kept_floats(r.wide_dim));
@@ -242,8 +249,12 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
     r.narrow = memory.narrow + (size_t)kv_head * narrow;
     r.wide_next = (size_t)a.n_kv_heads * wide;
     r.narrow_next = (size_t)a.n_kv_heads * narrow;
+    r.row_lists = memory.row_lists;
     r.head_in_group = head % group;
     r.heads_per_group = group;
+    r.n = own_results(&variant, &plan, &chain, sequence, row, group);
+    for (int s = 0; s < chain.n_segments; s++)
+        r.n += r.list_of(s)->n_results;
     r.own_place = chain.own_place + row / GROUP_ROWS * chain.own_places;
     r.own_row = row % GROUP_ROWS;
     merge_row(&a, &variant, r, {token, head}, tiles, &shares, section, 1);
@@ -289,16 +300,14 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
 }
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct decode_cache *cache, const struct attention_variant *variant,
-                          const struct attention_plan *plan) {
-    if (!attention_plan_has_cascade(plan))
-        return;
+                          const struct attention_variant *variant,
+                          const struct attention_plan *plan, const struct wide_plan *wide,
+                          int narrow_dim) {
     size_t bytes;
     int section = section_for(gpu, (const void *)merge_chains, a->head_dim, LANES, &bytes);
-    struct chain_memory memory = {
-        plan->shared.chains,    plan->shared.segments,
-        plan->shared.work.kept, plan->partial,
-        wide_dim(a->head_dim),  decode_dim(a->head_dim, decode_has_few(cache, variant))};
+    const struct wide_arrays *w = &wide->device;
+    struct chain_memory memory = {w->chains,     w->segments,           w->row_lists, wide->kept,
+                                  plan->partial, wide_dim(a->head_dim), narrow_dim};
     dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
     if (section)
         GPU_LAUNCH(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant,

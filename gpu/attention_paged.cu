@@ -282,27 +282,12 @@ void gpu_attention_short(struct gpu_device *gpu, const struct attention_argument
     gpu_attention_shared(gpu, a, kv, variant, plan);
     gpu_attention_decode(gpu, a, cache, variant, plan);
     gpu_attention_merge(gpu, a, cache, variant, plan);
-    gpu_attention_chains(gpu, a, cache, variant, plan);
+    if (attention_plan_has_cascade(plan))
+        gpu_attention_chains(gpu, a, variant, plan, &plan->shared.wide,
+                             decode_dim(a->head_dim, decode_has_few(cache, variant)));
 }
 
-/* The sequences with too many tokens for row groups, each by itself. */
-void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
-                        const struct kv_views *kv, const struct attention_variant *variant,
-                        const struct attention_plan *plan) {
-    for (int i = 0; i < plan->n_long; i++) {
-        const struct long_sequence *s = &plan->long_sequences[i];
-        struct attention_arguments one = *a;
-        one.n_tokens = s->n_tokens;
-        one.kv_len = s->kv_len;
-        one.first_token = s->first_token;
-        one.sequence = s->sequence;
-        one.pages = plan->arrays.pages + s->pages;
-        one.page_size = plan->arrays.page_size;
-        gpu_attention_many_rows(gpu, &one, kv, variant, NULL);
-    }
-}
-
-/* Version 4: row groups together, each long sequence by itself. */
+/* Version 4: row groups together, and long sequences together. */
 static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a,
                      const struct attention_plan *plan) {
     struct attention_variant causal = attention_variant_causal();

@@ -79,17 +79,13 @@ static void fill_sequences(const struct layout *l, unsigned char *at, const stru
     memcpy(at + l->qo_indptr, b->qo_indptr, sizeof(int32_t) * (n + 1));
     memcpy(at + l->kv_indptr, b->kv_indptr, sizeof(int32_t) * (n + 1));
     memcpy(at + l->pages, b->kv_page_indices, sizeof(int32_t) * (size_t)b->kv_indptr[n]);
-    p->longest = p->n_long = 0;
+    p->longest = 0;
     for (int i = 0; i < b->n_sequences; i++) {
         kv_lens[i] = paged_batch_kv_len(b, i);
         p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
         for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
             token_sequence[t] = i;
-        if (attention_plan_is_long(p, b, i)) {
-            struct long_sequence s = {b->qo_indptr[i], b->qo_indptr[i + 1] - b->qo_indptr[i],
-                                      kv_lens[i], b->kv_indptr[i], i};
-            p->long_sequences[p->n_long++] = s;
-        }
+        p->n_long += attention_plan_is_long(p, b, i);
     }
 }
 
@@ -118,8 +114,8 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
     dev->ops->free(dev, p->device, p->device_bytes);
     dev->ops->free(dev, p->partial, p->partial_bytes);
     attention_plan_cascade_free(dev, &p->shared);
+    attention_plan_long_free(dev, &p->many);
     free(p->host);
-    free(p->long_sequences);
     free(p);
 }
 
@@ -138,11 +134,6 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     int blocks = gpu_of(dev)->n_processors * 2; /* at once */
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
     struct layout l = lay_out(b, n_groups, p->n_shares);
-    struct long_sequence *more = (struct long_sequence *)realloc(
-        p->long_sequences, sizeof *more * ((size_t)b->n_sequences + 1));
-    if (!more)
-        return error_set(err, "out of memory for the plan of attention");
-    p->long_sequences = more;
     if (reserve(dev, p, l.bytes, err))
         return -1;
     memset(p->host, 0, l.bytes);
@@ -152,7 +143,7 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     struct row_group *groups = (struct row_group *)(p->host + l.groups);
     fill_sequences(&l, p->host, b, p);
     set_arrays(&p->arrays, &l, p->device);
-    if (attention_plan_cascade(dev, p, b, err) ||
+    if (attention_plan_cascade(dev, p, b, err) || attention_plan_long(dev, p, b, err) ||
         attention_plan_share(p, (struct decode_share *)(p->host + l.shares),
                              (struct decode_split *)(p->host + l.splits), groups, b, err) ||
         reserve_partial(dev, p, err))

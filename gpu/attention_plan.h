@@ -8,7 +8,9 @@
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
  *     attention_decode_floats.cu   the same over caches of floats
  *     attention_merge.cu   its end, where several thread blocks worked on a sequence
- *     attention_cascade.cu tiles that sequences share, before it
+ *     attention_wide.cu    work for the kernels for many rows (versions 2 and 3 of attention):
+ *     attention_long.cu    sequences of many tokens
+ *     attention_cascade.cu tiles that sequences share, before version 4
  *
  * A row is one token and one query head; the rows of one kv head of a sequence are numbered
  * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
@@ -75,42 +77,65 @@ struct plan_arrays {
     int page_size, n_sequences, n_tokens;
 };
 
-/* A sequence with too many rows for row groups: it gets launches of its own. */
-struct long_sequence {
-    int32_t first_token, n_tokens, kv_len, pages, sequence;
-};
-
 /*
- * Rows of sequences that share tiles. What a row finds is merged in the end: the results of the
- * stretches that it is a member of, which attention_work keeps, then those of its row group.
+ * Rows whose results are kept are merged in the end, a chain for each token: the results of the row
+ * lists that it lies in (a segment each: of the stretches that its sequence is a member of, or of
+ * its long sequence), then those of its row group, if it has one.
  */
 struct chain_segment {
-    int32_t place, n_results; /* of the stretch's first row list; of each row list */
-    int32_t index;            /* of the token in the stretch's list of tokens */
+    int32_t row_list; /* the first of those that the token lies in one of */
+    int32_t index;    /* of the token in their list of tokens */
 };
 
 struct token_chain {
-    int32_t first_segment, n_segments; /* 0: the token shares nothing */
+    int32_t first_segment, n_segments; /* 0: nothing is to be merged */
     int32_t own_tile;                  /* the first that is not shared */
-    int32_t own_place, own_places;     /* of the sequence's first row group; of each */
+    int32_t own_place, own_places;     /* of the sequence's first row group; of each; 0: no group */
 };
 
-struct cascade_sizes {
-    int row_lists, tiles, items, tokens, segments, chains, places;
+/* Elements of the arrays of a wide_plan. */
+struct wide_sizes {
+    int counts, row_lists, tiles, items, tokens, segments, chains, places;
 };
 
-/* The shared tiles of a batch as work for versions 2 and 3 of attention, and the chains. */
+/* The arrays, or where they are filled: sizes tells how far. */
+struct wide_arrays {
+    int32_t *counts;
+    struct row_list *row_lists;
+    struct digit_tile *tiles;
+    struct wide_item *items;
+    int32_t *tokens;
+    struct chain_segment *segments;
+    struct token_chain *chains; /* [tokens of the batch] */
+    struct wide_sizes n;
+};
+
+/* Work for versions 2 and 3 of attention, and the chains: attention_wide.cu. */
+struct wide_plan {
+    struct wide_arrays host, device;
+    struct wide_sizes room; /* what there is memory for */
+    unsigned char *host_bytes, *device_bytes;
+    size_t bytes;
+    uint8_t *digits; /* device; may be NULL */
+    float *kept;
+    size_t digits_bytes, kept_bytes;
+};
+
+/* The shared tiles of a batch. */
 struct cascade_plan {
     struct cascade cascade;
+    struct wide_plan wide;
     struct attention_work work;
-    const struct token_chain *chains;      /* device [n_tokens] */
-    const struct chain_segment *segments;  /* device */
-    const struct token_chain *host_chains; /* the same on the host */
-    int own_places;                        /* of row groups, from place 0 on */
-    struct cascade_sizes room;             /* what there is memory for */
-    bool no_memory;                        /* there was none: not asked for again */
-    unsigned char *host, *device;          /* all arrays */
-    size_t bytes, digits_bytes, kept_bytes;
+    int own_places; /* of row groups, from place 0 on */
+    bool no_memory; /* there was none: not asked for again */
+};
+
+/* The sequences of many tokens. */
+struct long_plan {
+    struct wide_plan wide;
+    struct attention_work *work; /* host: what is launched, one after the other */
+    int n_work, most_work;
+    bool chains; /* some are merged */
 };
 
 struct attention_plan {
@@ -123,13 +148,13 @@ struct attention_plan {
     int64_t n_slots;              /* of the pool */
     int longest_split, most_rows; /* most tiles that are left to be merged; most rows of a group */
     int short_tokens;             /* sequences with more are the long ones, and in no group */
-    struct long_sequence *long_sequences; /* host */
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
     size_t host_bytes, device_bytes;
     float *partial; /* device: [n_partial, n_kv_heads, GROUP_ROWS, kept_floats] */
     size_t partial_bytes;
     struct cascade_plan shared;
+    struct long_plan many;
 };
 
 /* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
@@ -157,6 +182,52 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
+/* ---- work for the kernels for many rows: attention_wide.cu ------------------------------------
+ */
+
+static inline int blocks_of(int count, int size) {
+    return (count + size - 1) / size;
+}
+
+/* What may be kept, and what the results at so many places take. */
+static const size_t most_kept_bytes = (size_t)1 << 29;
+
+size_t wide_kept_bytes(int places, const struct attention_shape *shape);
+
+/* Makes room for n, and for as many digits (0: none are kept here). What there is not enough of
+ * grows by half. Then the arrays of wide.host are empty: their sizes are 0. Returns 0, or -1 with
+ * err set: no memory; everything is freed then. */
+int wide_plan_reserve(struct device *dev, struct wide_plan *wide,
+                      const struct attention_shape *shape, const struct wide_sizes *n,
+                      bool with_digits, struct error *err);
+void wide_plan_free(struct device *dev, struct wide_plan *wide);
+
+/* A row list over n_tiles tiles, cut into items of `each`; its digits begin at tile `tile` of its
+ * work, it is number `number` there. n_tiles 0: an item nevertheless. */
+struct wide_rows {
+    struct row_list list; /* n_rows: to the end of its tokens; 64 are taken. What is kept is set */
+    int number, tile, first_tile, n_tiles, end, each;
+    bool kept;   /* else the rows are finished, and n_tiles <= each */
+    bool begins; /* the chains of the rows: the first item's tiles are merged */
+};
+void wide_plan_add_rows(struct wide_arrays *to, const struct wide_rows *rows);
+
+/* The items and results that it has. */
+int wide_items_of(int n_tiles, int each);
+int wide_results_of(int n_tiles, int each, bool begins);
+
+/* Copies the arrays to the device. */
+void wide_plan_upload(struct device *dev, struct wide_plan *wide);
+
+/* The work of the arrays from `first` on, as many as counts[counts] has. */
+struct attention_work wide_plan_work(const struct wide_plan *wide, const struct wide_sizes *first,
+                                     const struct plan_arrays *a);
+
+/* Sequences of many tokens. Returns 0, or -1 with err set: no memory. */
+int attention_plan_long(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                        struct error *err);
+void attention_plan_long_free(struct device *dev, struct long_plan *p);
+
 /* Tiles that sequences share. attention_plan_cascade finds them, where that pays; it is called
  * before the shares are made, which leave them out, and gives results of row groups their places.
  * Returns 0, or -1 with err set. */
@@ -168,14 +239,17 @@ static inline bool attention_plan_has_cascade(const struct attention_plan *p) {
     return p->shared.cascade.n_stretches > 0;
 }
 
-/* The work, and the end of the chains: behind version 4. */
+/* The work, before version 4. */
 void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_plan *plan);
-struct decode_cache;
+
+/* The end of the chains. narrow_dim: decode_dim of the row groups' results; any where there are
+ * none. */
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct decode_cache *cache, const struct attention_variant *variant,
-                          const struct attention_plan *plan);
+                          const struct attention_variant *variant,
+                          const struct attention_plan *plan, const struct wide_plan *wide,
+                          int narrow_dim);
 
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
@@ -211,7 +285,7 @@ void gpu_attention_short(struct gpu_device *gpu, const struct attention_argument
                          const struct attention_variant *variant,
                          const struct attention_plan *plan);
 
-/* Versions 2 and 3 of attention for its long sequences. */
+/* Versions 2 and 3 of attention for its long sequences, all together. */
 void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
                         const struct attention_plan *plan);

@@ -386,9 +386,8 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_task *task, const struct block_memory *mem) {
+         const struct wide_item *item, const struct block_memory *mem) {
     typedef struct sizes<DIM> size;
-    const struct wide_item *item = &task->item;
     int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int my_row = warp * 8 + lane % 4 * 2, n_tiles = item->n_tiles;
     size_t group = (size_t)kv_head * (size_t)in->n_groups + (size_t)item->rows;
@@ -402,8 +401,8 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     double q_unit[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int row = min(my_row + r, task->rows.n_rows - 1);
-        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &task->rows, kv_head, row);
+        int row = min(my_row + r, item->list.n_rows - 1);
+        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
         q_unit[r] = num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
@@ -412,7 +411,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         mem->o[i] = 0;
     __syncwarp();
 
-    int n_last = min((int)TILE, task->end - (item->first_tile + n_tiles - 1) * TILE);
+    int n_last = min((int)TILE, item->end - (item->first_tile + n_tiles - 1) * TILE);
     size_t first_of_digits = (size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile;
     struct chunk_ring<size, struct thread_copies> chunks = {};
     chunks.from = in->tiles + first_of_digits * (size_t)tile_bytes(DIM);
@@ -427,7 +426,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     char2 exponents = n_tiles ? tile_exponents[0] : make_char2(0, 0);
 
     for (int tile = 0; tile < n_tiles; tile++) {
-        int first = (item->first_tile + tile) * TILE, n = min((int)TILE, task->end - first);
+        int first = (item->first_tile + tile) * TILE, n = min((int)TILE, item->end - first);
         /* Nobody reads the units of the last tile any more: its values came after a barrier. */
         set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
         if (tile + 1 < n_tiles)
@@ -456,7 +455,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         float *kept[2];
         UNROLL
         for (int r = 0; r < 2; r++) {
-            kept[r] = !item->merges && my_row + r < task->rows.n_rows
+            kept[r] = !item->merges && my_row + r < item->list.n_rows
                           ? kept_at<DIM>(a, work, item->place + tile, kv_head, my_row + r)
                           : NULL;
             if (item->merges && rows.sees[r])
@@ -473,7 +472,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     }
     UNROLL
     for (int r = 0; r < 2; r++) {
-        if (my_row + r >= task->rows.n_rows)
+        if (my_row + r >= item->list.n_rows)
             continue;
         if (item->place < 0)
             finish_row<VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
@@ -494,8 +493,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
         __syncthreads(); /* all are done with the item before */
-        struct wide_task task = wide_task_of<VARIANT>(&a, &variant, &work, &in, i);
-        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &task, &mem);
+        struct wide_item item = item_of(&a, &work, &in, i);
+        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem);
     }
 }
 
@@ -511,7 +510,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     d.value_dims = VALUE_DIMS;
     if (work)
         all = *work;
-    if (!gpu_attention_digits(gpu, a, kv, variant, work, &d) ||
+    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
         !gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)attention_2<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -549,13 +548,14 @@ void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_argume
                            const struct kv_views *kv, const struct attention_variant *variant,
                            const struct attention_work *work) {
     int dim = a->head_dim;
+    bool keeps = work && work->kept; /* rows of wide_dim */
     if (!gpu_attention_is_plain(kv, variant))
         launch_wide<true>(gpu, a, kv, variant, work);
-    else if (!work && dim <= 32)
+    else if (!keeps && dim <= 32)
         launch<32, false>(gpu, a, kv, variant, work);
-    else if (!work && dim > 64 && dim <= 96)
+    else if (!keeps && dim > 64 && dim <= 96)
         launch<96, false>(gpu, a, kv, variant, work);
-    else if (!work && dim > 128 && dim <= 192)
+    else if (!keeps && dim > 128 && dim <= 192)
         launch<192, false>(gpu, a, kv, variant, work);
     else
         launch_wide<false>(gpu, a, kv, variant, work);

@@ -86,9 +86,8 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_task *task, const struct block_memory *mem, struct bulk_copies *copies) {
+         const struct wide_item *item, const struct block_memory *mem, struct bulk_copies *copies) {
     typedef struct warpgroup_sizes<DIM> size;
-    const struct wide_item *item = &task->item;
     int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int my_row = warp * 16 + lane / 4, n_tiles = item->n_tiles;
     int least_visible = INT32_MAX; /* of the rows of this thread's warp */
@@ -97,8 +96,8 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     double q_unit[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int row = min(my_row + 8 * r, task->rows.n_rows - 1);
-        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &task->rows, kv_head, row);
+        int row = min(my_row + 8 * r, item->list.n_rows - 1);
+        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
         least_visible = min(least_visible, rows.query[r].end);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
@@ -107,7 +106,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     for (int i = 0; i < DIM / 8; i++)
         mem->o[i * THREADS] = make_float4(0, 0, 0, 0);
 
-    int n_last = min((int)TILE, task->end - (item->first_tile + n_tiles - 1) * TILE);
+    int n_last = min((int)TILE, item->end - (item->first_tile + n_tiles - 1) * TILE);
     struct chunk_ring<size, struct bulk_copies> chunks = {};
     chunks.copies = *copies;
     chunks.from = in->tiles + ((size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile) *
@@ -128,7 +127,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     char4 exponents = n_tiles ? tile_exponents[0] : make_char4(0, 0, 0, 0);
 
     for (int k = 0; k < n_tiles; k++) {
-        int first = (item->first_tile + k) * TILE, n = min((int)TILE, task->end - first);
+        int first = (item->first_tile + k) * TILE, n = min((int)TILE, item->end - first);
         /* Nobody reads the units of the last tile any more: its values came after a barrier. */
         set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
         if (k + 1 < n_tiles)
@@ -157,7 +156,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         UNROLL
         for (int r = 0; r < 2; r++) {
             int row = my_row + 8 * r;
-            kept[r] = !item->merges && row < task->rows.n_rows
+            kept[r] = !item->merges && row < item->list.n_rows
                           ? kept_at<DIM>(a, work, item->place + k, kv_head, row)
                           : NULL;
             if (item->merges && rows.sees[r])
@@ -186,7 +185,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = my_row + 8 * r;
-        if (row >= task->rows.n_rows)
+        if (row >= item->list.n_rows)
             continue;
         if (item->place < 0)
             finish_row<DIM, VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
@@ -212,8 +211,8 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
         __syncthreads(); /* the barriers are ready; all are done with the queries of the item before
                           */
-        struct wide_task task = wide_task_of<VARIANT>(&a, &variant, &work, &in, i);
-        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &task, &mem, &copies);
+        struct wide_item item = item_of(&a, &work, &in, i);
+        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem, &copies);
     }
 }
 
@@ -229,7 +228,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     d.value_dims = VALUE_DIMS;
     if (work)
         all = *work;
-    if (!gpu_attention_digits(gpu, a, kv, variant, work, &d) ||
+    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
         !gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)attention_3<DIM, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -257,9 +256,10 @@ static void launch_wide(struct gpu_device *gpu, const struct attention_arguments
 void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work) {
+    bool keeps = work && work->kept; /* rows of wide_dim */
     if (!gpu_attention_is_plain(kv, variant))
         launch_wide<true>(gpu, a, kv, variant, work);
-    else if (!work && a->head_dim > 128 && a->head_dim <= 192)
+    else if (!keeps && a->head_dim > 128 && a->head_dim <= 192)
         launch<192, false>(gpu, a, kv, variant, work);
     else
         launch_wide<false>(gpu, a, kv, variant, work);

@@ -290,7 +290,9 @@ static bool find_gpu(struct gpu_device *gpu) {
                 "asking the GPU for its size") ||
         !gpu_ok(gpu,
                 cudaDeviceGetAttribute(&gpu->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
-                "asking the GPU for its shared memory"))
+                "asking the GPU for its shared memory") ||
+        !gpu_ok(gpu, cudaDeviceGetAttribute(&gpu->cache_bytes, cudaDevAttrL2CacheSize, 0),
+                "asking the GPU for its cache"))
         return false;
     if (major * 10 + minor < 75)
         return !error_set(&gpu->failure,

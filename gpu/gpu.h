@@ -57,6 +57,7 @@ struct gpu_device {
     bool has_wgmma; /* products of four warps: compute capability 9.0, compiled for sm_90a */
     int n_processors;    /* streaming multiprocessors */
     int most_shared;     /* bytes of shared memory that a thread block may have */
+    int cache_bytes;     /* the L2 cache */
     bool recording;      /* between graph_begin and graph_end: what is launched will run again, with
                             other plans */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */

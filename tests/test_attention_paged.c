@@ -392,6 +392,48 @@ static void test_split_sequences(void **state) {
     t->ops->attention_plan_free(t->dev, plan);
 }
 
+/* Prompts of so many sequences that the digits of all do not fit in the cache of a GPU. */
+static void test_prompts_of_many_sequences(void **state) {
+    struct test_device *t = *state;
+    struct random r = {307};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    struct problem p = {.shape = {2, 2, 64, 0.125, KV_BFP16}, .page_size = 16};
+    p.n = device_is_emulated() ? 40 : 250;
+    for (int i = 0; i < p.n; i++) {
+        p.kv_len[i] = device_is_emulated() ? 20 + 11 * i : 500 + i;
+        p.qo_len[i] = i % 9 ? 5 + i % 11 : i % 2;
+    }
+    lay_out_pages(&r, &p);
+    fill(&r, &p, ORDINARY);
+    check(t, &p, plan);
+    free_problem(&p);
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
+/* Too few rows to keep all processors busy, unless the context is cut; and a batch in which only
+ * one sequence is. The rows of a list end in different tiles. */
+static void test_prompts_behind_long_contexts(void **state) {
+    struct test_device *t = *state;
+    struct random r = {308};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    static const int tokens[] = {5, 63, 64, 65, 130};
+    for (size_t i = 0; i < COUNT(tokens); i++)
+        for (int n = 1; n <= 4; n += 3) {
+            struct problem p = {.shape = {1 + i % 3, 1, 32, 0.2, KV_BFP16}, .n = n, .page_size = 8};
+            for (int k = 0; k < n; k++) {
+                p.kv_len[k] = k ? 100 * k : (device_is_emulated() ? 1024 : 12288) + tokens[i] / 2;
+                p.qo_len[k] = k ? 40 * k - 39 : tokens[i];
+            }
+            lay_out_pages(&r, &p);
+            fill(&r, &p, ORDINARY);
+            check(t, &p, plan);
+            free_problem(&p);
+        }
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
 /* Appends keys and values of all sequences to a pool at the slots of other pages: numbers[i] is
  * what page i is called there. */
 static void append_all(struct test_device *t, const struct problem *p, const struct kv_layer *pool,
@@ -573,6 +615,8 @@ int main(void) {
         cmocka_unit_test(test_every_pair_of_the_grid),
         cmocka_unit_test(test_shared_pages),
         cmocka_unit_test(test_split_sequences),
+        cmocka_unit_test(test_prompts_of_many_sequences),
+        cmocka_unit_test(test_prompts_behind_long_contexts),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_bad_batches),
         cmocka_unit_test(test_a_pool_beyond_32_bits),

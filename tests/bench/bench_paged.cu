@@ -6,7 +6,7 @@
  *
  *     bench_paged            decode, every version; mixed lengths; page sizes; prefill
  *     bench_paged BxN ...    version 4 for B sequences of N positions; mixed: of 1 to 8192;
- *                            prefill: prompts only
+ *                            prefill: prompts, and parts of prompts behind what is cached
  *
  * paged_beside_pytorch.py runs it beside PyTorch.
  */
@@ -36,19 +36,26 @@ static void decode(const char *what, const std::vector<int> &lengths, int page_s
     end(&r);
 }
 
-static void prompts(int n, int length) {
-    struct rotation r = start(std::vector<int>((size_t)n, length), length, 16);
+/* n sequences of so many positions, the last n_tokens of which are new. */
+static void prompts(int n, int length, int n_tokens) {
+    struct rotation r = start(std::vector<int>((size_t)n, length), n_tokens, 16);
     use_version("attention_paged", 4);
-    double s = time_of(&r), seen = (double)length * (length + 1) / 2 * n;
-    printf("%4d x %5d tokens: %10.1f us, %7.1f TFLOP/s\n", n, length, s * 1e6,
-           4.0 * seen * HEADS * DIM / s / 1e12);
+    double s = time_of(&r), before = length - n_tokens;
+    double seen = n_tokens * (before + (n_tokens + 1) / 2.0) * n;
+    double bytes = (double)r.positions * KV_HEADS * 2 * (2 * DIM + 1);
+    printf("%9d %10d %10d %10.1f %8.1f %8.2f\n", n, length, n_tokens, s * 1e6,
+           4.0 * seen * HEADS * DIM / s / 1e12, bytes / s / 1e12);
+    fflush(stdout);
     end(&r);
 }
 
 static void prefill(void) {
-    printf("\nprefill, causal, pages of 16\n");
-    prompts(1, 4096);
-    prompts(16, 4096);
+    static const int cases[][3] = {
+        {1, 4096, 4096}, {16, 4096, 4096}, {16, 512, 512},  {64, 128, 128}, {256, 32, 32},
+        {1, 16384, 16},  {1, 16384, 128},  {1, 16384, 512}, {16, 4096, 16}, {16, 4096, 128}};
+    printf("\ncausal, pages of 16\nsequences  positions new tokens         us  TFLOP/s     TB/s\n");
+    for (const int *c : cases)
+        prompts(c[0], c[1], c[2]);
 }
 
 /* Lengths from 1 to 8192, 64 of them, as many positions as 64 x 4096. */
