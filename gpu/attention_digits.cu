@@ -314,7 +314,7 @@ split_value_rows(const struct split_arguments *s, struct part part, uint4 (*tile
     }
 }
 
-__global__ static void __launch_bounds__(THREADS) split_rows(struct split_arguments s) {
+__global__ static void __launch_bounds__(THREADS, 8) split_rows(struct split_arguments s) {
     SHARED(uint4, tile, [TILE][WORDS / 4]);
     int block = (int)blockIdx.x, before_values = s.query_blocks + s.key_blocks;
     if (block < s.query_blocks)

@@ -7,16 +7,19 @@
  * behind a long context), the tiles of a sequence are cut into more items; what they find is kept,
  * and the chains are merged by a kernel of their own (attention_merge.cu).
  *
- * The digits of keys and values take as much memory as they do in the cache. A work has as many as
- * the GPU's L2 cache holds, so that they are read from there: long batches are several works, one
- * launched after the other. Shares of a context for the queries of a prompt: Dao et al.,
+ * The digits of keys and values take as much memory as they do in the cache. A work has a
+ * few times as many as the GPU's L2 cache holds: very large batches are several works, one launched
+ * after the other. Shares of a context for the queries of a prompt: Dao et al.,
  * "Flash-Decoding", 2023; prompts of all lengths in one launch: Ye et al., "FlashInfer", 2025.
  */
 #include "gpu/attention_plan.h"
 
 #include <stdlib.h>
 
-enum { TILE = ATTENTION_TILE };
+enum {
+    TILE = ATTENTION_TILE,
+    CACHES = 8 /* the digits of a work take as much memory as so many L2 caches */
+};
 
 /* A long sequence. */
 struct many_rows {
@@ -228,7 +231,7 @@ int attention_plan_long(struct device *dev, struct attention_plan *p, const stru
     p->many.chains = sizes.chains > 0;
     int status = wide_plan_reserve(dev, &p->many.wide, &p->shape, &sizes, false, err);
     size_t tile = digit_bytes(0, 1, p->shape.n_kv_heads, wide_dim(p->shape.head_dim));
-    if (!status && fill(p, b, all, n, (int)((size_t)gpu->cache_bytes / tile)))
+    if (!status && fill(p, b, all, n, (int)(CACHES * (size_t)gpu->cache_bytes / tile)))
         status = error_set(err, "out of memory for the plan of attention");
     free(all);
     if (!status)

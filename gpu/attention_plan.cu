@@ -129,7 +129,9 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
         return -1;
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
     /* Versions 2 and 3 of attention cannot read fp8, and eight rows at a time are not so bad. */
-    p->short_tokens = kv_type_splits(shape->kv_type) ? SHORT_TOKENS : INT32_MAX;
+    int short_tokens = MOST_SHORT_ROWS / heads_per_group;
+    short_tokens = short_tokens > SHORT_TOKENS ? short_tokens : (int)SHORT_TOKENS;
+    p->short_tokens = kv_type_splits(shape->kv_type) ? short_tokens : INT32_MAX;
     int n_groups = attention_plan_count_groups(p, b, heads_per_group);
     int blocks = gpu_of(dev)->n_processors * 2; /* at once */
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;

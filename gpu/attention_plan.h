@@ -22,8 +22,9 @@
 
 enum {
     GROUP_ROWS = 8,
-    SHORT_TOKENS = 4, /* sequences with more go to the kernels for many rows, if those can read the
-                         cache */
+    MOST_SHORT_ROWS = 64, /* of a kv head: sequences with more go to the kernels for many rows, if
+                             those can read the cache (measured: tests/bench/README.md), */
+    SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
 };
 
 struct row_group {

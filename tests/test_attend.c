@@ -235,7 +235,7 @@ static void test_plans_of_other_types(void **state) {
         struct attend_case c;
         wish.batch = 2;
         wish.kv_len = 40;
-        wish.qo_len = 9;
+        wish.qo_len = 70;
         wish.head_dim = 64;
         wish.order = kind % 2 ? KV_VLLM : KV_NHD;
         wish.type = (int)types[kind / 2 % 2];
@@ -256,7 +256,7 @@ static void test_many_queries(void **state) {
         struct attend_case c;
         wish.batch = 1;
         wish.kv_len = 300;
-        wish.qo_len = kind % 2 ? 40 : 130;
+        wish.qo_len = kind % 2 ? 90 : 130;
         wish.kv_heads = wish.group = 1;
         wish.head_dim = 32;
         wish.order = kind / 2 ? KV_VLLM : KV_NHD;
@@ -332,7 +332,7 @@ static void test_largest_windows(void **state) {
         struct attend_case c;
         wish.batch = 2;
         wish.kv_len = kind / 4 ? 3 : 0;
-        wish.qo_len = kind % 4 / 2 ? 20 : 4; /* of 4 tokens: the kernel that goes by the plan */
+        wish.qo_len = kind % 4 / 2 ? 70 : 4; /* of 4 tokens: the kernel that goes by the plan */
         wish.causal = kind % 2;
         wish.mask = MASK_NONE;
         wish.order = KV_NHD;

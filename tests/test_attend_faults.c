@@ -60,7 +60,7 @@ static void test_bad_slopes_and_sinks(void **state) {
         struct attend_case c;
         wish.batch = 1;
         wish.kv_len = kind % 2 ? 700 : 40;
-        wish.qo_len = kind / 2 % 3 == 2 ? 6 : 2; /* of 6 tokens: the plain kernel */
+        wish.qo_len = kind / 2 % 3 == 2 ? 40 : 2; /* of 40 tokens: the kernels for many rows */
         wish.page_size = 16;
         wish.order = kind / 12 ? KV_VLLM : KV_NHD;
         wish.type = KV_BFP16;
@@ -97,7 +97,7 @@ static void make_foreign(struct attend_case *c, struct random *r, enum kv_type t
     wish.kv_len = 40;
     wish.qo_len = n_queries;
     wish.kv_heads = 1;
-    wish.group = 1;
+    wish.group = 4; /* 20 queries: 80 rows, so the kernels for many; 3: the one for few */
     wish.head_dim = 32;
     wish.type = (int)type;
     wish.order = random_int(r, KV_NHD, KV_VLLM);
@@ -160,7 +160,7 @@ static void test_foreign_caches(void **state) {
     for (int i = 0; i < COUNT(foreign); i++) {
         for (int j = 0; j < COUNT(foreign[i].bad); j++)
             check_foreign(t, &r, &foreign[i], foreign[i].bad[j], j % 2 ? 1000 : 1,
-                          (i + j) % 2 ? 3 : 20); /* each has kernels of its own */
+                          (i + j) % 2 ? 3 : 20);
         for (int of_values = 0; of_values < 2; of_values++) {
             struct attend_case c;
             float *y, *lse;

@@ -261,7 +261,7 @@ cudaError_t cudaGetDevice(int *number) {
     return enter_api();
 }
 
-enum { N_MULTIPROCESSORS = 4, SHARED_PER_MULTIPROCESSOR = 228 * 1024, L2_BYTES = 4 << 20 };
+enum { N_MULTIPROCESSORS = 4, SHARED_PER_MULTIPROCESSOR = 228 * 1024, L2_BYTES = 1 << 20 };
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int number) {
     cudaError_t error = cudaSetDevice(number);

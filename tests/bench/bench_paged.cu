@@ -5,7 +5,8 @@
  * run, is a kernel that only reads. Bytes counted: mantissas and exponents of all keys and values.
  *
  *     bench_paged            decode, every version; mixed lengths; page sizes; prefill
- *     bench_paged BxN ...    version 4 for B sequences of N positions; mixed: of 1 to 8192;
+ *     bench_paged BxN ...    version 4 for B sequences of N positions; BxN+T: with T new tokens
+ *                            behind them; mixed: of 1 to 8192;
  *                            prefill: prompts, and parts of prompts behind what is cached
  *
  * paged_beside_pytorch.py runs it beside PyTorch.
@@ -82,7 +83,7 @@ int main(int argc, char **argv) {
     bench_read();
     heading("sequences x positions");
     for (int i = 1; i < argc; i++) {
-        int n = 0, length = 0;
+        int n = 0, length = 0, n_tokens = 0;
         if (!strcmp(argv[i], "mixed")) {
             decode("64 of 1 ... 8192", mixed_lengths(), 16, 4);
             continue;
@@ -91,8 +92,13 @@ int main(int argc, char **argv) {
             prefill();
             continue;
         }
-        check(sscanf(argv[i], "%dx%d", &n, &length) == 2 && n > 0 && length > 0, argv[i]);
-        decode(argv[i], std::vector<int>((size_t)n, length), 16, 4);
+        int fields = sscanf(argv[i], "%dx%d+%d", &n, &length, &n_tokens);
+        check(n > 0 && (fields == 2 ? length > 0 : fields == 3 && length >= 0 && n_tokens > 0),
+              argv[i]);
+        if (fields == 3)
+            prompts(n, length + n_tokens, n_tokens);
+        else
+            decode(argv[i], std::vector<int>((size_t)n, length), 16, 4);
     }
     if (argc > 1)
         return 0;
