@@ -278,6 +278,7 @@ static int replay_all(struct demo *demo, struct kv_pool *pool, const struct work
            pool->blocks.stats.total, pool->block_size);
     int result = replay_start(&r, pool, lengths, w->n, demo->options.max_running, err) ||
                  run(demo, &r, watched, rows, err);
+    int steps = r.step;
     replay_end(&r);
     if (result) {
         json_decref(rows);
@@ -286,7 +287,7 @@ static int replay_all(struct demo *demo, struct kv_pool *pool, const struct work
     snprintf(title, sizeof title, "The block table of request %c (%s) each time it grew",
              letter_of(watched), w->titles[watched]);
     demo_table(demo, "table", title, columns, 5, rows);
-    printf("At most %d blocks were in use; %d are after the last request.\n",
+    printf("%d steps. At most %d blocks were in use; %d are after the last request.\n", steps,
            pool->blocks.stats.most_used, pool->blocks.stats.used);
     return 0;
 }
