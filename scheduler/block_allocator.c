@@ -11,7 +11,7 @@ enum { AHEAD = 16 }; /* allocs in the time that memory takes to answer */
 
 static int32_t pop_free(struct block_allocator *a) {
     int32_t block = a->free[a->first_free++];
-    /* In FIFO order the counts of the next blocks lie anywhere in a large pool: ask for them now. */
+    /* In FIFO order the next blocks' counts lie anywhere in a large pool: ask for them now. */
     if (a->first_free + AHEAD < a->stats.total)
         __builtin_prefetch(&a->references[a->free[a->first_free + AHEAD]], 1);
     if (a->first_free == a->stats.total)

@@ -46,8 +46,8 @@ int block_table_release(struct block_table *t, struct block_allocator *a, int n_
                         struct error *err);
 
 /* Does the table hold blocks of the allocator that are in use, none of them twice? Returns 0, or -1
- * with err set to what is wrong, with its place in the table: a number out of range, a block that is
- * nobody's, the same block again, no memory. Takes n log n steps. */
+ * with err set to what is wrong, with its place in the table: a number out of range, a block that
+ * is nobody's, the same block again, no memory. Takes n log n steps. */
 int block_table_check(const struct block_table *t, const struct block_allocator *a,
                       struct error *err);
 

@@ -58,7 +58,8 @@ int engine_measure(const struct engine *e, struct engine_metrics *out, struct er
     for (int i = 0; i < e->n; i++) {
         const struct job *j = &e->scheduler.jobs[i];
         tokens += j->n_new;
-        end = j->done > end ? j->done : end;
+        if (j->admitted >= 0) /* others may end before they arrive: cancelled */
+            end = j->done > end ? j->done : end;
     }
     out->seconds = e->n ? end - e->scheduler.jobs[0].arrival : 0;
     out->tokens_per_second = out->seconds > 0 ? (double)tokens / out->seconds : 0;

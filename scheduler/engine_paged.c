@@ -12,6 +12,13 @@ static int tokens_of(void *context, int job, const int32_t **tokens) {
     return s->n_tokens;
 }
 
+static int most_positions(void *context, int job) {
+    const struct engine_paged *p = context;
+    const struct request *r = &p->engine->requests[job];
+    int64_t most = (int64_t)r->n_prompt + r->max_new - 1;
+    return most < p->engine->generator->context ? (int)most : p->engine->generator->context;
+}
+
 static void refuse(void *context, int job, const struct error *why, double now) {
     const struct engine_paged *p = context;
     (void)now;
@@ -23,7 +30,7 @@ static void refuse(void *context, int job, const struct error *why, double now) 
 
 static int start(void *context, struct engine *e, struct error *err) {
     struct engine_paged *p = context;
-    struct paged_owner owner = {tokens_of, refuse, p};
+    struct paged_owner owner = {tokens_of, most_positions, refuse, p};
     int *fork_of = malloc(sizeof *fork_of * ((size_t)e->n + 1));
     if (!fork_of)
         return error_set(err, "out of memory for %d requests", e->n);

@@ -21,6 +21,12 @@ static bool has_room(const struct paged_memory *m, const struct kv_paged *c, int
     return kv_paged_missing(c, n_positions) <= block_available(&m->pool->blocks);
 }
 
+/* What a job with so many tokens needs to begin: room for them, and for the next one, lest it is in
+ * somebody's way at once. No more than it can ever store: whoever fits the pool alone is served. */
+static int needed(const struct paged_memory *m, int job, int n_tokens) {
+    return n_tokens < m->owner.most_positions(m->owner.context, job) ? n_tokens + 1 : n_tokens;
+}
+
 /* May the fork begin? Its origin should have read the prompt: then all of it is shared. */
 static bool must_wait_for_origin(const struct paged_memory *m, int origin) {
     return origin >= 0 && m->scheduler->jobs[origin].state == REQUEST_PREFILLING;
@@ -54,14 +60,14 @@ static int begin(struct paged_memory *m, int job, int n_tokens, struct error *er
         kv_paged_start(&j->cache, m->pool, m->options.share_prefixes ? &m->prefixes : NULL, err))
         return -1;
     if (j->swapped.data) {
-        if (!has_room(m, &j->cache, n_tokens + 1))
+        if (!has_room(m, &j->cache, needed(m, job, n_tokens)))
             return 1;
         return kv_paged_swap_in(&j->cache, &j->swapped, err);
     }
     if (must_wait_for_origin(m, j->fork_of))
         return 1;
     int result = take_shared(m, job, tokens, n_tokens, err);
-    if (!result && !has_room(m, &j->cache, n_tokens + 1))
+    if (!result && !has_room(m, &j->cache, needed(m, job, n_tokens)))
         result = 1;
     struct error ignored;
     if (result) /* what was shared goes back to where it was */
@@ -121,9 +127,10 @@ static void refuse(void *context, int job, double now) {
     int n = m->owner.tokens(m->owner.context, job, &tokens);
     struct error why;
     error_set(&why,
-              "%d tokens and one more do not fit into the KV pool of %d blocks of %d positions: "
-              "give it more memory",
-              n, m->pool->blocks.stats.total, m->pool->block_size);
+              "%d tokens%s do not fit into the KV pool of %d blocks of %d positions: give it more "
+              "memory",
+              n, needed(m, job, n) > n ? " and one more" : "", m->pool->blocks.stats.total,
+              m->pool->block_size);
     m->owner.refuse(m->owner.context, job, &why, now);
 }
 

@@ -24,6 +24,9 @@ struct paged_options {
 struct paged_owner {
     /* The tokens of a job so far: prompt and answer. Returns how many. */
     int (*tokens)(void *context, int job, const int32_t **tokens);
+    /* The most positions that a job can come to store: its prompt, and all that it may draw but the
+     * last. */
+    int (*most_positions)(void *context, int job);
     /* Ends a job (scheduler_stop) that does not fit, for this reason. */
     void (*refuse)(void *context, int job, const struct error *why, double now);
     void *context;

@@ -131,7 +131,7 @@ static bool make_room(struct scheduler *s, int i, int n_positions, bool any_vict
 struct step_plan {
     struct plan_entry *entries;
     int n, budget;
-    bool short_of_memory; /* somebody who runs lacks room: nobody new may come */
+    bool short_of_memory; /* somebody lacked room: nobody new may come */
 };
 
 static void add_entry(struct step_plan *p, int job, int n_tokens, bool draws) {
@@ -162,25 +162,28 @@ static int min_int(int a, int b) {
     return a < b ? a : b;
 }
 
-/* A piece of the prompt of running[i]. */
-static void plan_prefill(struct scheduler *s, struct step_plan *p, int i, double now) {
+/* A piece of the prompt of running[i]. Returns false when it lacks room: those behind it wait, too.
+ */
+static bool plan_prefill(struct scheduler *s, struct step_plan *p, int i, double now) {
     int job = s->running[i];
     const struct job *j = &s->jobs[job];
     int left = j->n_to_read - j->n_read;
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
     if (make_room(s, i, j->n_read + n_tokens, false, now)) {
         add_entry(p, job, n_tokens, n_tokens == left);
-        return;
+        return true;
     }
     p->short_of_memory = true;
     if (s->n_running == 1)
         s->memory.refuse(s->memory.context, job, now);
+    return false;
 }
 
+/* Also when a decode has given way: what it gave back is theirs. */
 static void plan_prefills(struct scheduler *s, struct step_plan *p, double now) {
-    for (int i = 0; i < s->n_running && p->budget && !p->short_of_memory; i++)
-        if (s->jobs[s->running[i]].state == REQUEST_PREFILLING)
-            plan_prefill(s, p, i, now);
+    for (int i = 0; i < s->n_running && p->budget; i++)
+        if (s->jobs[s->running[i]].state == REQUEST_PREFILLING && !plan_prefill(s, p, i, now))
+            return;
 }
 
 /* The job begins, or goes on, if there is room. */

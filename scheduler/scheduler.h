@@ -21,20 +21,22 @@
 #include <stdbool.h>
 
 /*
- * Phase 7: who has the memory. Positions are those of a request's tokens, prompt and answer. A request
- * that runs out of memory takes it from the one that arrived last; that one is preempted: it gives
- * back what it holds, waits in front of the queue, and later reads its tokens again, or those of them
- * that its memory lost (Kwon et al., "PagedAttention", 2023, section 4.5).
+ * Phase 7: who has the memory. Positions are those of a request's tokens, prompt and answer. A
+ * request that runs out of memory takes it from the one that arrived last; that one is preempted:
+ * it gives back what it holds, waits in front of the queue, and later reads its tokens again, or
+ * those of them that its memory lost (Kwon et al., "PagedAttention", 2023, section 4.5).
  */
 struct scheduler_memory {
-    /* A job wants to begin, or to go on after it was preempted, with n_tokens tokens. True: there is
-     * room for them and one more; *n_cached of them, fewer than all, need not be read. */
+    /* A job wants to begin, or to go on after it was preempted, with n_tokens tokens. True: there
+     * is room for them and for the next one, if that will be stored; *n_cached of them, fewer than
+     * all, need not be read. */
     bool (*admit)(void *context, int job, int n_tokens, int *n_cached);
     /* Makes room for the first n_positions of a running job; false: there is none. */
     bool (*reserve)(void *context, int job, int n_positions);
     /* Takes back all that a running job holds. */
     void (*preempt)(void *context, int job);
-    /* Nobody else runs, and the job still lacks room: it can never be served. Calls scheduler_stop. */
+    /* Nobody else runs, and the job still lacks room: it can never be served. Calls scheduler_stop.
+     */
     void (*refuse)(void *context, int job, double now);
     void *context;
 };
@@ -51,7 +53,7 @@ struct scheduler_options {
 struct job {
     enum request_state state;
     enum finish finish;
-    int n_prompt; /* prompt tokens */
+    int n_prompt;          /* prompt tokens */
     int n_to_read, n_read; /* tokens to be read before the next is drawn: the prompt, and after a
                               preemption what was drawn, too; and those that are there */
     int n_new;             /* tokens drawn */
@@ -94,8 +96,8 @@ void scheduler_end(struct scheduler *s);
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err);
 
 /* Admits who may start at time `now`, preempts who must give way, and fills entries [max_running]
- * with what the step does. Returns how many; 0: nobody runs, and the next arrival is in the future or
- * there is none (or the last one that ran was refused: plan again). */
+ * with what the step does. Returns how many; 0: nobody runs, and the next arrival is in the future
+ * or there is none (or the last one that ran was refused: plan again). */
 int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries);
 
 /* The step did what entry says; if it drew a token, finish tells whether that was the last. */

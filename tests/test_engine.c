@@ -311,6 +311,9 @@ static void a_request_can_be_cancelled_in_every_state(void **state) {
         if (all) {
             assert_int_equal(e.steps, run.step);
             assert_true(run.time < 5); /* nobody waited for those who come later */
+            struct engine_metrics metrics;
+            assert_int_equal(engine_measure(&e, &metrics, &err), 0);
+            assert_true(metrics.seconds <= run.time); /* nor are they counted as if */
         }
         engine_end(&e);
     }

@@ -58,6 +58,11 @@ static int tokens_of(void *context, int job, const int32_t **tokens) {
     return sim->texts[job].n;
 }
 
+static int most_positions(void *context, int job) {
+    const struct simulation *sim = context;
+    return sim->texts[job].n_prompt + sim->texts[job].n_new - 1;
+}
+
 static void refuse(void *context, int job, const struct error *why, double now) {
     struct simulation *sim = context;
     assert_non_null(strstr(why->text, "do not fit into the KV pool"));
@@ -157,8 +162,10 @@ static void run_all(struct simulation *sim, int cancel_one_in) {
     double now = 0;
     int idle = 0;
     while (sim->scheduler.n_done < sim->n) {
-        int n = scheduler_plan(&sim->scheduler, now, entries);
+        int n_done = sim->scheduler.n_done, n = scheduler_plan(&sim->scheduler, now, entries);
         assert_false(sim->memory.failed);
+        /* Who runs gets on, unless the last one was refused. */
+        assert_true(n || !sim->scheduler.n_running || sim->scheduler.n_done > n_done);
         idle = n ? 0 : idle + 1;
         assert_true(idle < 30); /* it goes on: only waiting requests can be cancelled in between */
         if (!n && scheduler_next_arrival(&sim->scheduler) < 1e9)
@@ -179,7 +186,7 @@ static void run_all(struct simulation *sim, int cancel_one_in) {
 static void start(struct simulation *sim, struct random *r, const struct kv_pool_options *pool,
                   const struct paged_options *paged, const struct scheduler_options *scheduler) {
     struct error err = {""};
-    struct paged_owner owner = {tokens_of, refuse, sim};
+    struct paged_owner owner = {tokens_of, most_positions, refuse, sim};
     struct device_options options = {.n_threads = 1};
     sim->random = r;
     sim->model = (struct model){.config = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 2},
@@ -242,7 +249,7 @@ static void simulate(struct random *r, long counts[3], struct paged_stats *stats
     sim->n = random_int(r, 1, MAX_JOBS);
     for (int i = 0; i < sim->n; i++) {
         make_text(sim, i);
-        int n = blocks_for(sim->texts[i].n_prompt + sim->texts[i].n_new + 1, size);
+        int n = blocks_for(sim->texts[i].n_prompt + sim->texts[i].n_new - 1, size);
         longest = n > longest ? n : longest;
         all += n;
     }
@@ -396,7 +403,7 @@ static void test_a_pool_of_one_block(void **state) {
     struct simulation *sim = corner(&r, 3, 1, 16, PREEMPT_RECOMPUTE, true);
     ask(sim, 0, 10, 1, 6);
     ask(sim, 1, 20, 1, 1); /* never fits */
-    ask(sim, 2, 15, 1, 1);
+    ask(sim, 2, 16, 1, 1); /* the token that it draws is never stored */
     run_all(sim, 1000000);
     assert_int_equal(sim->texts[0].n, 16);
     assert_true(sim->texts[1].refused && !sim->texts[0].refused && !sim->texts[2].refused);
@@ -499,6 +506,21 @@ static void test_nobody_new_while_one_lacks_room(void **state) {
     finish(sim);
 }
 
+/* The last one that decodes gives way: the older ones, which still read, go on in the same step. */
+static void test_readers_go_on_when_a_decode_gives_way(void **state) {
+    (void)state;
+    struct random r = {113};
+    struct simulation *sim = corner(&r, 2, 14, 1, PREEMPT_RECOMPUTE, false);
+    sim->scheduler.options.chunk = 2;
+    ask(sim, 0, 12, 1, 2);
+    ask(sim, 1, 1, 2, 10);
+    while (!sim->scheduler.jobs[1].n_preempted)
+        assert_int_not_equal(one_step(sim, 0), 0);
+    run_all(sim, 1000000);
+    assert_int_equal(sim->texts[1].n, 11);
+    finish(sim);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_requests),
@@ -509,6 +531,7 @@ int main(void) {
         cmocka_unit_test(test_all_but_the_oldest_give_way),
         cmocka_unit_test(test_one_outgrows_the_pool),
         cmocka_unit_test(test_nobody_new_while_one_lacks_room),
+        cmocka_unit_test(test_readers_go_on_when_a_decode_gives_way),
         cmocka_unit_test(test_cancel_while_prefilling),
         cmocka_unit_test(test_forks),
     };

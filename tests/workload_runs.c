@@ -107,7 +107,7 @@ static void start_pool(struct workload_run *w) {
     struct random *r = w->random;
     int size = sizes[random_int(r, 0, 4)], longest = 0, all = 0;
     for (int i = 0; i < w->n; i++) {
-        int n = w->asked[i].n_prompt + w->asked[i].max_new + 1;
+        int n = w->asked[i].n_prompt + w->asked[i].max_new - 1;
         n = blocks_for(n < w->model->generator.context ? n : w->model->generator.context, size);
         longest = n > longest ? n : longest;
         all += n;
