@@ -272,8 +272,9 @@ struct ops {
                           const struct paged_batch *batch, const struct attention_shape *shape,
                           const struct attention_variant *variant, struct error *err);
 
-    /* What a recording with a plan depends on, 0 ... N_PLAN_FORMS - 1: it may be replayed with any
-     * plan of the same form and number of sequences. (1: sequences share tiles.) */
+    /* What a recording with a plan depends on, 0 ... N_PLAN_FORMS - 1: when every sequence has one
+     * query (or none: padding), it may be replayed with any such plan of the same form and number of
+     * sequences. (1: sequences share tiles.) Of more queries, what is launched depends on lengths. */
     int (*attention_plan_form)(const struct attention_plan *plan);
 
     /* Causal attention of the planned batch; kv is the pool, n_tokens = qo_indptr[n_sequences].

@@ -2,7 +2,8 @@
  * bench_serve - decoding many sequences of the shipped model in one pass (phase 8): tokens per
  * second of all, op by op and with the pass replayed as a CUDA graph. A step is as the engine runs
  * it: upload, pass, sample, download the tokens. First a few steps with the logits, too: both ways
- * must have the same fingerprints.
+ * must have the same fingerprints. Then prompts: the pass until everybody's first token is there
+ * (TTFT when all arrive at once), medians of FIRST_TOKENS.
  *
  *     bench_serve                the shipped model
  *     bench_serve qwen3-0.6b     that shape with random weights: for the speed only
@@ -18,7 +19,7 @@ extern "C" {
 #include "scheduler/pass.h"
 }
 
-enum { PROMPT = 24, STEPS = 100, CHECKED_STEPS = 4, WARM_UP = 4 };
+enum { PROMPT = 24, STEPS = 100, CHECKED_STEPS = 4, WARM_UP = 4, FIRST_TOKENS = 9 };
 
 static struct model model;
 static struct generator generator;
@@ -31,57 +32,129 @@ static void check_call(int result, const char *what) {
     exit(2);
 }
 
+/* n sequences with a prompt each, over one pool. */
+struct crowd {
+    int n;
+    struct kv_pool pool;
+    std::vector<struct sequence> sequences;
+    std::vector<struct kv_paged> caches;
+    std::vector<struct pass_part> parts;
+};
+
+static void start(struct crowd *c, int n, int prompt, int answer) {
+    struct kv_pool_options options = {16, n * ((prompt + answer + 31) / 16), 0};
+    struct sampling_options greedy = {};
+    greedy.top_p = 1;
+    c->n = n;
+    c->sequences.resize((size_t)n);
+    c->caches.resize((size_t)n);
+    c->parts.resize((size_t)n);
+    check_call(kv_pool_start(&c->pool, &model, &options, &err), "the pool");
+    std::vector<int32_t> ids((size_t)prompt);
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < prompt; j++)
+            ids[(size_t)j] = (i * 37 + j * 11) % 4000 + 10;
+        struct sequence *s = &c->sequences[(size_t)i];
+        check_call(sequence_start(s, (uint32_t)i, &greedy, &err), "a sequence");
+        check_call(sequence_ask(s, ids.data(), prompt, answer, &err), "a sequence");
+        check_call(kv_paged_start(&c->caches[(size_t)i], &c->pool, NULL, &err), "a cache");
+    }
+}
+
+static void end(struct crowd *c) {
+    for (int i = 0; i < c->n; i++) {
+        kv_paged_end(&c->caches[(size_t)i]);
+        sequence_end(&c->sequences[(size_t)i]);
+    }
+    kv_pool_end(&c->pool);
+}
+
+/* One token more of everybody, as the engine does it. Returns the seconds that it took. */
+static double step(struct crowd *c) {
+    double begin = clock_now();
+    for (int i = 0; i < c->n; i++) {
+        struct sequence *s = &c->sequences[(size_t)i];
+        c->parts[(size_t)i] = {s, &c->caches[(size_t)i].base, s->n_cached, s->n_tokens, 0, true};
+    }
+    check_call(pass_run(&generator, c->parts.data(), c->n, &err), "a pass");
+    for (int i = 0; i < c->n; i++)
+        kv_paged_stored(&c->caches[(size_t)i], c->sequences[(size_t)i].tokens,
+                        c->sequences[(size_t)i].n_cached);
+    return clock_now() - begin;
+}
+
+/* ---- decoding ---------------------------------------------------------------------------------
+ */
+
 struct result {
     double tokens_per_second;
     uint64_t fingerprint; /* of all sequences */
 };
 
-static struct result run(int n, bool graphs, bool timed) {
+static struct result decode(int n, bool graphs, bool timed) {
     int steps = timed ? STEPS : CHECKED_STEPS;
-    struct kv_pool pool;
-    struct kv_pool_options options = {16, n * ((PROMPT + STEPS + WARM_UP + 32) / 16), 0};
-    std::vector<struct sequence> sequences((size_t)n);
-    std::vector<struct kv_paged> caches((size_t)n);
-    std::vector<struct pass_part> parts((size_t)n);
-    struct sampling_options greedy = {};
-    greedy.top_p = 1;
-    check_call(kv_pool_start(&pool, &model, &options, &err), "the pool");
+    struct crowd c = {};
+    double seconds = 0;
     workspace_use_graphs(generator.ws, graphs);
     generator.ids_only = timed;
-    for (int i = 0; i < n; i++) {
-        int32_t prompt[PROMPT];
-        for (int j = 0; j < PROMPT; j++)
-            prompt[j] = (i * 37 + j * 11) % 4000 + 10;
-        struct sequence *s = &sequences[(size_t)i];
-        check_call(sequence_start(s, (uint32_t)i, &greedy, &err), "a sequence");
-        check_call(sequence_ask(s, prompt, PROMPT, STEPS + WARM_UP + 8, &err), "a sequence");
-        check_call(kv_paged_start(&caches[(size_t)i], &pool, NULL, &err), "a cache");
-    }
-    double seconds = 0;
-    for (int step = 0; step <= steps + WARM_UP; step++) {
-        double begin = clock_now();
-        for (int i = 0; i < n; i++) {
-            struct sequence *s = &sequences[(size_t)i];
-            parts[(size_t)i] = {s, &caches[(size_t)i].base, s->n_cached, s->n_tokens, 0, true};
-        }
-        check_call(pass_run(&generator, parts.data(), n, &err), "a pass");
-        for (int i = 0; i < n; i++)
-            kv_paged_stored(&caches[(size_t)i], sequences[(size_t)i].tokens,
-                            sequences[(size_t)i].n_cached);
-        if (step > WARM_UP)
-            seconds += clock_now() - begin;
+    start(&c, n, PROMPT, STEPS + WARM_UP + 8);
+    for (int i = 0; i <= steps + WARM_UP; i++) {
+        double s = step(&c);
+        seconds += i > WARM_UP ? s : 0;
     }
     struct fingerprint all;
     check_call(fingerprint_start(&all, &err), "a fingerprint");
-    for (int i = 0; i < n; i++) {
-        fingerprint_add_sequence(&all, fingerprint_value(&sequences[(size_t)i].fingerprint));
-        kv_paged_end(&caches[(size_t)i]);
-        sequence_end(&sequences[(size_t)i]);
-    }
+    for (int i = 0; i < n; i++)
+        fingerprint_add_sequence(&all, fingerprint_value(&c.sequences[(size_t)i].fingerprint));
     struct result r = {(double)n * steps / seconds, fingerprint_value(&all)};
     fingerprint_end(&all);
-    kv_pool_end(&pool);
+    end(&c);
     return r;
+}
+
+static void decode_table(void) {
+    double one = 0;
+    printf("\nsequences  op by op tok/s  graph tok/s  graph ms/step  times op by op  times one\n");
+    for (int n : {1, 2, 8, 16, 64, 256}) {
+        if (decode(n, false, false).fingerprint != decode(n, true, false).fingerprint) {
+            fprintf(stderr, "%d sequences: the graph has other bits. This is a bug\n", n);
+            exit(2);
+        }
+        struct result plain = decode(n, false, true), graph = decode(n, true, true);
+        one = n == 1 ? graph.tokens_per_second : one;
+        printf("%9d %15.0f %12.0f %14.3f %15.2f %10.1f\n", n, plain.tokens_per_second,
+               graph.tokens_per_second, 1e3 * n / graph.tokens_per_second,
+               graph.tokens_per_second / plain.tokens_per_second, graph.tokens_per_second / one);
+        fflush(stdout);
+    }
+}
+
+/* ---- the first token --------------------------------------------------------------------------
+ */
+
+/* Median seconds of the pass that reads n prompts, until the first token of each is there. */
+static double first_token(int n, int prompt) {
+    std::vector<double> all;
+    for (int i = 0; i <= FIRST_TOKENS; i++) {
+        struct crowd c = {};
+        start(&c, n, prompt, 1);
+        double s = step(&c);
+        if (i) /* the first time, memory is asked for */
+            all.push_back(s);
+        end(&c);
+    }
+    std::sort(all.begin(), all.end());
+    return all[all.size() / 2];
+}
+
+static void first_token_table(void) {
+    static const int cases[][2] = {{1, 128}, {1, 1024}, {8, 512}, {64, 128}, {256, 32}};
+    printf("\n  prompts  of tokens  first token ms  prompt tok/s\n");
+    for (const int *c : cases) {
+        double s = first_token(c[0], c[1]);
+        printf("%9d %10d %15.3f %13.0f\n", c[0], c[1], s * 1e3, c[0] * c[1] / s);
+        fflush(stdout);
+    }
 }
 
 static void get_model(const char *name) {
@@ -103,19 +176,7 @@ int main(int argc, char **argv) {
     get_model(argc > 1 ? argv[1] : NULL);
     check_call(generator_start(&generator, &model, &err), "the generator");
     generator.fused = generator.ignore_stop = true;
-    double one = 0;
-    printf("\nsequences  op by op tok/s  graph tok/s  graph ms/step  times op by op  times one\n");
-    for (int n : {1, 2, 8, 16, 64, 256}) {
-        if (run(n, false, false).fingerprint != run(n, true, false).fingerprint) {
-            fprintf(stderr, "%d sequences: the graph has other bits. This is a bug\n", n);
-            return 2;
-        }
-        struct result plain = run(n, false, true), graph = run(n, true, true);
-        one = n == 1 ? graph.tokens_per_second : one;
-        printf("%9d %15.0f %12.0f %14.3f %15.2f %10.1f\n", n, plain.tokens_per_second,
-               graph.tokens_per_second, 1e3 * n / graph.tokens_per_second,
-               graph.tokens_per_second / plain.tokens_per_second, graph.tokens_per_second / one);
-        fflush(stdout);
-    }
+    decode_table();
+    first_token_table();
     return 0; /* the process ends; its device memory goes with it */
 }

@@ -3,12 +3,14 @@
 
 transformers: random weights in bf16, static cache, greedy, the decode step compiled by torch.compile
 where that works. A prompt of 24 tokens; the time of a step is the difference between two lengths of
-generation, so that the prompt and the compiler do not count. The weights are random on both sides:
+generation, so that the prompt and the compiler do not count. The first token of prompts: a forward
+pass that is not compiled, as transformers does it. The weights are random on both sides:
 only the speed means anything.
 
     python3 tests/bench/serve_beside_transformers.py [path of bench_serve]
 """
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ import time
 import torch
 import transformers
 
-PROMPT, SHORT, LONG, REPEATS = 24, 20, 120, 3
+PROMPT, SHORT, LONG, REPEATS, FIRST_TOKENS = 24, 20, 120, 3, 9
 SHAPES = {
     "qwen3-0.6b": transformers.Qwen3Config(
         num_hidden_layers=28, hidden_size=1024, num_attention_heads=16, num_key_value_heads=8,
@@ -48,12 +50,27 @@ def step_seconds(model, n, compiled):
     return (min(generate(LONG) for _ in range(REPEATS)) - short) / (LONG - SHORT)
 
 
+def first_seconds(model, n, length):
+    """Seconds until the first token of n prompts: median of some forward passes."""
+    ids, times = torch.randint(10, 4000, (n, length), device="cuda"), []
+    for _ in range(1 + FIRST_TOKENS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with torch.no_grad():
+            model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1).cpu()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
 def main():
     bench = sys.argv[1] if len(sys.argv) > 1 else "build/gpu/bench/bench_serve"
     for name, config in SHAPES.items():
         text = subprocess.run([bench, name], capture_output=True, text=True, check=True).stdout
         print(text, flush=True)
-        ours = {int(n): float(tps) for n, tps in re.findall(r"^ *(\d+) +\d+ +(\d+) ", text, re.M)}
+        decoding, prompts = text.split("first token ms")
+        ours = {int(n): float(tps)
+                for n, tps in re.findall(r"^ *(\d+) +\d+ +(\d+) ", decoding, re.M)}
+        first = re.findall(r"^ *(\d+) +(\d+) +([\d.]+) ", prompts, re.M)
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("cuda"):
             model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -69,6 +86,10 @@ def main():
                     rate = type(error).__name__
                 line += f" {rate:>15}" if compiled else f" {rate:>19}"
             print(line, flush=True)
+        print("\n  prompts  of tokens  ours ms  transformers ms")
+        for n, length, ms in first:
+            theirs = 1e3 * first_seconds(model, int(n), int(length))
+            print(f"{n:>9} {length:>10} {ms:>8} {theirs:16.3f}", flush=True)
         print()
         del model
         torch.cuda.empty_cache()
