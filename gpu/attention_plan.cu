@@ -119,14 +119,16 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
     free(p);
 }
 
-int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                       const struct attention_shape *shape, const struct attention_variant *variant,
-                       struct error *err) {
-    p->variant = variant ? *variant : attention_variant_causal();
+/* The plan is then of no sequences: what it knows of the batch before must not be run. */
+static void clear(struct attention_plan *p) {
     p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_partial = 0;
     p->shared.cascade.n_stretches = 0;
-    if (paged_batch_check(b, err))
-        return -1;
+    p->many.n_work = 0;
+    p->many.chains = false;
+}
+
+static int fill(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                const struct attention_shape *shape, struct error *err) {
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
     /* Versions 2 and 3 of attention cannot read fp8, and eight rows at a time are not so bad. */
     int short_tokens = MOST_SHORT_ROWS / heads_per_group;
@@ -155,6 +157,17 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
     p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];
     dev->ops->upload(dev, p->device, p->host, l.bytes);
     return 0;
+}
+
+int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                       const struct attention_shape *shape, const struct attention_variant *variant,
+                       struct error *err) {
+    p->variant = variant ? *variant : attention_variant_causal();
+    clear(p);
+    if (!paged_batch_check(b, err) && !fill(dev, p, b, shape, err))
+        return 0;
+    clear(p);
+    return -1;
 }
 
 int gpu_attention_plan_form(const struct attention_plan *p) {

@@ -25,16 +25,14 @@ void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
     free(p);
 }
 
-int ref_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                       const struct attention_shape *shape, const struct attention_variant *variant,
-                       struct error *err) {
-    struct attention_variant causal = attention_variant_causal();
-    struct cascade_rule rule =
-        cascade_rule_of(((struct ref_device *)dev)->plan_version, &sharing_pays);
+/* The plan is then of no sequences: what it knows of the batch before must not be run. */
+static void clear(struct attention_plan *p) {
     p->n_sequences = 0;
-    if (paged_batch_check(b, err) ||
-        cascade_find(&p->cascade, b, variant ? variant : &causal, &rule, err))
-        return -1;
+    p->cascade.n_stretches = 0;
+}
+
+static int fill(struct attention_plan *p, const struct paged_batch *b,
+                const struct attention_shape *shape, struct error *err) {
     size_t n = (size_t)b->n_sequences, n_pages = (size_t)b->kv_indptr[n];
     struct attention_sequence *sequences = realloc(p->sequences, sizeof *sequences * (n + 1));
     p->sequences = sequences ? sequences : p->sequences;
@@ -54,6 +52,21 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
     p->page_size = b->page_size;
     p->n_sequences = b->n_sequences;
     return 0;
+}
+
+int ref_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                       const struct attention_shape *shape, const struct attention_variant *variant,
+                       struct error *err) {
+    struct attention_variant causal = attention_variant_causal();
+    struct cascade_rule rule =
+        cascade_rule_of(((struct ref_device *)dev)->plan_version, &sharing_pays);
+    clear(p);
+    if (!paged_batch_check(b, err) &&
+        !cascade_find(&p->cascade, b, variant ? variant : &causal, &rule, err) &&
+        !fill(p, b, shape, err))
+        return 0;
+    clear(p);
+    return -1;
 }
 
 int ref_attention_plan_form(const struct attention_plan *p) {

@@ -235,11 +235,81 @@ static void test_queries_at_the_end_of_a_tile(void **state) {
     }
 }
 
-/* A device without memory for what shared tiles take: each sequence is read by itself, and so it
- * stays for this plan. (The emulation can have as little memory as it is told.) */
+/* The emulation can have as little memory as it is told. */
 extern void emu_set_memory_limit(size_t bytes) __attribute__((weak));
 extern size_t emu_memory_used(void) __attribute__((weak));
 
+/* Sequences of 600 positions with shared tiles and one query each; the last has `queries`. */
+static void make_readers(struct attend_case *c, struct random *r, int n, int queries) {
+    struct attend_wish wish = attend_anything(n * 600);
+    wish.batch = n;
+    wish.long_ones = true;
+    wish.kv_len = 600;
+    wish.qo_len = wish.kv_heads = wish.group = 1;
+    wish.head_dim = 64;
+    wish.page_size = 16;
+    wish.order = KV_NHD;
+    wish.type = KV_BFP16;
+    wish.mask = MASK_NONE;
+    wish.sinks = wish.slopes = 0;
+    attend_case_make(c, r, &wish);
+    c->variant = attention_variant_causal();
+    c->shape.kv_type = KV_BFP16;
+    c->n_tokens = c->qo_indptr[n] = n - 1 + queries;
+    for (int i = 1; i < n; i++) /* thirty pages: a tile, and a part of the next */
+        memcpy(c->pages + c->kv_indptr[i], c->pages, sizeof *c->pages * 30);
+}
+
+/* The plan has refused a batch: attention with it does nothing. */
+static void expect_nothing(struct test_device *t, const struct attend_case *c,
+                           struct attention_plan *plan) {
+    enum { BYTES = 256 };
+    uint8_t *want = host_array(BYTES, 1);
+    struct kv_views kv = attend_cache(t, c);
+    float *y = device_poisoned(t, BYTES);
+    assert_int_equal(t->ops->attention_plan_form(plan), 0);
+    t->ops->attend(t->dev, y, NULL, &kv, plan, &c->variant, ATTEND_SITE);
+    device_expect_fault(t, -1, 0);
+    uint8_t *got = device_get(t, y, BYTES);
+    assert_memory_equal(want, got, BYTES);
+    free(want);
+    free(got);
+    device_clear(t);
+}
+
+/* A plan of shared tiles that then refuses a batch, also for want of memory, is of no sequences. */
+static void test_refused_after_sharing(void **state) {
+    struct test_device *t = *state;
+    struct error err = {""};
+    struct random r = {1006};
+    struct attend_case c, prompt;
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    make_readers(&c, &r, 8, 1);
+    make_readers(&prompt, &r, 8, 200);
+    struct paged_batch b = attend_batch(&c), bad = b, large = attend_batch(&prompt);
+    bad.n_pages = c.pages[0];
+    use_plan(t, PLAN_SHARES);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, &b, &c.shape, NULL, &err), 0);
+    assert_int_equal(t->ops->attention_plan_form(plan), 1);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, &bad, &c.shape, NULL, &err), -1);
+    assert_non_null(strstr(err.text, "sequence 0: its page number 0 is"));
+    expect_nothing(t, &c, plan);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, &b, &c.shape, NULL, &err), 0);
+    if (device_is_emulated() && emu_set_memory_limit && emu_memory_used) {
+        emu_set_memory_limit(emu_memory_used() + (10 << 10));
+        int result = t->ops->attention_plan(t->dev, plan, &large, &prompt.shape, NULL, &err);
+        emu_set_memory_limit((size_t)16 << 30);
+        assert_int_equal(result, -1);
+        expect_nothing(t, &c, plan);
+    }
+    t->ops->attention_plan_free(t->dev, plan);
+    use_plan(t, PLAN_BEST);
+    attend_case_free(&c);
+    attend_case_free(&prompt);
+}
+
+/* A device without memory for what shared tiles take: each sequence is read by itself, and so it
+ * stays for this plan. */
 static void test_no_memory(void **state) {
     struct test_device *t = *state;
     struct error err = {""};
@@ -392,6 +462,7 @@ int main(void) {
         cmocka_unit_test(test_one_plan),
         cmocka_unit_test(test_long_stretches),
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
+        cmocka_unit_test(test_refused_after_sharing),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_states),
         cmocka_unit_test(test_empty_states),
