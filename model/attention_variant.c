@@ -12,6 +12,10 @@ int attention_variant_check(const struct attention_variant *v, struct error *err
         return error_set(err, "a mask needs its elements and their offsets");
     if (!v->m != !v->l)
         return error_set(err, "the state of attention has two parts beside y: m and l, or neither");
+    if (v->m && v->sinks)
+        return error_set(err, "m and l are there, and sinks, too, which would count again in every "
+                              "state that is merged: leave sinks out, and merge a state of theirs "
+                              "last (m = the sink, l = 1, o = 0)");
     if (!v->mask_form && (v->mask || v->mask_offsets))
         return error_set(err, "a mask is there, but mask_form says that there is none");
     return 0;
@@ -23,10 +27,12 @@ int attention_mask_offsets(int64_t *offsets, const struct paged_batch *b, enum m
     offsets[0] = 0;
     for (int i = 0; i <= b->n_sequences; i++) {
         if (mask_indptr && mask_indptr[i] != elements)
-            return error_set(err,
-                             "sequence %d: its mask begins at element %lld, but the ones before it "
-                             "have %lld (mask_indptr is the running sum of qo_len * kv_len)",
-                             i, (long long)mask_indptr[i], (long long)elements);
+            return error_set(
+                err,
+                "sequence %d: its mask %s at element %lld, not at %lld (mask_indptr is "
+                "the running sum of qo_len * kv_len)",
+                i ? i - 1 : 0, i ? "ends" : "begins", (long long)mask_indptr[i],
+                (long long)elements);
         if (i == b->n_sequences)
             break;
         int64_t n = (int64_t)(b->qo_indptr[i + 1] - b->qo_indptr[i]) * paged_batch_kv_len(b, i);

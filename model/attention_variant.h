@@ -43,8 +43,10 @@ enum mask_form {
 
 enum lse_base { LSE_E, LSE_2 };
 
-/* What attention knows of rows before the division: the result is o / l, and l * e^m the sum of all
- * e^score. A row that has seen nothing has o = 0, m = -infinity and l = 0. Device memory. */
+/* What attention knows of rows before the division: the result is o / l times the scale of the
+ * values, and l * e^m the sum of all e^score. A row that has seen nothing has o = 0, m = -infinity
+ * and l = 0. A sink is a state, too: o = 0, m = the sink, l = 1, to be merged last, once. Device
+ * memory. */
 struct attention_state {
     float *o;     /* [n_rows, head_dim] */
     float *m, *l; /* [n_rows] */
@@ -64,21 +66,23 @@ struct attention_variant {
                    sinks included; of a row that sees nothing -infinity */
     enum lse_base lse_base;
     float *m, *l; /* [n_tokens, n_heads] or NULL, both or neither: y is then the o of an
-                     attention_state, and these are the rest of it */
+                     attention_state, and these are the rest of it; not with sinks, which would
+                     count again in every state that is merged */
 };
 
 /* Causal, and nothing else: what attention and attention_paged do. */
 struct attention_variant attention_variant_causal(void);
 
 /* Is the variant in range? Returns 0, or -1 with err set: a soft cap that is negative or not
- * finite, a mask without offsets or the other way round, m without l. */
+ * finite, a mask without offsets or the other way round, m without l, m with sinks. */
 int attention_variant_check(const struct attention_variant *v, struct error *err);
 
 /*
  * Where the masks of a batch begin. mask_indptr, host [n_sequences + 1] or NULL: what the caller
  * takes them to be, counted in elements. offsets, host [n_sequences + 1], is in bytes of the form;
  * the last is the size of all. Returns 0, or -1 with err set: mask_indptr is not the running sum of
- * qo_len * kv_len, with the sequence's number. The batch has passed paged_batch_check.
+ * qo_len * kv_len, with the number of the sequence whose mask it makes too long or too short. The
+ * batch has passed paged_batch_check.
  */
 int attention_mask_offsets(int64_t *offsets, const struct paged_batch *b, enum mask_form form,
                            const int64_t *mask_indptr, struct error *err);
@@ -117,7 +121,10 @@ NUM_FN bool attention_shows(const struct attention_variant *v, const uint8_t *ma
            (v->mask_form == MASK_BYTES ? mask[at] != 0 : (mask[at / 8] >> at % 8 & 1) != 0);
 }
 
-/* The score of query position i (absolute) and position j. */
+/* The score of query position i (absolute) and position j. One of -infinity, which is what a sum
+ * too low for float32 becomes, is a score like others: its probability is 0. But a row that sees
+ * nothing else of a tile has no softmax there: that is a fault of the row, as are infinity and NaN.
+ */
 NUM_FN float attention_score(const struct attention_variant *v, float s, int i, int j,
                              float slope) {
     if (v->soft_cap > 0)

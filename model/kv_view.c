@@ -5,6 +5,15 @@ const char *kv_type_name(enum kv_type type) {
     return names[type];
 }
 
+/* Whether elements are stored divided by a scale. */
+static bool has_scale(enum kv_type t) {
+    return t == KV_E4M3 || t == KV_E5M2;
+}
+
+static bool is_one(float scale) {
+    return scale == 0 || scale == 1;
+}
+
 /* Elements in 16 bytes. */
 static int vector_of(const struct kv_layout *l) {
     return 16 / kv_type_bytes(l->type);
@@ -57,6 +66,11 @@ int kv_views_of(struct kv_views *out, const struct kv_layout *l, void *k, void *
                          "a KV cache of type %d with scales %g and %g: types are 0 to %d, scales "
                          "positive numbers",
                          (int)l->type, (double)l->k_scale, (double)l->v_scale, N_KV_TYPES - 1);
+    if (!has_scale(l->type) && !(is_one(l->k_scale) && is_one(l->v_scale)))
+        return error_set(err,
+                         "a KV cache of type %s with scales %g and %g: only fp8 (e4m3, e5m2) has "
+                         "scales, leave them 1",
+                         kv_type_name(l->type), (double)l->k_scale, (double)l->v_scale);
     if (l->order == KV_VLLM && (l->one_tensor || l->head_dim % vector_of(l)))
         return error_set(err,
                          "vLLM's layout has keys and values in two tensors and needs a head "

@@ -167,6 +167,11 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
     c->v = random_vector(r, (int)((size_t)c->n_positions * width), 1);
 }
 
+void attend_set_type(struct attend_case *c, enum kv_type type, float scale) {
+    c->layout.type = type;
+    c->layout.k_scale = c->layout.v_scale = scale;
+}
+
 void attend_case_free(struct attend_case *c) {
     free(c->pages);
     free(c->q);

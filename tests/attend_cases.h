@@ -53,6 +53,9 @@ struct attend_wish attend_anything(int most_positions);
 void attend_case_make(struct attend_case *c, struct random *r, const struct attend_wish *wish);
 void attend_case_free(struct attend_case *c);
 
+/* Makes the cache's type this one, with this scale of keys and values: 1, but for fp8. */
+void attend_set_type(struct attend_case *c, enum kv_type type, float scale);
+
 /* The page table: the case's own, or that of sequence i alone. */
 struct paged_batch attend_batch(const struct attend_case *c);
 

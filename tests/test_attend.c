@@ -295,8 +295,7 @@ static void test_vllm_layout(void **state) {
         wish.head_dim = dims[i % 5 == 4 ? 2 : i % 2];
         wish.order = KV_VLLM;
         attend_case_make(&c, &r, &wish);
-        c.layout.type = type;
-        c.layout.k_scale = c.layout.v_scale = scale;
+        attend_set_type(&c, type, scale);
         c.variant.window_left = i % 3 ? -1 : 290;
         check(t, &r, &c);
         attend_case_free(&c);

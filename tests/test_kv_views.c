@@ -47,7 +47,7 @@ static void test_conversions(void **state) {
         struct attend_case c;
         attend_case_make(&c, &r, &wish);
         if (c.shape.head_dim % 16) /* vLLM's layout has whole vectors */
-            c.layout.type = KV_BFP16;
+            attend_set_type(&c, KV_BFP16, 1);
         c.layout.order = kinds[i / COUNT(kinds)].order;
         c.layout.one_tensor = kinds[i / COUNT(kinds)].one_tensor;
         struct kv_layout other = c.layout;
@@ -96,6 +96,34 @@ static void test_layouts(void **state) {
                      (((3 * 2 + 1) * 8 + 5) * 16 + 7) * 128 + 9);
     assert_int_equal(kv.v.exponents - exponents + kv_view_exponent(&kv.v, 3, 7, 5),
                      ((3 * 2 + 1) * 8 + 5) * 16 + 7);
+    l = kv_layout_of(KV_NHD, true, 4, 16, 8, 128);
+    assert_int_equal(kv_views_of(&kv, &l, base, NULL, exponents, NULL, &err), 0);
+    /* [pages, 2, positions, heads, dim] */
+    assert_int_equal((int16_t *)kv.v.data - base + kv_view_row(&kv.v, 3, 7, 5) +
+                         kv_view_element(&kv.v, 9),
+                     (((3 * 2 + 1) * 16 + 7) * 8 + 5) * 128 + 9);
+    assert_int_equal(kv_view_row(&kv.k, 3, 7, 5) + kv_view_element(&kv.k, 9),
+                     ((3 * 2 * 16 + 7) * 8 + 5) * 128 + 9);
+    assert_int_equal(kv.v.exponents - exponents + kv_view_exponent(&kv.v, 3, 7, 5),
+                     ((3 * 2 + 1) * 16 + 7) * 8 + 5);
+    l = kv_layout_of(KV_NHD, false, 4, 16, 8, 128);
+    assert_int_equal(kv_views_of(&kv, &l, base, base, exponents, exponents, &err), 0);
+    for (const struct kv_view *v = &kv.k; v <= &kv.v; v++) { /* [pages, positions, heads, dim] */
+        assert_ptr_equal(v->data, base);
+        assert_int_equal(kv_view_row(v, 3, 7, 5) + kv_view_element(v, 9),
+                         ((3 * 16 + 7) * 8 + 5) * 128 + 9);
+        assert_int_equal(kv_view_exponent(v, 3, 7, 5), (3 * 16 + 7) * 8 + 5);
+    }
+    l = kv_layout_of(KV_VLLM, false, 4, 16, 8, 128);
+    l.type = KV_E4M3; /* 16 elements in 16 bytes */
+    assert_int_equal(kv_views_of(&kv, &l, base, base, NULL, NULL, &err), 0);
+    assert_int_equal(kv_view_row(&kv.k, 3, 7, 5) + kv_view_element(&kv.k, 29),
+                     (((3 * 8 + 5) * 8 + 29 / 16) * 16 + 7) * 16 + 29 % 16);
+    assert_int_equal(kv_view_row(&kv.v, 3, 7, 5) + kv_view_element(&kv.v, 29),
+                     ((3 * 8 + 5) * 128 + 29) * 16 + 7);
+    l.head_dim = 24;
+    assert_int_equal(kv_views_of(&kv, &l, base, base, NULL, NULL, &err), -1);
+    assert_non_null(strstr(err.text, "that 16 divides, not 24"));
     l = kv_layout_of(KV_VLLM, false, 4, 16, 8, 128);
     assert_int_equal(kv_views_of(&kv, &l, base, base, exponents, exponents, &err), 0);
     /* keys [pages, heads, dim / 8, positions, 8], values [pages, heads, dim, positions] */
@@ -116,6 +144,45 @@ static void test_layouts(void **state) {
     assert_non_null(strstr(err.text, "4 pages of 0 positions"));
     l = kv_layout_of(KV_NHD, false, INT32_MAX, INT32_MAX, 8, 128);
     assert_int_equal(kv_layout_elements(&l), 0);
+}
+
+/* Scales are of fp8 alone, and of types that there are. */
+static void test_scales(void **state) {
+    (void)state;
+    struct error err;
+    struct kv_views kv;
+    int16_t base[1];
+    int8_t exponents[1];
+    for (int type = 0; type < N_KV_TYPES; type++) {
+        bool fp8 = type == KV_E4M3 || type == KV_E5M2;
+        struct kv_layout l = kv_layout_of(KV_NHD, false, 4, 16, 8, 128);
+        l.type = (enum kv_type)type;
+        l.v_scale = 0; /* 1 */
+        assert_int_equal(kv_views_of(&kv, &l, base, base, exponents, exponents, &err), 0);
+        assert_true(kv.k.scale == 1 && kv.v.scale == 1);
+        for (int which = 0; which < 2; which++) {
+            l.k_scale = which ? 1 : 0.5f;
+            l.v_scale = which ? 0.5f : 1;
+            int status = kv_views_of(&kv, &l, base, base, exponents, exponents, &err);
+            assert_int_equal(status, fp8 ? 0 : -1);
+            if (fp8)
+                assert_true(kv.k.scale == l.k_scale && kv.v.scale == l.v_scale);
+            else
+                assert_non_null(strstr(err.text, "only fp8 (e4m3, e5m2) has scales"));
+        }
+    }
+    const float bad[] = {-1, INFINITY, NAN};
+    for (int i = 0; i < 2 * COUNT(bad); i++) {
+        struct kv_layout l = kv_layout_of(KV_NHD, false, 4, 16, 8, 128);
+        l.type = KV_E5M2;
+        *(i % 2 ? &l.k_scale : &l.v_scale) = bad[i / 2];
+        assert_int_equal(kv_views_of(&kv, &l, base, base, NULL, NULL, &err), -1);
+        assert_non_null(strstr(err.text, "scales positive numbers"));
+    }
+    struct kv_layout l = kv_layout_of(KV_NHD, false, 4, 16, 8, 128);
+    l.type = N_KV_TYPES;
+    assert_int_equal(kv_views_of(&kv, &l, base, base, exponents, exponents, &err), -1);
+    assert_non_null(strstr(err.text, "a KV cache of type 6"));
 }
 
 /* ---- masks and tables on the host --------------------------------------------------------------
@@ -142,6 +209,11 @@ static void test_packbits(void **state) {
     assert_int_equal(out_indptr[1], 1);
     assert_int_equal(out_indptr[2], 1);
     assert_int_equal(out_indptr[3], 3);
+    assert_int_equal(segment_packbits(out, out_indptr, x, indptr, 3, BITS_BIG, &err), 0);
+    assert_int_equal(out[0], 0x80);
+    assert_int_equal(out[1], 0x86);
+    assert_int_equal(out[2], 0x80);
+    assert_int_equal(out_indptr[3], 3);
     assert_int_equal(segment_packbits(out, out_indptr, x, falls, 2, BITS_LITTLE, &err), -1);
     assert_non_null(strstr(err.text, "segment 1: indptr falls from 3 to 2"));
     assert_int_equal(segment_packbits(out, out_indptr, x, late, 1, BITS_LITTLE, &err), -1);
@@ -159,7 +231,12 @@ static void test_bad_input(void **state) {
     assert_int_equal(attention_mask_offsets(offsets, &b, MASK_BITS, good, &err), 0);
     assert_int_equal(offsets[2], 5);
     assert_int_equal(attention_mask_offsets(offsets, &b, MASK_BYTES, bad, &err), -1);
-    assert_non_null(strstr(err.text, "sequence 1: its mask begins at element 37"));
+    assert_non_null(strstr(err.text, "sequence 0: its mask ends at element 37, not at 38"));
+    const int64_t late[] = {1, 39, 39}, longer[] = {0, 38, 40};
+    assert_int_equal(attention_mask_offsets(offsets, &b, MASK_BYTES, late, &err), -1);
+    assert_non_null(strstr(err.text, "sequence 0: its mask begins at element 1, not at 0"));
+    assert_int_equal(attention_mask_offsets(offsets, &b, MASK_BYTES, longer, &err), -1);
+    assert_non_null(strstr(err.text, "sequence 1: its mask ends at element 40, not at 38"));
     const int32_t sequences[] = {0, -1, 0, 0}, positions[] = {18, 5, 0, 15};
     assert_int_equal(paged_batch_slots(&b, slots, sequences, positions, 4, &err), 0);
     assert_int_equal(slots[0], 18);
@@ -180,6 +257,9 @@ static void test_bad_input(void **state) {
     v.soft_cap = -1;
     assert_int_equal(attention_variant_check(&v, &err), -1);
     assert_non_null(strstr(err.text, "soft cap of -1"));
+    v.soft_cap = INFINITY;
+    assert_int_equal(attention_variant_check(&v, &err), -1);
+    assert_non_null(strstr(err.text, "soft cap of inf"));
     v.soft_cap = 0;
     v.mask_form = MASK_BITS;
     assert_int_equal(attention_variant_check(&v, &err), -1);
@@ -300,9 +380,10 @@ static void test_store_faults(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conversions),   cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_packbits),      cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_skipped_slots), cmocka_unit_test(test_store_faults),
+        cmocka_unit_test(test_conversions),  cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_scales),       cmocka_unit_test(test_packbits),
+        cmocka_unit_test(test_bad_input),    cmocka_unit_test(test_skipped_slots),
+        cmocka_unit_test(test_store_faults),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }
