@@ -7,11 +7,11 @@
  *    window or the causal mask hide are left out.
  * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
  *    attention_paged; of many tokens: versions 2 and 3 of attention. These two do not read fp8, nor
- *    do the kernels for shared tiles: a plan that knows of it has neither, and other plans of such a
- *    cache are left to 1, like caches that are in other pieces
- * 3  for caches in vLLM's layout, after its paged_attention_v1: a block per query token and head
- *    whose threads read vectors of 16 bytes (attend_vllm.cu); 1 for the others
- * 4  the same, after paged_attention_v2: a block per query token, head and tile, then a merge
+ *    do the kernels for shared tiles: a plan that knows of it has neither, and other plans of such
+ * a cache are left to 1, like caches that are in other pieces 3  for caches in vLLM's layout, after
+ * its paged_attention_v1: a block per query token and head whose threads read vectors of 16 bytes
+ * (attend_vllm.cu); 1 for the others 4  the same, after paged_attention_v2: a block per query
+ * token, head and tile, then a merge
  *
  * The choice (version 0): 2, where it applies, but in vLLM's layout 4 or 3 for what 1 would do.
  */
@@ -154,6 +154,8 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
                 const struct attention_variant *variant, int site) {
     struct gpu_device *gpu = gpu_of(dev);
     struct attend_arguments a = {y, q, *kv, *variant, plan->shape, site, gpu->fault};
+    if (variant->m) /* a state is without the scale: finish_states has it */
+        a.kv.v.scale = 1;
     const struct attention_variant *planned = &plan->variant;
     struct decode_cache cache;
     int dim = plan->shape.head_dim, version = gpu->version[GPU_ATTEND];
@@ -162,7 +164,7 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     bool as_planned = variant->causal == planned->causal &&
                       variant->window_left == planned->window_left &&
                       !variant->mask_form == !planned->mask_form;
-    bool in_rows = decode_cache_of_views(&cache, kv, dim) &&
+    bool in_rows = decode_cache_of_views(&cache, &a.kv, dim) &&
                    plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
                    gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
     bool splits = gpu_attention_can_split(kv);

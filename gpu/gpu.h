@@ -209,7 +209,7 @@ void gpu_attend(struct device *, float *, const float *, const struct kv_views *
 void gpu_merge_states(struct device *, const struct attention_state *,
                       const struct attention_state *, int, int);
 void gpu_finish_states(struct device *, float *, float *, enum lse_base,
-                       const struct attention_state *, int, int);
+                       const struct attention_state *, float, int, int);
 void gpu_kv_store(struct device *, const struct kv_views *, const float *, const float *,
                   const int64_t *, int, int, int, int, int, int);
 void gpu_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,

@@ -34,7 +34,8 @@ void gpu_merge_states(struct device *dev, const struct attention_state *to,
 }
 
 __global__ static void finish_rows(float *y, float *lse, enum lse_base base,
-                                   struct attention_state state, int n_rows, int head_dim) {
+                                   struct attention_state state, float v_scale, int n_rows,
+                                   int head_dim) {
     run_in_turn();
     int row = (int)(blockIdx.x * ROWS + threadIdx.y), lane = (int)threadIdx.x;
     if (row >= n_rows)
@@ -44,13 +45,14 @@ __global__ static void finish_rows(float *y, float *lse, enum lse_base base,
         lse[row] = attention_lse(base, state.m[row], l);
     size_t first = (size_t)row * (size_t)head_dim;
     for (size_t d = first + (size_t)lane; d < first + (size_t)head_dim; d += LANES)
-        y[d] = l > 0 ? state.o[d] / l : state.o[d];
+        y[d] = (l > 0 ? state.o[d] / l : state.o[d]) * v_scale;
 }
 
 void gpu_finish_states(struct device *dev, float *y, float *lse, enum lse_base base,
-                       const struct attention_state *state, int n_rows, int head_dim) {
+                       const struct attention_state *state, float v_scale, int n_rows,
+                       int head_dim) {
     struct gpu_device *gpu = gpu_of(dev);
     if (n_rows)
         GPU_LAUNCH_EARLY(gpu, finish_rows, gpu_blocks((size_t)n_rows, ROWS), dim3(LANES, ROWS), 0,
-                         y, lse, base, *state, n_rows, head_dim);
+                         y, lse, base, *state, v_scale, n_rows, head_dim);
 }

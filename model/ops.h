@@ -300,18 +300,21 @@ struct ops {
      * m and l): `to` becomes the state of both together. `with` stands behind `to`: where it is one
      * tile of 256 positions, and `to` all whole tiles before it, the bits are those of one call
      * over both; two states of several tiles each round otherwise. A row that has seen nothing
-     * changes nothing. The idea: Ye et al., "Cascade Inference", 2024.
+     * changes nothing. Both are of caches with the same scale of values, which no state has in it.
+     * Each call takes its queries for the newest of its positions; where distances count (causal,
+     * windows, slopes), let masks hide positions instead of leaving pages out.
+     * The idea: Ye et al., "Cascade Inference", 2024.
      */
     void (*merge_states)(struct device *dev, const struct attention_state *to, /* n_rows */
                          const struct attention_state *with,                   /* n_rows */
                          int n_rows, int head_dim);
 
-    /* The result: y = o / l (0 where l is 0), and the log of the sum if lse is not NULL. y may be
-     * the state's o. */
+    /* The result: y = o / l (0 where l is 0) times the scale of the cache's values (1 but for fp8),
+     * and the log of the sum if lse is not NULL. y may be the state's o. */
     void (*finish_states)(struct device *dev, float *y, /* [n_rows, head_dim] */
                           float *lse,                   /* [n_rows] or NULL */
-                          enum lse_base base, const struct attention_state *state, int n_rows,
-                          int head_dim);
+                          enum lse_base base, const struct attention_state *state, float v_scale,
+                          int n_rows, int head_dim);
 
     /* Snaps each key row and value row, and writes it to its slot = page * page_size + position in
      * a cache of any layout; a negative slot is skipped. paged_batch_slots gives the slots of

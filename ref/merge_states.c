@@ -5,6 +5,7 @@ struct states {
     float *y, *lse;
     enum lse_base base;
     struct attention_state to, with;
+    float v_scale;
     int head_dim;
 };
 
@@ -35,11 +36,13 @@ static void finish_row(void *context, int row, int worker) {
     if (s->lse)
         s->lse[row] = attention_lse(s->base, m, l);
     for (size_t d = first; d < first + dim; d++)
-        s->y[d] = l > 0 ? s->to.o[d] / l : s->to.o[d];
+        s->y[d] = (l > 0 ? s->to.o[d] / l : s->to.o[d]) * s->v_scale;
 }
 
 void ref_finish_states(struct device *dev, float *y, float *lse, enum lse_base base,
-                       const struct attention_state *state, int n_rows, int head_dim) {
-    struct states s = {.y = y, .lse = lse, .base = base, .to = *state, .head_dim = head_dim};
+                       const struct attention_state *state, float v_scale, int n_rows,
+                       int head_dim) {
+    struct states s = {
+        .y = y, .lse = lse, .base = base, .to = *state, .v_scale = v_scale, .head_dim = head_dim};
     ref_parallel(dev, n_rows, finish_row, &s);
 }

@@ -435,7 +435,8 @@ static void make_finish_states(struct check_call *call, struct random *r, const 
 static void run_finish_states(const struct ops *ops, struct device *dev, const int *size,
                               void *const *at) {
     struct attention_state state = {at[2], at[3], at[4]};
-    ops->finish_states(dev, at[0], at[1], size[0] % 2 ? LSE_E : LSE_2, &state, size[0], size[1]);
+    ops->finish_states(dev, at[0], at[1], size[0] % 2 ? LSE_E : LSE_2, &state,
+                       size[1] % 2 ? 0.017f : 1, size[0], size[1]);
 }
 
 /* Views of a cache of one page: HND, or vLLM's layout where it exists. */

@@ -1,6 +1,7 @@
 /*
- * Attention over tiles that sequences share has the bits that it has without sharing; and states
- * that are merged. test_cascade_tables: which tiles are found.
+ * Attention over tiles that sequences share has the bits that it has without sharing; and over
+ * batches that are given level by level, those of plain ones. test_cascade_tables: which tiles are
+ * found.
  */
 #include "tests/attend_cases.h"
 
@@ -87,7 +88,7 @@ static void make_case(struct attend_case *c, struct random *r, int n) {
         wish.mask = MASK_NONE;
     attend_case_make(c, r, &wish);
     if (random_int(r, 0, 3))
-        c->layout.type = KV_BFP16;
+        attend_set_type(c, KV_BFP16, 1);
     if (random_int(r, 0, 1))
         c->variant.window_left = -1;
     if (!c->ragged)
@@ -127,7 +128,7 @@ static void test_row_lists(void **state) {
         wish.order = KV_NHD;
         wish.mask = MASK_NONE;
         attend_case_make(&c, &r, &wish);
-        c.layout.type = KV_BFP16;
+        attend_set_type(&c, KV_BFP16, 1);
         c.variant = attention_variant_causal();
         share_beginnings(&c, &r);
         expect_same_either_way(t, &c);
@@ -156,7 +157,7 @@ static void test_long_stretches(void **state) {
         wish.mask = MASK_NONE;
         wish.slopes = 1;
         attend_case_make(&c, &r, &wish);
-        c.layout.type = KV_BFP16;
+        attend_set_type(&c, KV_BFP16, 1);
         c.variant.window_left = -1;
         share_beginnings(&c, &r);
         expect_same_from(t, &c, PLAN_SHARES);
@@ -190,7 +191,7 @@ static void test_one_plan(void **state) {
         wish.order = KV_HND;
         wish.mask = MASK_NONE;
         attend_case_make(&c, &r, &wish);
-        c.layout.type = KV_BFP16;
+        attend_set_type(&c, KV_BFP16, 1);
         c.variant.window_left = -1;
         share_beginnings(&c, &r);
         attend_run(device_reference(), &c, &want, &want_lse);
@@ -350,111 +351,6 @@ static void test_no_memory(void **state) {
     attend_case_free(&c);
 }
 
-/* ---- states -------------------------------------------------------------------------------------
- */
-
-/* Attention of the same queries over part of the positions of a case of one sequence, without
- * masks: its state, device memory. */
-static struct attention_state state_of(struct test_device *t, const struct attend_case *c,
-                                       int first, int end) {
-    struct error err = {""};
-    struct attend_case part = *c;
-    size_t rows = (size_t)(c->n_tokens * c->shape.n_heads), dim = (size_t)c->shape.head_dim;
-    int page = first / c->layout.page_size, n_pages = (end - first - 1) / c->layout.page_size + 1;
-    part.kv_indptr[1] = end > first ? n_pages : 0;
-    part.last_page_len[0] = (end - first - 1) % c->layout.page_size + 1;
-    part.pages = c->pages + page;
-    struct paged_batch batch = attend_batch(&part);
-    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    struct kv_views kv = attend_cache(t, c); /* of all positions */
-    struct attention_state s = {device_poisoned(t, sizeof(float) * rows * dim),
-                                device_poisoned(t, sizeof(float) * rows),
-                                device_poisoned(t, sizeof(float) * rows)};
-    struct attention_variant v = attend_variant_on(t, c, NULL);
-    v.m = s.m;
-    v.l = s.l;
-    assert_int_equal(attention_variant_check(&v, &err), 0);
-    if (t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &v, &err))
-        fail_msg("%s", err.text);
-    t->ops->attend(t->dev, s.o, device_put(t, c->q, sizeof(float) * rows * dim), &kv, plan, &v,
-                   ATTEND_SITE);
-    device_expect_fault(t, -1, 0);
-    t->ops->attention_plan_free(t->dev, plan);
-    return s;
-}
-
-/* The state of positions 0 ... cut - 1 merged with that of the others, and finished. */
-static void merge_at(struct test_device *t, const struct attend_case *c, int cut, float **y,
-                     float **lse) {
-    int rows = c->n_tokens * c->shape.n_heads, dim = c->shape.head_dim;
-    struct attention_state s = state_of(t, c, 0, cut), rest = state_of(t, c, cut, c->kv_len[0]);
-    float *on_lse = device_poisoned(t, sizeof(float) * (size_t)rows);
-    t->ops->merge_states(t->dev, &s, &rest, rows, dim);
-    t->ops->finish_states(t->dev, s.o, on_lse, c->variant.lse_base, &s, rows, dim);
-    device_expect_fault(t, -1, 0);
-    *y = device_get(t, s.o, sizeof(float) * (size_t)(rows * dim));
-    *lse = device_get(t, on_lse, sizeof(float) * (size_t)rows);
-    device_clear(t);
-}
-
-/* A beginning of whole tiles, merged with a tile: the bits of one call. Merged with nothing, or
- * nothing with it: no change. */
-static void test_states(void **state) {
-    struct test_device *t = *state;
-    struct random r = {1003};
-    for (int kind = 0; kind < 24; kind++) {
-        static const int lengths[] = {600, 513, 256, 40}, cuts[] = {512, 512, 0, 40},
-                         queries[] = {1, 3, 7};
-        struct attend_wish wish = attend_anything(700);
-        struct attend_case c;
-        float *want, *want_lse, *y, *lse;
-        wish.batch = 1;
-        wish.kv_len = lengths[kind % 4];
-        wish.qo_len = queries[kind % 3];
-        wish.page_size = kind % 2 ? 16 : 256;
-        wish.order = kind / 8 == 2 ? KV_VLLM : kind % 2 ? KV_NHD : KV_HND;
-        wish.causal = 0;
-        wish.mask = MASK_NONE;
-        wish.slopes = wish.sinks = 0;
-        attend_case_make(&c, &r, &wish);
-        c.layout.type = kind % 5 ? KV_BFP16 : KV_BF16;
-        c.layout.k_scale = c.layout.v_scale = 1;
-        c.variant.window_left = -1;
-        attend_run(device_reference(), &c, &want, &want_lse);
-        merge_at(t, &c, cuts[kind % 4], &y, &lse);
-        attend_expect_same(&c, "merged states", want, y, c.shape.head_dim);
-        attend_expect_same(&c, "log of the merged sums", want_lse, lse, 1);
-        free(want);
-        free(want_lse);
-        free(y);
-        free(lse);
-        attend_case_free(&c);
-    }
-}
-
-/* Two rows that have seen nothing; and who asks for half a state. */
-static void test_empty_states(void **state) {
-    struct test_device *t = *state;
-    const float nothing[] = {-INFINITY, -INFINITY, -INFINITY}, zeros[3 * 5] = {0};
-    struct attention_state s[2];
-    struct attention_variant v = attention_variant_causal();
-    struct error err = {""};
-    for (int i = 0; i < 2; i++)
-        s[i] = (struct attention_state){device_put(t, zeros, sizeof zeros),
-                                        device_put(t, nothing, sizeof nothing),
-                                        device_put(t, zeros, sizeof nothing)};
-    float *y = device_poisoned(t, sizeof zeros), *lse = device_poisoned(t, sizeof nothing);
-    t->ops->merge_states(t->dev, &s[0], &s[1], 3, 5);
-    t->ops->finish_states(t->dev, y, lse, LSE_2, &s[0], 3, 5);
-    t->ops->finish_states(t->dev, y, NULL, LSE_E, &s[0], 3, 5);
-    device_expect_fault(t, -1, 0);
-    device_expect_floats(t, "merged nothing", zeros, y, 3, 5);
-    device_expect_floats(t, "log of nothing", nothing, lse, 3, 1);
-    device_clear(t);
-    v.m = (float *)zeros;
-    assert_int_equal(attention_variant_check(&v, &err), -1);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_trees),
@@ -464,8 +360,6 @@ int main(void) {
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
         cmocka_unit_test(test_refused_after_sharing),
         cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_states),
-        cmocka_unit_test(test_empty_states),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
