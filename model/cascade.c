@@ -175,12 +175,17 @@ static int check_level(const struct cascade_level *l, int level, int page_size, 
     return 0;
 }
 
+/* Positions in the last page of a group; 0: it has none. */
+static int last_page(const struct cascade_level *l, int g) {
+    return l->kv_indptr[g] < l->kv_indptr[g + 1] ? l->kv_last_page_len[g] : 0;
+}
+
 /* The largest size of pages of which the pages before the last level are whole ones, however full:
  * page p of 16 positions is pages 2 p and 2 p + 1 of 8. */
 static int common_page_size(const struct cascade_level *levels, int n_levels, int page_size) {
     for (const struct cascade_level *l = levels; l < levels + n_levels - 1; l++)
         for (int g = 0; g < l->n_groups; g++) {
-            int rest = l->kv_indptr[g] < l->kv_indptr[g + 1] ? l->kv_last_page_len[g] : 0;
+            int rest = last_page(l, g);
             while (rest) { /* Euclid's greatest common divisor */
                 int next = page_size % rest;
                 page_size = rest;
@@ -188,6 +193,25 @@ static int common_page_size(const struct cascade_level *levels, int n_levels, in
             }
         }
     return page_size;
+}
+
+/* Where a page cannot be read as several smaller ones, every group before the last level must end
+ * with a full one. */
+static int check_full(const struct cascade_level *levels, int n_levels,
+                      const struct kv_layout *cache, struct error *err) {
+    if (cache->order == KV_NHD && !cache->one_tensor)
+        return 0;
+    for (int i = 0; i < n_levels - 1; i++)
+        for (int g = 0; g < levels[i].n_groups; g++) {
+            int last = last_page(&levels[i], g);
+            if (last && last != cache->page_size)
+                return error_set(err,
+                                 "level %d, group %d: its last page has %d of %d positions, and "
+                                 "only in NHD in two tensors can levels go on behind it: fill it, "
+                                 "move its positions to the next level, or kv_convert the cache",
+                                 i, g, last, cache->page_size);
+        }
+    return 0;
 }
 
 /* The group of a level that has the queries first ... end - 1; -1: no single one. *from: where to
@@ -226,13 +250,17 @@ static int add_pages(struct flat_table *t, const struct cascade_level *l, int gr
 }
 
 int paged_batch_of_levels(struct paged_batch *out, const struct cascade_level *levels, int n_levels,
-                          int page_size, int n_pages, int32_t *kv_indptr, int32_t *kv_last_page_len,
-                          int32_t *pages, int most_pages, struct error *err) {
+                          const struct kv_layout *cache, int32_t *kv_indptr,
+                          int32_t *kv_last_page_len, int32_t *pages, int most_pages,
+                          struct error *err) {
+    int page_size = cache->page_size, n_pages = cache->n_pages;
     if (n_levels < 1 || page_size < 1 || n_pages < 0 || (int64_t)n_pages * page_size > INT32_MAX)
         return error_set(err, "%d levels over %d pages of %d", n_levels, n_pages, page_size);
     for (int i = 0; i < n_levels; i++)
         if (check_level(&levels[i], i, page_size, n_pages, err))
             return -1;
+    if (check_full(levels, n_levels, cache, err))
+        return -1;
     const struct cascade_level *own = &levels[n_levels - 1];
     int n_queries = own->qo_indptr[own->n_groups];
     for (int i = 0; i < n_levels; i++)

@@ -19,6 +19,7 @@
 
 #include "model/attention_variant.h"
 #include "model/error.h"
+#include "model/kv_view.h"
 #include "model/paged_batch.h"
 
 #ifdef __cplusplus
@@ -87,19 +88,22 @@ struct cascade_level {
  * level.
  *
  * Where the last page of a group before the last level is not full, the batch gets smaller pages,
- * of which it is a whole number: out->page_size is then the largest that divides page_size and all
- * those lengths, and out->n_pages as many more. The slots stay where they are (page_size of one
- * page after the other), so a cache in which a page's heads lie between its positions and the next
- * page's (HND) cannot be read by such a batch.
+ * of which it is a whole number: out->page_size is then the largest that divides the cache's and
+ * all those lengths, and out->n_pages as many more. attend must then be given the views of a layout
+ * with these two sizes. That works where the positions of a page, and then the next page's, follow
+ * each other in memory: in NHD with keys and values in two tensors. In other layouts heads or
+ * values lie between, and such levels are refused.
  *
- * The arrays are host memory of the caller: kv_indptr [n + 1] and kv_last_page_len [n] for n groups
- * of the last level; pages [most_pages]. Returns 0, or -1 with err set, with level and group: an
- * indptr that does not begin at 0 or that falls, a group that does not lie in one group of the
- * level before, a last page that is empty or too full, a page outside the pool, too many pages.
+ * cache: where the pages are. The other arrays are host memory of the caller: kv_indptr [n + 1] and
+ * kv_last_page_len [n] for n groups of the last level; pages [most_pages]. Returns 0, or -1 with
+ * err set, with level and group: an indptr that does not begin at 0 or that falls, a group that
+ * does not lie in one group of the level before, a last page that is empty or too full, or not full
+ * where the layout has no smaller pages, a page outside the pool, too many pages.
  */
 int paged_batch_of_levels(struct paged_batch *out, const struct cascade_level *levels, int n_levels,
-                          int page_size, int n_pages, int32_t *kv_indptr, int32_t *kv_last_page_len,
-                          int32_t *pages, int most_pages, struct error *err);
+                          const struct kv_layout *cache, int32_t *kv_indptr,
+                          int32_t *kv_last_page_len, int32_t *pages, int most_pages,
+                          struct error *err);
 
 #ifdef __cplusplus
 }

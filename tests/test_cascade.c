@@ -351,6 +351,147 @@ static void test_no_memory(void **state) {
     attend_case_free(&c);
 }
 
+/* ---- batches given level by level ---------------------------------------------------------------
+ */
+
+enum { READERS = 3, LEVEL_PAGE = 16, LEVEL_LENGTH = 340, LEVEL_PAGES = 40 };
+
+/* Readers of a beginning of `shared` positions, with a copy of it each; and the pages in which they
+ * have it together. */
+struct readers {
+    struct attend_case c;
+    struct kv_layout layout; /* of the cache that they share */
+    int shared;
+    int32_t pages[LEVEL_PAGES], qo[2], kv[2], last[1], own_kv[READERS + 1], own_last[READERS];
+    struct cascade_level levels[2];
+};
+
+static void make_levels(struct readers *all, struct random *r, int shared, enum kv_order order,
+                        bool one_tensor) {
+    struct attend_wish wish = attend_anything(READERS * LEVEL_LENGTH);
+    struct attend_case *c = &all->c;
+    wish.batch = READERS;
+    wish.long_ones = true;
+    wish.kv_len = LEVEL_LENGTH;
+    wish.page_size = LEVEL_PAGE;
+    wish.order = order;
+    wish.type = shared % 2 ? KV_E4M3 : shared % 4 ? KV_BFP8 : KV_BFP16;
+    wish.head_dim = 32;
+    attend_case_make(c, r, &wish);
+    c->layout.one_tensor = one_tensor;
+    size_t width = (size_t)(c->shape.n_kv_heads * c->shape.head_dim);
+    for (int i = 1; i < READERS; i++) {
+        size_t to = width * (size_t)c->first_position[i], bytes = sizeof *c->k * width;
+        memcpy(c->k + to, c->k, bytes * (size_t)shared);
+        memcpy(c->v + to, c->v, bytes * (size_t)shared);
+    }
+    int n_shared = (shared + LEVEL_PAGE - 1) / LEVEL_PAGE, own = LEVEL_LENGTH - shared;
+    all->shared = shared;
+    all->layout = c->layout;
+    all->layout.n_pages = LEVEL_PAGES;
+    for (int i = 0; i < LEVEL_PAGES; i++)
+        all->pages[i] = i * 7 % LEVEL_PAGES;
+    all->qo[0] = all->kv[0] = all->own_kv[0] = 0;
+    all->qo[1] = c->n_tokens;
+    all->kv[1] = n_shared;
+    all->last[0] = (shared - 1) % LEVEL_PAGE + 1;
+    for (int i = 0; i < READERS; i++) {
+        all->own_kv[i + 1] = all->own_kv[i] + (own + LEVEL_PAGE - 1) / LEVEL_PAGE;
+        all->own_last[i] = (own - 1) % LEVEL_PAGE + 1;
+    }
+    assert_true(n_shared + all->own_kv[READERS] <= LEVEL_PAGES);
+    all->levels[0] = (struct cascade_level){1, all->qo, all->kv, all->pages, all->last};
+    all->levels[1] = (struct cascade_level){READERS, c->qo_indptr, all->own_kv,
+                                            all->pages + n_shared, all->own_last};
+}
+
+/* The cache of the levels: the beginning once, then what is each one's own. */
+static struct kv_views fill_levels(struct test_device *t, const struct readers *all) {
+    const struct attend_case *c = &all->c;
+    struct kv_views kv = attend_empty_cache(t, &all->layout);
+    size_t width = (size_t)(c->shape.n_kv_heads * c->shape.head_dim);
+    int64_t slots[LEVEL_LENGTH];
+    for (int i = 0; i < READERS; i++) {
+        size_t bytes = sizeof *c->k * width * LEVEL_LENGTH;
+        size_t from = width * (size_t)c->first_position[i];
+        for (int j = 0; j < LEVEL_LENGTH; j++) {
+            bool own = j >= all->shared;
+            int at = own ? j - all->shared : j;
+            const int32_t *pages = own ? all->levels[1].kv_page_indices + all->own_kv[i]
+                                       : all->levels[0].kv_page_indices;
+            slots[j] = own || i == 0 ? pages[at / LEVEL_PAGE] * LEVEL_PAGE + at % LEVEL_PAGE : -1;
+        }
+        t->ops->kv_store(t->dev, &kv, device_put(t, c->k + from, bytes),
+                         device_put(t, c->v + from, bytes), device_put(t, slots, sizeof slots),
+                         LEVEL_LENGTH, LEVEL_PAGE, c->shape.n_kv_heads, c->shape.head_dim,
+                         ATTEND_SITE, ATTEND_SITE);
+    }
+    return kv;
+}
+
+/* Attention over the levels has the bits that it has over the readers' own copies. */
+static void expect_same_by_levels(struct test_device *t, const struct readers *all) {
+    struct attend_case flat = all->c;
+    struct paged_batch b;
+    struct error err = {""};
+    int32_t pages[READERS * LEVEL_LENGTH];
+    float *want, *want_lse, *y, *lse;
+    struct kv_views kv = fill_levels(t, all), read;
+    if (paged_batch_of_levels(&b, all->levels, 2, &all->layout, flat.kv_indptr, flat.last_page_len,
+                              pages, READERS * LEVEL_LENGTH, &err))
+        fail_msg("%s", err.text);
+    flat.layout = all->layout;
+    flat.layout.page_size = b.page_size;
+    flat.layout.n_pages = b.n_pages;
+    flat.pages = pages;
+    if (kv_views_of(&read, &flat.layout, kv.k.data, kv.v.data, kv.k.exponents, kv.v.exponents,
+                    &err))
+        fail_msg("%s", err.text);
+    use_plan(t, PLAN_SHARES);
+    attend_run_over(t, &flat, &read, &y, &lse);
+    use_plan(t, PLAN_BEST);
+    attend_run(device_reference(), &all->c, &want, &want_lse);
+    attend_expect_same(&flat, "attention over levels", want, y, flat.shape.head_dim);
+    attend_expect_same(&flat, "log of the sum over levels", want_lse, lse, 1);
+    free(want);
+    free(want_lse);
+    free(y);
+    free(lse);
+}
+
+/* Levels that end with a full page, in every layout; and where smaller pages are needed, of 4, 1
+ * and 2: only where these are pages of the cache, too. */
+static void test_attention_over_levels(void **state) {
+    static const struct {
+        enum kv_order order;
+        bool one_tensor;
+    } kinds[] = {
+        {KV_NHD, false}, {KV_NHD, true}, {KV_HND, false}, {KV_HND, true}, {KV_VLLM, false}};
+    static const int shared[] = {304, 292, 293, 290};
+    struct test_device *t = *state;
+    struct random r = {1008};
+    for (int kind = 0; kind < 20; kind++) {
+        struct readers all;
+        struct paged_batch b;
+        struct error err = {""};
+        int32_t indptr[READERS + 1], last[READERS], pages[READERS * LEVEL_LENGTH];
+        int i = kind / 4;
+        char why[64];
+        make_levels(&all, &r, shared[kind % 4], kinds[i].order, kinds[i].one_tensor);
+        if (i == 0 || kind % 4 == 0) {
+            expect_same_by_levels(t, &all);
+        } else {
+            assert_int_equal(paged_batch_of_levels(&b, all.levels, 2, &all.layout, indptr, last,
+                                                   pages, READERS * LEVEL_LENGTH, &err),
+                             -1);
+            snprintf(why, sizeof why, "level 0, group 0: its last page has %d of 16 positions",
+                     all.last[0]);
+            assert_non_null(strstr(err.text, why));
+        }
+        attend_case_free(&all.c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_trees),
@@ -360,6 +501,7 @@ int main(void) {
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
         cmocka_unit_test(test_refused_after_sharing),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_attention_over_levels),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

@@ -258,9 +258,15 @@ static void make_levels(struct levels *l) {
     }
 }
 
+/* Twenty pages of 8. */
+static struct kv_layout cache_of(enum kv_order order, bool one_tensor) {
+    return kv_layout_of(order, one_tensor, 20, 8, 2, 32);
+}
+
 static int flatten(const struct levels *l, struct paged_batch *b, int32_t *indptr, int32_t *last,
                    int32_t *pages, int most, struct error *err) {
-    return paged_batch_of_levels(b, l->level, 3, 8, 20, indptr, last, pages, most, err);
+    struct kv_layout cache = cache_of(KV_NHD, false);
+    return paged_batch_of_levels(b, l->level, 3, &cache, indptr, last, pages, most, err);
 }
 
 static void test_levels(void **state) {
@@ -357,7 +363,8 @@ static void test_bad_levels(void **state) {
     int32_t indptr[5], last[4], pages[32];
     make_levels(&l);
     refuse(&l, 23, "more than 23 pages");
-    assert_int_equal(paged_batch_of_levels(&b, l.level, 0, 8, 20, indptr, last, pages, 32, &err),
+    struct kv_layout cache = cache_of(KV_NHD, false);
+    assert_int_equal(paged_batch_of_levels(&b, l.level, 0, &cache, indptr, last, pages, 32, &err),
                      -1);
     l.last[1][1] = 9;
     refuse(&l, 32, "level 1, group 1: its last page has 9 positions, not 1 to 8");
