@@ -218,13 +218,14 @@ wide_row_of(const struct attention_arguments *a, const struct attention_variant 
     return r;
 }
 
-/* The score of position p, or -infinity when the row does not see it. What is not a number is a
- * fault of the row: infinity. */
+/* The score of position p, or a NaN when the row does not see it: fmaxf passes over it, so that the
+ * largest score of a tile is a NaN only of a row that sees nothing there. A score that is a NaN is
+ * a fault of the row: infinity. */
 static __device__ __forceinline__ float
 varied_score(const struct wide_row *r, const struct attention_variant *v, float s, int p) {
     bool sees = p >= r->first && p < r->end && attention_shows(v, r->mask, r->i, p, r->length);
     s = attention_score(v, s, r->at, p, r->slope);
-    return !sees ? -INFINITY : num_magnitude(s) < 0x7f800000u ? s : INFINITY;
+    return !sees ? NAN : s == s ? s : INFINITY;
 }
 
 /* Rows `number` of the sequence of the arguments, which are causal. */

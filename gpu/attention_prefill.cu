@@ -202,14 +202,14 @@ static __device__ __forceinline__ struct tile_top find_top(const struct tile_sco
     struct tile_top top;
     UNROLL
     for (int r = 0; r < 2; r++) {
-        float m = -INFINITY;
+        float m = VARIANT ? NAN : -INFINITY;
         UNROLL
         for (int i = 0; i < 32; i++)
             m = fmaxf(m, tile->s[i / 2][i % 2 * 2 + r]);
         m = rows_max(m);
         rows->tile_m[r] = m;
-        rows->sees[r] = VARIANT ? m > -INFINITY : rows->query[r].end > tile_first;
-        /* A score that float32 cannot hold. */
+        rows->sees[r] = VARIANT ? m == m : rows->query[r].end > tile_first;
+        /* A score that float32 cannot hold, or nothing but -infinity. */
         top.bad[r] = rows->sees[r] && (m == INFINITY || m == -INFINITY);
         top.base[r] = rows->sees[r] && !top.bad[r] ? m : 0;
     }
@@ -231,7 +231,7 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
     UNROLL
     for (int i = 0; i < 64; i++) {
         float *s = &tile->s[i / 4][i % 4];
-        bool hidden = VARIANT && *s == -INFINITY;
+        bool hidden = VARIANT && *s != *s;
         float p = num_exp_below_0(*s - top.base[i % 2]);
         units[i % 2] += num_probability_units(p);
         /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */

@@ -182,7 +182,8 @@ template <bool VARIANT>
 static __device__ __forceinline__ void
 softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int tile_first, int n,
         const float *v_unit, const struct attention_arguments *a) {
-    float m[2] = {-INFINITY, -INFINITY}, base[2], largest[2] = {0, 0};
+    const float none = VARIANT ? NAN : -INFINITY; /* as vary and mask hide scores */
+    float m[2] = {none, none}, base[2], largest[2] = {0, 0};
     uint32_t units[2] = {0, 0};
     bool bad[2];
     UNROLL
@@ -191,8 +192,8 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
     UNROLL
     for (int r = 0; r < 2; r++) {
         m[r] = quad_max(m[r]);
-        rows->sees[r] = VARIANT ? m[r] > -INFINITY : rows->query[r].end > tile_first;
-        /* A score that float32 cannot hold. */
+        rows->sees[r] = VARIANT ? m[r] == m[r] : rows->query[r].end > tile_first;
+        /* A score that float32 cannot hold, or nothing but -infinity. */
         bad[r] = rows->sees[r] && (m[r] == INFINITY || m[r] == -INFINITY);
         base[r] = rows->sees[r] && !bad[r] ? m[r] : 0;
     }
@@ -208,7 +209,7 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
                     *s = 0;
                     continue;
                 }
-                bool hidden = VARIANT && *s == -INFINITY;
+                bool hidden = VARIANT && *s != *s;
                 float p = num_exp_below_0(*s - base[j / 2]);
                 /* num_probability_units; the bits of 2^23 come off below */
                 units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));

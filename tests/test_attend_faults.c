@@ -177,11 +177,130 @@ static void test_foreign_caches(void **state) {
     }
 }
 
+/* ---- scores of -infinity ------------------------------------------------------------------------
+ */
+
+/* How sequences of 600 positions see keys whose scores are -infinity. */
+struct low_scores {
+    int n_queries, window_left;
+    bool shares;       /* three of them, over the same pages */
+    enum kv_type type; /* of 16 bits */
+    int first, end;    /* these keys */
+};
+
+/* All other scores are 0. */
+static void make_low(struct attend_case *c, struct random *r, const struct low_scores *low) {
+    struct attend_wish wish = attend_anything(3 * 600);
+    wish.batch = low->shares ? 3 : 1;
+    wish.long_ones = true;
+    wish.kv_len = 600;
+    wish.qo_len = low->n_queries;
+    wish.kv_heads = wish.group = 1;
+    wish.head_dim = 32;
+    wish.page_size = 16;
+    wish.order = KV_NHD;
+    wish.type = (int)low->type;
+    wish.window_left = low->window_left;
+    wish.cap = wish.sinks = wish.slopes = 0;
+    wish.causal = 1;
+    wish.mask = MASK_NONE;
+    attend_case_make(c, r, &wish);
+    c->variant.window_left = low->window_left;
+    for (int i = 0; i < c->n_tokens * 32; i++)
+        c->q[i] = i % 32 ? 0 : 0x1p100f;
+    for (int i = 0; i < c->n_positions * 32; i++) {
+        int position = i / 32 % 600;
+        c->k[i] = i % 32 == 0 && position >= low->first && position < low->end ? -0x1p100f : 0;
+        c->v[i] = c->v[i % (600 * 32)];
+    }
+    for (int i = 1; i < c->n; i++)
+        memcpy(c->pages + c->kv_indptr[i], c->pages, sizeof *c->pages * 37);
+}
+
+/* The case with a mask that hides those keys and does what causal does. */
+static void hide_low(struct attend_case *c, const struct low_scores *low) {
+    size_t n = (size_t)(c->n_tokens * 600);
+    c->mask = host_array(n, 1);
+    for (int i = 0; i < c->n_tokens; i++)
+        for (int j = 0; j < 600; j++)
+            c->mask[i * 600 + j] =
+                j <= 600 - low->n_queries + i % low->n_queries && (j < low->first || j >= low->end);
+    c->variant.mask_form = MASK_BYTES;
+    for (int i = 0; i <= c->n; i++)
+        c->mask_offsets[i] = (int64_t)i * low->n_queries * 600;
+}
+
+static void share_always(struct test_device *t, bool shares) {
+    struct error err = {""};
+    if (t->ops->set_version(t->dev, "attention_plan", shares ? PLAN_SHARES : PLAN_BEST, &err))
+        fail_msg("%s", err.text);
+}
+
+/* A key that is seen, with a score of -infinity, has the weight 0: the bits are those without it,
+ * unless its value cannot be read. */
+static void check_one_low(struct test_device *t, struct random *r, struct low_scores low) {
+    struct attend_case c;
+    make_low(&c, r, &low);
+    struct attend_case hidden = c;
+    share_always(t, low.shares);
+    attend_expect_equal(t, &hidden, &c, "the same");
+    hide_low(&hidden, &low);
+    attend_expect_equal(t, &hidden, &c, "a key whose score is -infinity");
+    if (low.type == KV_BF16) {
+        c.spoilt = (struct attend_spoilt){true, true, low.end - 1, 0, 3, 0x7f80};
+        expect_fault(t, &c, 0);
+    }
+    free(hidden.mask);
+    share_always(t, false);
+    attend_case_free(&c);
+}
+
+/* A row that sees nothing else of a tile is a fault: the token. */
+static void check_all_low(struct test_device *t, struct random *r, struct low_scores low,
+                          int token) {
+    struct attend_case c;
+    make_low(&c, r, &low);
+    share_always(t, low.shares);
+    expect_fault(t, &c, token);
+    share_always(t, false);
+    attend_case_free(&c);
+}
+
+static void test_scores_of_minus_infinity(void **state) {
+    static const int n_queries[] = {1, 3, 20};
+    struct test_device *t = *state;
+    struct random r = {912};
+    for (int kind = 0; kind < 24; kind++) {
+        struct low_scores low = {n_queries[kind % 3],
+                                 kind / 3 % 2 ? 595 : -1,
+                                 kind / 6 % 2,
+                                 kind / 12 ? KV_BF16 : KV_BFP16,
+                                 100,
+                                 101};
+        int n = low.n_queries;
+        check_one_low(t, &r, low);
+        low.first = 256; /* all of the second tile */
+        low.end = 512;
+        check_all_low(t, &r, low, 0);
+        if (low.window_left < 0)
+            continue;
+        low.window_left = 600 - n - 254; /* the first query sees 254 on, the second 255 on */
+        low.first = 0;
+        low.end = 255;
+        check_one_low(t, &r, low);
+        low.first = 255;
+        low.end = 256;
+        if (n > 1)
+            check_all_low(t, &r, low, 1);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_query_faults),
         cmocka_unit_test(test_bad_slopes_and_sinks),
         cmocka_unit_test(test_foreign_caches),
+        cmocka_unit_test(test_scores_of_minus_infinity),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
