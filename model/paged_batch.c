@@ -1,5 +1,10 @@
 #include "model/paged_batch.h"
 
+#include "model/numerics.h"
+
+/* Attention rounds lengths up to whole tiles. */
+enum { MOST_POSITIONS = INT32_MAX - (ATTENTION_TILE - 1) };
+
 int paged_batch_kv_len(const struct paged_batch *b, int i) {
     int pages = b->kv_indptr[i + 1] - b->kv_indptr[i];
     return pages ? (pages - 1) * b->page_size + b->kv_last_page_len[i] : 0;
@@ -22,9 +27,12 @@ static int check_sequence(const struct paged_batch *b, int i, struct error *err)
     if (last < 1 || last > b->page_size)
         return error_set(err, "sequence %d: its last page has %d positions, not 1 to %d", i, last,
                          b->page_size);
-    if ((int64_t)(end - first - 1) * b->page_size + last > INT32_MAX) /* a page may come twice */
-        return error_set(err, "sequence %d: %d pages of %d are more than 2^31 - 1 positions", i,
-                         end - first, b->page_size);
+    int64_t kv_len = (int64_t)(end - first - 1) * b->page_size + last; /* a page may come twice */
+    if (kv_len > MOST_POSITIONS)
+        return error_set(err,
+                         "sequence %d: %d pages of %d have %lld positions, and attention counts to "
+                         "%d: cut the sequence",
+                         i, end - first, b->page_size, (long long)kv_len, (int)MOST_POSITIONS);
     for (int j = first; j < end; j++)
         if (b->kv_page_indices[j] < 0 || b->kv_page_indices[j] >= b->n_pages)
             return error_set(err, "sequence %d: its page number %d is %d, outside the pool of %d",
@@ -70,18 +78,17 @@ int paged_batch_slots(const struct paged_batch *b, int64_t *slots, const int32_t
     for (int t = 0; t < n; t++) {
         int i = sequences[t];
         if (i < -1 || i >= b->n_sequences)
-            return error_set(err, "token %d: there is no sequence %d, only 0 to %d (-1: skipped)", t,
-                             i, b->n_sequences - 1);
+            return error_set(err, "token %d: there is no sequence %d, only 0 to %d (-1: skipped)",
+                             t, i, b->n_sequences - 1);
         int kv_len = i < 0 ? 0 : paged_batch_kv_len(b, i);
         if (i >= 0 && (positions[t] < 0 || positions[t] >= kv_len))
             return error_set(err, "token %d: sequence %d has %d positions, and none is %d", t, i,
                              kv_len, positions[t]);
         slots[t] = -1;
         if (i >= 0)
-            slots[t] =
-                (int64_t)b->kv_page_indices[b->kv_indptr[i] + positions[t] / b->page_size] *
-                    b->page_size +
-                positions[t] % b->page_size;
+            slots[t] = (int64_t)b->kv_page_indices[b->kv_indptr[i] + positions[t] / b->page_size] *
+                           b->page_size +
+                       positions[t] % b->page_size;
     }
     return 0;
 }

@@ -36,21 +36,23 @@ int paged_batch_kv_len(const struct paged_batch *b, int i);
 /* Can the batch be followed without leaving its arrays or the pool? Returns 0, or -1 with err set
  * to what is wrong, with the sequence's number: a page size or a count out of range, an indptr that
  * does not begin at 0 or that falls, a page outside the pool, a last page that is empty or too
- * full, a pool or a sequence of more than 2^31 - 1 positions. */
+ * full, a pool of more than 2^31 - 1 positions, a sequence of more than 2^31 - 256, which whole
+ * tiles (numerics.h) of it would go beyond. */
 int paged_batch_check(const struct paged_batch *b, struct error *err);
 
 /*
- * Sequences whose keys lie one after the other, as rows kv_indptr[i] ... kv_indptr[i + 1] - 1 of one
- * array: pages of one position, page = row. indices, host [kv_indptr[n]], and ones, host [n], become
- * part of the batch and live as long as it does.
+ * Sequences whose keys lie one after the other, as rows kv_indptr[i] ... kv_indptr[i + 1] - 1 of
+ * one array: pages of one position, page = row. indices, host [kv_indptr[n]], and ones, host [n],
+ * become part of the batch and live as long as it does.
  */
 struct paged_batch paged_batch_of_ragged(int n_sequences, const int32_t *qo_indptr,
                                          const int32_t *kv_indptr, int32_t *indices, int32_t *ones);
 
 /*
- * The slots of n tokens of which the sequence and the position in it are known, host [n]. A sequence
- * number of -1: slot -1, to be skipped. Returns 0, or -1 with err set: a sequence or a position that
- * the batch does not have, with the token's number. The batch has passed paged_batch_check.
+ * The slots of n tokens of which the sequence and the position in it are known, host [n]. A
+ * sequence number of -1: slot -1, to be skipped. Returns 0, or -1 with err set: a sequence or a
+ * position that the batch does not have, with the token's number. The batch has passed
+ * paged_batch_check.
  */
 int paged_batch_slots(const struct paged_batch *b, int64_t *slots, const int32_t *sequences,
                       const int32_t *positions, int n, struct error *err);

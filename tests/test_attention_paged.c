@@ -554,62 +554,6 @@ static void test_faults(void **state) {
     }
 }
 
-static void refuse(struct test_device *t, const struct paged_batch *b, const char *why) {
-    struct attention_shape shape = {4, 2, 64, 0.125, KV_BFP16};
-    struct error err = {""};
-    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, NULL, &err), -1);
-    assert_non_null(strstr(err.text, why));
-    /* The plan is of nothing: running it does nothing. */
-    t->ops->attention_paged(t->dev, NULL, NULL, &(struct kv_layer){0}, plan, SITE);
-    device_expect_fault(t, -1, 0);
-    t->ops->attention_plan_free(t->dev, plan);
-}
-
-static void test_bad_batches(void **state) {
-    struct test_device *t = *state;
-    int32_t qo[] = {0, 1, 2}, kv[] = {0, 2, 3}, pages[] = {4, 0, 3}, last[] = {16, 1};
-    const struct paged_batch good = {2, 16, 5, qo, kv, pages, last};
-    struct paged_batch b = good;
-    b.page_size = 0;
-    refuse(t, &b, "pages of 0 positions");
-    b = good;
-    b.n_sequences = -1;
-    refuse(t, &b, "-1 sequences");
-    b.n_sequences = 2;
-    b.n_pages = 4;
-    refuse(t, &b, "sequence 0: its page number 0 is 4, outside the pool of 4");
-    b = good;
-    pages[2] = -1;
-    refuse(t, &b, "sequence 1: its page number 0 is -1");
-    pages[2] = 3;
-    last[1] = 0;
-    refuse(t, &b, "sequence 1: its last page has 0 positions, not 1 to 16");
-    last[1] = 17;
-    refuse(t, &b, "sequence 1: its last page has 17");
-    last[1] = 1;
-    kv[1] = 4;
-    refuse(t, &b, "sequence 1: kv_indptr falls from 4 to 3");
-    kv[1] = 2;
-    qo[0] = 1;
-    refuse(t, &b, "qo_indptr begins at 1");
-    qo[0] = 0;
-    qo[2] = 0;
-    refuse(t, &b, "sequence 1: qo_indptr falls from 1 to 0");
-    qo[2] = 2;
-    struct error err;
-    assert_int_equal(paged_batch_check(&good, &err), 0);
-    b.page_size = INT32_MAX / 5 + 1;
-    refuse(t, &b, "a pool of 5 pages of 429496730 is more than 2^31 - 1 positions");
-    b.page_size = 1 << 30;
-    b.n_pages = 1;
-    int32_t again[] = {0, 0, 0};
-    kv[1] = 3;
-    last[0] = 1;
-    b.kv_page_indices = again;
-    refuse(t, &b, "sequence 0: 3 pages of 1073741824 are more than 2^31 - 1 positions");
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_batches),
@@ -619,7 +563,6 @@ int main(void) {
         cmocka_unit_test(test_prompts_of_many_sequences),
         cmocka_unit_test(test_prompts_behind_long_contexts),
         cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_bad_batches),
         cmocka_unit_test(test_a_pool_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);

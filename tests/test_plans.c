@@ -1,0 +1,168 @@
+/*
+ * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; and that
+ * attention_paged is attend with NHD views.
+ */
+#include "tests/attend_cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void refuse(struct test_device *t, const struct paged_batch *b, const char *why) {
+    struct attention_shape shape = {4, 2, 64, 0.125, KV_BFP16};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, NULL, &err), -1);
+    assert_non_null(strstr(err.text, why));
+    /* The plan is of nothing: running it does nothing. */
+    t->ops->attention_paged(t->dev, NULL, NULL, &(struct kv_layer){0}, plan, ATTEND_SITE);
+    device_expect_fault(t, -1, 0);
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
+static void test_bad_batches(void **state) {
+    struct test_device *t = *state;
+    int32_t qo[] = {0, 1, 2}, kv[] = {0, 2, 3}, pages[] = {4, 0, 3}, last[] = {16, 1};
+    const struct paged_batch good = {2, 16, 5, qo, kv, pages, last};
+    struct paged_batch b = good;
+    b.page_size = 0;
+    refuse(t, &b, "pages of 0 positions");
+    b = good;
+    b.n_sequences = -1;
+    refuse(t, &b, "-1 sequences");
+    b.n_sequences = 2;
+    b.n_pages = 4;
+    refuse(t, &b, "sequence 0: its page number 0 is 4, outside the pool of 4");
+    b = good;
+    pages[2] = -1;
+    refuse(t, &b, "sequence 1: its page number 0 is -1");
+    pages[2] = 3;
+    last[1] = 0;
+    refuse(t, &b, "sequence 1: its last page has 0 positions, not 1 to 16");
+    last[1] = 17;
+    refuse(t, &b, "sequence 1: its last page has 17");
+    last[1] = 1;
+    kv[1] = 4;
+    refuse(t, &b, "sequence 1: kv_indptr falls from 4 to 3");
+    kv[1] = 2;
+    qo[0] = 1;
+    refuse(t, &b, "qo_indptr begins at 1");
+    qo[0] = 0;
+    kv[0] = 1;
+    refuse(t, &b, "kv_indptr begins at 1, not at 0");
+    kv[0] = 0;
+    qo[2] = 0;
+    refuse(t, &b, "sequence 1: qo_indptr falls from 1 to 0");
+    qo[2] = 2;
+    struct error err;
+    assert_int_equal(paged_batch_check(&good, &err), 0);
+    b.page_size = INT32_MAX / 5 + 1;
+    refuse(t, &b, "a pool of 5 pages of 429496730 is more than 2^31 - 1 positions");
+    b.page_size = 1 << 30;
+    b.n_pages = 1;
+    int32_t again[] = {0, 0, 0};
+    kv[1] = 3;
+    last[0] = 1;
+    b.kv_page_indices = again;
+    refuse(t, &b, "sequence 0: 3 pages of 1073741824 have 2147483649 positions");
+}
+
+/* Lengths are rounded up to whole tiles: the longest sequence for which that is a number, of one
+ * page that is there twice, and one position more. */
+static void test_longest_sequence(void **state) {
+    struct test_device *t = *state;
+    struct attention_shape shape = {1, 1, 64, 0.125, KV_BFP16};
+    struct error err = {""};
+    const int32_t qo[] = {0, 5}, kv[] = {0, 2}, pages[] = {0, 0};
+    int32_t last[] = {(1 << 30) - ATTENTION_TILE};
+    const struct paged_batch b = {1, 1 << 30, 1, qo, kv, pages, last};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_int_equal(paged_batch_kv_len(&b, 0), INT32_MAX - (ATTENTION_TILE - 1));
+    if (t->ops->attention_plan(t->dev, plan, &b, &shape, NULL, &err))
+        fail_msg("%s", err.text);
+    t->ops->attention_plan_free(t->dev, plan);
+    last[0]++;
+    refuse(t, &b,
+           "sequence 0: 2 pages of 1073741824 have 2147483393 positions, and attention "
+           "counts to 2147483392");
+}
+
+/* Three sequences, one of which is empty; and who comes with an indptr that falls. */
+static void test_ragged(void **state) {
+    struct test_device *t = *state;
+    struct error err = {""};
+    const int32_t qo[] = {0, 1, 2, 4}, kv[] = {0, 3, 3, 5}, falls[] = {0, 3, 2, 5};
+    int32_t indices[5], ones[3];
+    struct paged_batch b = paged_batch_of_ragged(3, qo, kv, indices, ones);
+    const int lengths[] = {3, 0, 2};
+    int64_t slot;
+    assert_int_equal(paged_batch_check(&b, &err), 0);
+    assert_int_equal(b.n_pages, 5);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_int_equal(paged_batch_kv_len(&b, i), lengths[i]);
+        for (int32_t j = 0; j < lengths[i]; j++) {
+            assert_int_equal(paged_batch_slots(&b, &slot, &i, &j, 1, &err), 0);
+            assert_int_equal(slot, kv[i] + j);
+        }
+    }
+    b = paged_batch_of_ragged(3, qo, falls, indices, ones);
+    refuse(t, &b, "sequence 1: kv_indptr falls from 3 to 2");
+}
+
+/* The cache of a case as attention_paged knows one: views and the layer have the same memory. */
+static struct kv_layer layer_of(const struct kv_views *kv) {
+    return (struct kv_layer){kv->k.data, kv->v.data, kv->k.exponents, kv->v.exponents};
+}
+
+static void test_paged_is_attend(void **state) {
+    struct test_device *t = *state;
+    struct random r = {931};
+    for (int kind = 0; kind < 6; kind++) {
+        struct attend_wish wish = attend_anything(900);
+        struct error err = {""};
+        struct attend_case c;
+        wish.batch = 3;
+        wish.kv_len = 600;
+        wish.qo_len = kind % 2 ? 20 : 2;
+        wish.order = KV_NHD;
+        wish.type = KV_BFP16;
+        wish.head_dim = kind < 4 ? 64 : 40;
+        wish.mask = MASK_NONE;
+        wish.sinks = wish.slopes = 0;
+        attend_case_make(&c, &r, &wish);
+        c.layout.one_tensor = false;
+        c.variant = attention_variant_causal();
+        size_t rows = (size_t)(c.n_tokens * c.shape.n_heads), dim = (size_t)c.shape.head_dim;
+        size_t bytes = sizeof(float) * rows * dim;
+        struct paged_batch batch = attend_batch(&c);
+        struct kv_views kv = attend_cache(t, &c);
+        struct kv_layer layer = layer_of(&kv);
+        struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+        float *q = device_put(t, c.q, bytes),
+              *y[] = {device_poisoned(t, bytes), device_poisoned(t, bytes)};
+        if (t->ops->attention_plan(t->dev, plan, &batch, &c.shape, NULL, &err))
+            fail_msg("%s", err.text);
+        t->ops->attention_paged(t->dev, y[0], q, &layer, plan, ATTEND_SITE);
+        t->ops->attend(t->dev, y[1], q, &kv, plan, &c.variant, ATTEND_SITE);
+        device_expect_fault(t, -1, 0);
+        float *want = device_get(t, y[0], bytes);
+        device_expect_floats(t, "attend with NHD views", want, y[1], (int)rows, (int)dim);
+        t->ops->attention_plan_free(t->dev, plan);
+        free(want);
+        device_clear(t);
+        attend_case_free(&c);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_batches),
+        cmocka_unit_test(test_longest_sequence),
+        cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_paged_is_attend),
+    };
+    return cmocka_run_group_tests(tests, device_group_open, device_group_close);
+}
