@@ -349,92 +349,12 @@ static void test_largest_windows(void **state) {
     }
 }
 
-/* A cache of that layout whose memory is not the test's: it may be too much for a copy on the host.
- */
-static struct kv_views alloc_cache(struct test_device *t, const struct kv_layout *l,
-                                   void *arrays[4], size_t bytes[4]) {
-    struct error err = {""};
-    struct kv_views kv;
-    for (int i = 0; i < 4; i++) {
-        int64_t n = i < 2 ? kv_layout_elements(l) * kv_type_bytes(l->type) : kv_layout_exponents(l);
-        bytes[i] = l->one_tensor && i % 2 ? 0 : (size_t)n;
-        arrays[i] = bytes[i] ? t->ops->alloc(t->dev, bytes[i], "a large cache", &err) : NULL;
-        if (bytes[i] && !arrays[i])
-            fail_msg("%s", err.text);
-    }
-    if (kv_views_of(&kv, l, arrays[0], arrays[1], (int8_t *)arrays[2], (int8_t *)arrays[3], &err))
-        fail_msg("%s", err.text);
-    return kv;
-}
-
-/* The case gives the same in a pool of n_pages. Its pages are at the beginning of each fifth: an
- * address that loses its upper bits is that of another page, if a fifth has 2^n elements. */
-static void expect_equal_in_pool(struct test_device *t, const struct attend_case *c, int n_pages) {
-    struct attend_case large = *c;
-    float *want, *want_lse, *y, *lse;
-    void *arrays[4];
-    size_t bytes[4];
-    large.layout.n_pages = n_pages;
-    large.pages = host_array((size_t)c->layout.n_pages, sizeof *large.pages);
-    for (int i = 0; i < c->layout.n_pages; i++)
-        large.pages[i] = c->pages[i] % 5 * (n_pages / 5) + c->pages[i] / 5;
-    attend_run(t, c, &want, &want_lse);
-    struct kv_views kv = alloc_cache(t, &large.layout, arrays, bytes);
-    attend_fill_cache(t, &large, &kv);
-    attend_run_over(t, &large, &kv, &y, &lse);
-    attend_expect_same(&large, "attention over a large pool", want, y, c->shape.head_dim);
-    attend_expect_same(&large, "log of the sum over a large pool", want_lse, lse, 1);
-    for (int i = 0; i < 4; i++)
-        t->ops->free(t->dev, arrays[i], bytes[i]);
-    free(large.pages);
-    free(want);
-    free(want_lse);
-    free(y);
-    free(lse);
-}
-
-/* Pools of 5 * 2^30 elements. Where there is not the memory of a GPU, small ones: whether the test
- * is right. */
-static void test_pools_beyond_32_bits(void **state) {
-    static const struct {
-        enum kv_order order;
-        bool one_tensor;
-        enum kv_type type;
-    } kinds[] = {
-        {KV_NHD, true, KV_BFP16},   {KV_HND, false, KV_BFP16}, {KV_HND, true, KV_BFP16},
-        {KV_VLLM, false, KV_BFP16}, {KV_NHD, false, KV_FP16},  {KV_HND, true, KV_FP16},
-        {KV_VLLM, false, KV_FP16},  {KV_NHD, true, KV_BFP8},   {KV_HND, false, KV_BFP8},
-        {KV_VLLM, false, KV_BFP8},  {KV_VLLM, false, KV_E4M3},
-    };
-    struct test_device *t = *state;
-    struct random r = {913};
-    bool is_gpu = !strcmp(t->ops->name, "gpu");
-    for (int i = 0; i < COUNT(kinds); i++) {
-        struct attend_wish wish = attend_anything(is_gpu ? 1500 : 200);
-        struct attend_case c;
-        wish.batch = 3;
-        wish.kv_len = is_gpu ? 700 : 100;
-        wish.qo_len = 3;
-        wish.page_size = 16;
-        wish.kv_heads = is_gpu ? 8 : 2;
-        wish.group = 2;
-        wish.head_dim = is_gpu ? 128 : 32;
-        wish.order = (int)kinds[i].order;
-        wish.type = (int)kinds[i].type;
-        attend_case_make(&c, &r, &wish);
-        c.layout.one_tensor = kinds[i].one_tensor;
-        expect_equal_in_pool(t, &c, is_gpu ? 5 << 16 : 5 << 4); /* of 2^14 elements on a GPU */
-        attend_case_free(&c);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_cases),         cmocka_unit_test(test_every_value),
         cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_many_queries),
         cmocka_unit_test(test_vllm_layout),          cmocka_unit_test(test_another_plan),
         cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_plans_of_other_types),
-        cmocka_unit_test(test_pools_beyond_32_bits),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

@@ -221,6 +221,34 @@ static void test_packbits(void **state) {
     assert_int_equal(segment_packbits(out, out_indptr, x, NULL, 0, BITS_LITTLE, &err), 0);
 }
 
+/* Masks of more elements than 32 bits count: two sequences of 10^10 each. Of the memory of one, as
+ * bits, hardly anything is touched. */
+static void test_large_masks(void **state) {
+    (void)state;
+    enum { LENGTH = 100000, LAST = LENGTH - 1 };
+    static const int64_t elements = (int64_t)LENGTH * LENGTH;
+    struct error err;
+    const int32_t qo[] = {0, LENGTH, 2 * LENGTH}, kv[] = {0, 1, 2}, pages[] = {0, 0};
+    const int32_t last[] = {LENGTH, LENGTH};
+    const struct paged_batch b = {2, LENGTH, 1, qo, kv, pages, last};
+    const int64_t indptr[] = {0, elements, 2 * elements};
+    int64_t offsets[3];
+    assert_int_equal(attention_mask_offsets(offsets, &b, MASK_BYTES, indptr, &err), 0);
+    assert_memory_equal(offsets, indptr, sizeof indptr);
+    assert_int_equal(attention_mask_offsets(offsets, &b, MASK_BITS, indptr, &err), 0);
+    assert_int_equal(offsets[1], elements / 8);
+    assert_int_equal(offsets[2], elements / 4);
+    struct attention_variant v = attention_variant_causal();
+    uint8_t *mask = calloc((size_t)elements / 8, 1);
+    assert_non_null(mask);
+    mask[elements / 8 - 1] = 0x40; /* the last position but one of the last query */
+    v.mask_form = MASK_BITS;
+    assert_true(attention_shows(&v, mask, LAST, LAST - 1, LENGTH));
+    assert_false(attention_shows(&v, mask, LAST, LAST, LENGTH));
+    assert_false(attention_shows(&v, mask, LAST, LAST - 2, LENGTH));
+    free(mask);
+}
+
 static void test_bad_input(void **state) {
     (void)state;
     struct error err;
@@ -380,10 +408,10 @@ static void test_store_faults(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conversions),  cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_scales),       cmocka_unit_test(test_packbits),
-        cmocka_unit_test(test_bad_input),    cmocka_unit_test(test_skipped_slots),
-        cmocka_unit_test(test_store_faults),
+        cmocka_unit_test(test_conversions),   cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_scales),        cmocka_unit_test(test_packbits),
+        cmocka_unit_test(test_large_masks),   cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_skipped_slots), cmocka_unit_test(test_store_faults),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }
