@@ -73,9 +73,14 @@ struct kv_views attend_cache(struct test_device *t, const struct attend_case *c)
 struct attention_variant attend_variant_on(struct test_device *t, const struct attend_case *c,
                                            float *lse);
 
+/* The sinks of a case as a state, which is merged last; the scale that finish_states must know. */
+struct attention_state attend_state_of_sinks(struct test_device *t, const struct attend_case *c);
+float attend_v_scale(const struct attend_case *c);
+
 /* Result of the whole batch on a device, host memory: y [n_tokens, n_heads, head_dim], lse
- * [n_tokens, n_heads]. The caller frees both. attend_run_over: with a cache that is there;
- * attend_run_planned: and with a plan, which is told of the batch. */
+ * [n_tokens, n_heads]. The caller frees both. Of half of the cases it is also made of o, m and l,
+ * which must give the same. attend_run_over: with a cache that is there; attend_run_planned: and
+ * with a plan, which is told of the batch. */
 void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse);
 void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
                      float **y, float **lse);

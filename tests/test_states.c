@@ -55,23 +55,6 @@ static struct attention_state masked_state_of(struct test_device *t, const struc
     return s;
 }
 
-/* The sinks of a case as a state. */
-static struct attention_state state_of_sinks(struct test_device *t, const struct attend_case *c) {
-    size_t rows = (size_t)(c->n_tokens * c->shape.n_heads), dim = (size_t)c->shape.head_dim;
-    float *o = host_array(rows * dim, sizeof *o), *m = host_array(2 * rows, sizeof *m);
-    memset(o, 0, sizeof *o * rows * dim);
-    for (size_t i = 0; i < rows; i++) {
-        m[i] = c->sinks[i % (size_t)c->shape.n_heads];
-        m[rows + i] = 1;
-    }
-    struct attention_state s = {device_put(t, o, sizeof *o * rows * dim),
-                                device_put(t, m, sizeof *m * rows),
-                                device_put(t, m + rows, sizeof *m * rows)};
-    free(o);
-    free(m);
-    return s;
-}
-
 /* Of positions 0 ... cut - 1, of the others, and of the sinks. */
 struct parts {
     struct attention_state state[3];
@@ -86,8 +69,8 @@ static void merge_all(struct test_device *t, const struct attend_case *c, const 
     float *on_lse = device_poisoned(t, sizeof(float) * (size_t)rows);
     for (int i = 1; i < p->n; i++)
         t->ops->merge_states(t->dev, to, &p->state[i], rows, dim);
-    t->ops->finish_states(t->dev, to->o, on_lse, c->variant.lse_base, to,
-                          c->layout.v_scale == 0 ? 1 : c->layout.v_scale, rows, dim);
+    t->ops->finish_states(t->dev, to->o, on_lse, c->variant.lse_base, to, attend_v_scale(c), rows,
+                          dim);
     device_expect_fault(t, -1, 0);
     *y = device_get(t, to->o, sizeof(float) * (size_t)(rows * dim));
     *lse = device_get(t, on_lse, sizeof(float) * (size_t)rows);
@@ -161,7 +144,7 @@ static void test_masked_states(void **state) {
         attend_set_type(&c, types[kind % 4], kind % 2 ? 1 : 0.017f);
         struct parts p = {{masked_state_of(t, &c, 0, 512), masked_state_of(t, &c, 512, 600)}, 2};
         if (c.sinks)
-            p.state[p.n++] = state_of_sinks(t, &c);
+            p.state[p.n++] = attend_state_of_sinks(t, &c);
         expect_same_merged(t, &c, &p);
         attend_case_free(&c);
     }
