@@ -151,8 +151,6 @@ void cascade_end(struct cascade *c) {
 static int check_group(const struct cascade_level *l, int g, int page_size, int n_pages,
                        struct error *err) {
     int first = l->kv_indptr[g], end = l->kv_indptr[g + 1], last = l->kv_last_page_len[g];
-    if (l->qo_indptr[g + 1] < l->qo_indptr[g] || end < first)
-        return error_set(err, "an indptr falls");
     if (first < end && (last < 1 || last > page_size))
         return error_set(err, "its last page has %d positions, not 1 to %d", last, page_size);
     for (int i = first; i < end; i++)
@@ -169,6 +167,9 @@ static int check_level(const struct cascade_level *l, int level, int page_size, 
         return error_set(err, "level %d has %d groups", level, l->n_groups);
     if (l->qo_indptr[0] != 0 || l->kv_indptr[0] != 0)
         return error_set(err, "level %d: an indptr does not begin at 0", level);
+    for (int g = 0; g < l->n_groups; g++) /* before they say where pages are */
+        if (l->qo_indptr[g + 1] < l->qo_indptr[g] || l->kv_indptr[g + 1] < l->kv_indptr[g])
+            return error_set(err, "level %d, group %d: an indptr falls", level, g);
     for (int g = 0; g < l->n_groups; g++)
         if (check_group(l, g, page_size, n_pages, &why))
             return error_set(err, "level %d, group %d: %s", level, g, why.text);

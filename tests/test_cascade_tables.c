@@ -385,6 +385,7 @@ static void test_bad_levels(void **state) {
     refuse(&l, 32, "level 0 has 9 queries, level 2 has 8");
     make_levels(&l);
     l.indptr[1][1] = 5;
+    l.pages[1][4] = -1; /* not one of the level's */
     refuse(&l, 32, "level 1, group 1: an indptr falls");
     make_levels(&l);
     l.indptr[2][0] = 1;
