@@ -1,6 +1,10 @@
-/* The checker is checked first: what it must not let pass, and what its report must say. */
+/* The checker is checked first: what it must not let pass, and what its report must say. So is
+ * --verify, which uses it: beside a reference on purpose broken. */
 #include "tests/assert_bits.h"
+#include "tutorials/common/paged.h"
+#include "tutorials/common/verify.h"
 
+#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -182,6 +186,83 @@ static void test_a_report_is_cut_not_overrun(void **state) {
     assert_int_equal(small[8], 0);
 }
 
+/* ---- --verify ---------------------------------------------------------------------------------
+ */
+
+/* The reference's table but for one op, which is wrong. */
+static struct ops broken;
+static int n_draws;
+
+static void attention_with_a_wrong_bit(struct device *dev, float *y, const float *q,
+                                       const struct kv_layer *kv, const struct attention_plan *plan,
+                                       int site) {
+    ref_ops.attention_paged(dev, y, q, kv, plan, site);
+    uint32_t bits;
+    memcpy(&bits, y, sizeof bits);
+    bits ^= 1;
+    memcpy(y, &bits, sizeof bits);
+}
+
+static void sample_with_a_wrong_end(struct device *dev, int32_t *token_ids, const float *logits,
+                                    const struct sampling *how, int n_rows, int vocab, int site) {
+    ref_ops.sample(dev, token_ids, logits, how, n_rows, vocab, site);
+    if (++n_draws == 8) /* the last of --verify */
+        token_ids[0] ^= 1;
+}
+
+/* Runs --verify on the broken table, by the way of a phase. Returns what verify_prompt does. */
+static int verify_broken(bool fused, struct error *err) {
+    const struct phase phase = {.number = 8, .caches = paged_caches, .n_caches = 1, .fused = fused};
+    struct demo demo = {.phase = &phase};
+    char *arguments[] = {"demo", "--verify", "--raw", "--prompt", "Once upon a time"};
+    struct device_options one = {.n_threads = 1};
+    n_draws = 0;
+    optind = 1;
+    assert_int_equal(options_parse(&demo.options, 5, arguments, &phase, err), 0);
+    assert_int_equal(tokenizer_load(&demo.tokenizer, demo.options.model, err), 0);
+    demo.dev = ref_ops.open(&one, err);
+    assert_non_null(demo.dev);
+    demo.dev->ops = &broken;
+    assert_int_equal(model_load(&demo.model, demo.dev, demo.options.model, NULL, err), 0);
+    assert_int_equal(generator_start(&demo.generator, &demo.model, err), 0);
+    assert_int_equal(fingerprint_start(&demo.run, err), 0);
+    demo.generator.fused = fused;
+    err->text[0] = 0;
+    int result = verify_prompt(&demo, err);
+    fingerprint_end(&demo.run);
+    generator_end(&demo.generator);
+    model_free(&demo.model);
+    demo.dev->ops->close(demo.dev);
+    tokenizer_free(demo.tokenizer);
+    return result;
+}
+
+static void test_verify_passes_what_is_right(void **state) {
+    (void)state;
+    struct error err;
+    broken = ref_ops;
+    for (int fused = 0; fused < 2; fused++)
+        assert_int_equal(verify_broken(fused, &err), 0);
+}
+
+static void test_verify_takes_the_way_of_the_phase(void **state) {
+    (void)state;
+    struct error err;
+    broken = ref_ops;
+    broken.attention_paged = attention_with_a_wrong_bit;
+    assert_int_equal(verify_broken(true, &err), -1);
+    assert_non_null(strstr(err.text, "differs from the reference: attention output, layer 0"));
+}
+
+static void test_verify_compares_what_was_drawn(void **state) {
+    (void)state;
+    struct error err;
+    broken = ref_ops;
+    broken.sample = sample_with_a_wrong_end;
+    assert_int_equal(verify_broken(true, &err), -1);
+    assert_non_null(strstr(err.text, "token 8 of the answer differs from the reference: drew "));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits_pass),
@@ -193,6 +274,9 @@ int main(void) {
         cmocka_unit_test(test_shapes_and_types_must_match),
         cmocka_unit_test(test_every_element_type),
         cmocka_unit_test(test_a_report_is_cut_not_overrun),
+        cmocka_unit_test(test_verify_passes_what_is_right),
+        cmocka_unit_test(test_verify_takes_the_way_of_the_phase),
+        cmocka_unit_test(test_verify_compares_what_was_drawn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

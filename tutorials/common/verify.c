@@ -23,6 +23,12 @@ struct comparison {
     struct error failure; /* empty text: none so far */
 };
 
+/* The tokens of an answer. */
+struct drawn {
+    int32_t ids[VERIFY_TOKENS];
+    int n;
+};
+
 static float *download(struct device *dev, const float *x, int n_rows, int n_cols) {
     size_t bytes = sizeof *x * (size_t)n_rows * (size_t)n_cols;
     float *host = malloc(bytes + 1);
@@ -71,9 +77,9 @@ static void compare(void *context, enum tensor_id id, int layer, const float *x,
         error_set(&c->failure, "differs from the reference: %s", report);
 }
 
-/* A few greedy tokens with a probe on every tensor. */
+/* A few greedy tokens with a probe on every tensor, by the way that the demo takes. */
 static int run(struct demo *demo, struct model *model, struct probe *probe, const int32_t *ids,
-               int n, struct error *err) {
+               int n, struct drawn *drawn, struct error *err) {
     const struct phase *phase = demo->phase;
     const struct sampling_options greedy = {.top_p = 1};
     struct generator g;
@@ -84,6 +90,8 @@ static int run(struct demo *demo, struct model *model, struct probe *probe, cons
         return -1;
     g.probe = probe;
     g.chunk = demo->generator.chunk;
+    g.context = demo->generator.context;
+    g.fused = demo->generator.fused;
     const struct cache_kind *kind = phase->n_caches ? &phase->caches[demo->options.cache] : NULL;
     if (kind && !(cache = kind->create(model, g.context, err)))
         goto done;
@@ -92,6 +100,8 @@ static int run(struct demo *demo, struct model *model, struct probe *probe, cons
         goto done;
     if (model == &demo->model)
         fingerprint_add_sequence(&demo->run, fingerprint_value(&s.fingerprint));
+    drawn->n = sequence_new_tokens(&s);
+    memcpy(drawn->ids, s.tokens + s.n_prompt, sizeof *drawn->ids * (size_t)drawn->n);
     result = 0;
 done:
     if (cache)
@@ -101,21 +111,43 @@ done:
     return result;
 }
 
+/* What the tensors do not show: a wrong draw that ends the answer, and tensors that the reference
+ * has not. */
+static void compare_ends(struct comparison *c, const struct drawn *got, const struct drawn *want) {
+    if (*c->failure.text)
+        return;
+    for (int i = 0; i < got->n && i < want->n; i++)
+        if (got->ids[i] != want->ids[i]) {
+            error_set(&c->failure,
+                      "token %d of the answer differs from the reference: drew %d, expected %d, "
+                      "from the same logits",
+                      i + 1, got->ids[i], want->ids[i]);
+            return;
+        }
+    if (got->n != want->n || c->compared < c->n)
+        error_set(&c->failure,
+                  "the device and the reference did not run the same passes: %d tokens of %zu "
+                  "tensors, expected %d of %zu",
+                  got->n, c->n, want->n, c->compared);
+}
+
 /* Both runs, on ids. */
 static int verify_ids(struct demo *demo, const int32_t *ids, int n, struct error *err) {
     struct comparison c = {.dev = demo->dev};
     struct probe keeping = {keep, &c}, comparing = {compare, &c};
     struct device *reference = NULL;
     struct model model = {0};
+    struct drawn got, want;
     int result = -1;
-    if (run(demo, &demo->model, &keeping, ids, n, err))
+    if (run(demo, &demo->model, &keeping, ids, n, &got, err))
         goto done;
     reference = ref_ops.open(&(struct device_options){demo->options.threads}, err);
     if (!reference || model_load(&model, reference, demo->options.model, NULL, err))
         goto done;
     c.dev = reference;
-    if (run(demo, &model, &comparing, ids, n, err))
+    if (run(demo, &model, &comparing, ids, n, &want, err))
         goto done;
+    compare_ends(&c, &got, &want);
     if (*c.failure.text) {
         *err = c.failure;
         goto done;
