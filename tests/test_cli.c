@@ -80,7 +80,7 @@ static void bad_options_are_named(void **state) {
         {"--chunk 0", "--chunk 0", "from 1"},
         {"--context 1", "--context 1", "from 2"},
         {"--context 5000 --prompt x", "--context 5000", "4096"},
-        {"--cache paged --prompt x", "--cache paged", "static or dynamic"},
+        {"--cache paged --prompt x", "--cache paged", "dynamic or static"},
         {"--device tpu --prompt x", "--device tpu", "cpu"},
         {"--kernel linear --prompt x", "--kernel linear", "OP=N"},
         {"--kernel linear=2 --prompt x", "--kernel linear=2", "one version"},
@@ -94,6 +94,7 @@ static void bad_options_are_named(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_refused(1, cases[i].arguments, cases[i].word1, cases[i].word2);
     assert_refused(0, "--cache static --prompt x", "--cache static", "phase");
+    assert_refused(7, "--cache static --prompt x", "--cache static", "must be paged");
 }
 
 static void bad_files_are_named(void **state) {
@@ -392,6 +393,11 @@ static void help_lists_every_option(void **state) {
         "--tokenize",  "--json FILE", "--help",      "--cache",       "--context N"};
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         assert_non_null(strstr(c.out, options[i]));
+    assert_non_null(strstr(c.out, "dynamic or static (dynamic)"));
+    command_free(&c);
+    c = demo(7, "--help");
+    assert_non_null(strstr(c.out, "paged (paged)"));
+    assert_null(strstr(c.out, "dynamic"));
     command_free(&c);
 }
 

@@ -77,7 +77,7 @@ static const struct row rows[] = {
     {"kernel", "OP=N", "version N of an op's kernel, as linear=2; changes no bit", KERNEL},
     {"threads", "N", "for matrix products (all cores); changes no bit", THREADS},
     {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
-    {"cache", "KIND", "static or dynamic, from phase 1 on (dynamic)", CACHE},
+    {"cache", "KIND", NULL, CACHE}, /* show_cache_help */
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", CHUNK},
     {NULL, NULL, "Many requests (from phase 3 on)", 0},
     {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
@@ -103,6 +103,23 @@ static const struct row rows[] = {
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
+/* "dynamic or static": the caches of a phase. */
+static void cache_names(char out[64], const struct phase *phase) {
+    int used = 0;
+    out[0] = 0;
+    for (int i = 0; i < phase->n_caches; i++)
+        used +=
+            snprintf(out + used, 64 - (size_t)used, "%s%s", i ? " or " : "", phase->caches[i].name);
+}
+
+static void show_cache_help(const char *option, const struct phase *phase) {
+    char names[64];
+    cache_names(names, phase);
+    if (phase->n_caches)
+        printf("  %-26s %s (%s)\n", option, names, phase->caches[0].name);
+    else
+        printf("  %-26s which KV cache, from phase 1 on\n", option);
+}
 
 void options_help(const char *program, const struct phase *phase) {
     printf("Phase %d, %s. %s\n\nUsage: %s [OPTION]...\n", phase->number, phase->title, phase->about,
@@ -115,7 +132,10 @@ void options_help(const char *program, const struct phase *phase) {
         }
         snprintf(option, sizeof option, "--%s%s%s", rows[i].name, rows[i].argument ? " " : "",
                  rows[i].argument ? rows[i].argument : "");
-        printf("  %-26s %s\n", option, rows[i].help);
+        if (rows[i].key == CACHE)
+            show_cache_help(option, phase);
+        else
+            printf("  %-26s %s\n", option, rows[i].help);
     }
     printf("\nExample: %s --prompt \"What is the capital of France?\"\n", program);
 }
@@ -201,6 +221,7 @@ static int parse_mix(const char *text, const char **out, struct error *err) {
 }
 
 static int parse_cache(const char *text, const struct phase *phase, int *out, struct error *err) {
+    char names[64];
     for (int i = 0; i < phase->n_caches; i++)
         if (!strcmp(text, phase->caches[i].name)) {
             *out = i;
@@ -209,7 +230,8 @@ static int parse_cache(const char *text, const struct phase *phase, int *out, st
     if (!phase->n_caches)
         return error_set(
             err, "--cache %s: this phase has no cache; make phase1 builds one that has", text);
-    return error_set(err, "--cache %s: must be static or dynamic", text);
+    cache_names(names, phase);
+    return error_set(err, "--cache %s: in this phase it must be %s", text, names);
 }
 
 static int set_option(struct options *o, int key, const char *text, const struct phase *phase,

@@ -41,7 +41,7 @@ struct options {
     bool swap;                 /* from phase 7 on: what is preempted waits in host memory */
     bool preempt_given;
     bool no_prefix_cache;
-    int samples; /* of each request */
+    int samples;     /* of each request */
     float rate;      /* of random requests, per second; 0: all at once */
     const char *mix; /* their lengths, "sharegpt" or "short"; NULL: not given */
     int longest;     /* answer of a random request: --max-new, or 0 when that was not given */
