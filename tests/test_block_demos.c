@@ -170,7 +170,7 @@ static void test_same_bits_as_phase_4(void **state) {
     for (int phase = 4; phase <= 8; phase++) {
         struct command c = command_runf(
             "%s/demo%d --device cpu --threads 1 --max-new 4 --prompts data/prompts/short.jsonl %s",
-            build_folder(NULL), phase, phase < 5 ? "" : POOL);
+            build_folder(NULL), phase, phase < 7 ? "" : POOL);
         const char *fingerprint = command_fingerprint(&c);
         if (c.status || !fingerprint)
             fail_msg("demo%d: status %d\n%s", phase, c.status, c.err);
@@ -317,6 +317,13 @@ static void test_refused(void **state) {
         {7, "--preempt never", "--preempt never", "recompute or swap"},
         {7, "--samples 0 --prompts x", "--samples", "1"},
         {7, "--samples 2", "--samples", "--prompts"},
+        {5, "--kv-blocks 9 --prompts x", "--kv-blocks", "make phase7"},
+        {6, "--kv-memory 9M --random 2", "--kv-memory", "make phase7"},
+        {6, "--block-size 4 --prompt x", "--block-size", "make phase7"},
+        {7, "--kv-blocks 9 --prompt x", "--kv-blocks", "runs alone"},
+        {7, "--kv-memory 9M --chat", "--kv-memory", "runs alone"},
+        {7, "--preempt recompute --prompt x", "--preempt", "--prompts or --random"},
+        {7, "--no-prefix-cache", "--no-prefix-cache", "--prompts or --random"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct command c = command_runf("%s/demo%d --device cpu --threads 1 %s", build_folder(NULL),

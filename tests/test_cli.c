@@ -90,6 +90,9 @@ static void bad_options_are_named(void **state) {
         {"--prompt x --chat", "--chat", "exclude"},
         {"--raw --chat", "--raw", "template"},
         {"--tokenize f --json g", "--tokenize", "--json"},
+        {"--tokenize f --ids", "--ids", "--prompt"},
+        {"--ids", "--ids", "or --prompts"},
+        {"--dump-logits f.npy", "--dump-logits", "--prompt"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_refused(1, cases[i].arguments, cases[i].word1, cases[i].word2);
@@ -358,13 +361,24 @@ static void verify_compares_with_the_reference(void **state) {
     (void)state;
     if (strcmp(build_folder(NULL), "build/release"))
         skip();
-    struct command c =
-        command_run("build/release/emu-demo1 --device emu --verify --raw --prompt Hi", NULL);
-    assert_int_equal(c.status, 0);
-    assert_non_null(strstr(c.out, "0 bits differ"));
-    command_free(&c);
+    static const char *const runs[] = {"emu-demo1", "emu-demo11 --kv-type e4m3 --context 9"};
+    for (int i = 0; i < 2; i++) {
+        struct command c = command_runf("%s/%s --device emu --verify --raw --prompt Hi",
+                                        build_folder(NULL), runs[i]);
+        assert_int_equal(c.status, 0);
+        assert_non_null(strstr(c.out, "0 bits differ"));
+        command_free(&c);
+    }
     assert_refused(1, "--verify --prompt x", "--verify", "--device gpu");
     assert_refused(1, "--verify --device gpu", "--verify", "--prompt");
+    static const char *const useless[] = {"--max-new 3",        "--temperature 0", "--top-k 0",
+                                          "--top-p 1",          "--seed 0",        "--ids",
+                                          "--dump-logits f.npy"};
+    for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) {
+        char arguments[128];
+        snprintf(arguments, sizeof arguments, "--device emu --verify --prompt x %s", useless[i]);
+        assert_refused(1, arguments, "--verify draws a few greedy tokens", "leave out --");
+    }
 }
 
 /* The README's first command prints what the README says it prints. */

@@ -250,6 +250,10 @@ static void bad_options_are_named(void **state) {
         {"--random 3 --prompt x", "--random", "exclude"},
         {"--random 3 --ids", "--ids", "--prompt"},
         {"--prompts x --dump-logits f.npy", "--dump-logits", "--prompt"},
+        {"--rate 0", "--rate", "--random"},
+        {"--ids", "--ids", "--prompt, --messages or --chat"},
+        {"--max-running 3 --prompt x", "--max-running", "runs alone"},
+        {"--token-budget 30 --chat", "--token-budget", "runs alone"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int phase = is_release() ? 3 : 4; phase <= 4; phase++) /* one code reads them */

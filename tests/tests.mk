@@ -57,7 +57,7 @@ mutate: deps
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel) build/release/emu-demo4 \
+              build/$(b)/tests/check_kernel) build/release/emu-demo4 build/release/emu-demo11 \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))

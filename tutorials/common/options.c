@@ -63,7 +63,7 @@ static const struct row rows[] = {
     {"random", "N", "N requests of random tokens, from phase 3 on; see --rate and --mix", RANDOM},
     {"messages", "FILE.json", "answer a JSON list of chat messages", MESSAGES},
     {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", CHAT},
-    {"verify", NULL, "with --prompt: compare every tensor of --device with the CPU's", VERIFY},
+    {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", VERIFY},
     {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line", TOKENIZE},
     {NULL, NULL, "How to sample", 0},
     {"max-new", "N", "most tokens to write (512; with --random: those of the mix)", MAX_NEW},
@@ -79,30 +79,46 @@ static const struct row rows[] = {
     {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
     {"cache", "KIND", NULL, CACHE}, /* show_cache_help */
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", CHUNK},
-    {NULL, NULL, "Many requests (from phase 3 on)", 0},
+    {NULL, NULL, "Many requests, of --prompts, --random or the tables (from phase 3 on)", 0},
     {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
     {"token-budget", "N", "most tokens of all requests in one step (256)", TOKEN_BUDGET},
     {"trace", "FILE.json", "with --prompts or --random: a trace for ui.perfetto.dev", TRACE},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", RATE},
     {"mix", "NAME", "their lengths: sharegpt or short (sharegpt); drawn with --seed", MIX},
-    {NULL, NULL, "The pool of KV blocks (from phase 5 on)", 0},
+    {NULL, NULL,
+     "The pool of KV blocks (from phase 5 on for the tables, from phase 7 on for requests)", 0},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
-    {"kv-blocks", "N", "blocks in the pool; or", KV_BLOCKS},
+    {"kv-blocks", "N", "blocks in the pool of all requests; or", KV_BLOCKS},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free)", KV_MEMORY},
     {"kv-type", "TYPE", "bfp16, bfp8, e4m3, e5m2, fp16 or bf16, from phase 11 on (bfp16)", KV_TYPE},
-    {NULL, NULL, "Sharing the pool (from phase 7 on)", 0},
+    {NULL, NULL, "Sharing the pool, with --prompts or --random (from phase 7 on)", 0},
     {"preempt", "HOW", "who gives way reads its tokens again or not: recompute or swap", PREEMPT},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", NO_PREFIX_CACHE},
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", SAMPLES},
     {NULL, NULL, "What to print", 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
-    {"ids", NULL, "token ids instead of text: lines prompt: ... and output: ...", IDS},
+    {"ids", NULL, "token ids instead of text, in lines prompt: ... and output: ...", IDS},
     {"dump-logits", "FILE.npy", "float32 [steps, vocab], a row per token drawn", DUMP_LOGITS},
     {"json", "FILE", "the tables, or the run's metrics, as JSON", JSON},
     {"help", NULL, "this text", HELP},
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
+_Static_assert(HELP - MODEL < 64, "options.given has a bit for each option");
+
+static bool given(const struct options *o, int key) {
+    return o->given >> (key - MODEL) & 1;
+}
+
+/* The name of the first of these options that was given, or NULL. The keys end with a 0. */
+static const char *first_given(const struct options *o, const int *keys) {
+    for (; *keys; keys++)
+        for (int i = 0; i < N_ROWS; i++)
+            if (rows[i].key == *keys && given(o, *keys))
+                return rows[i].name;
+    return NULL;
+}
+
 /* "dynamic or static": the caches of a phase. */
 static void cache_names(char out[64], const struct phase *phase) {
     int used = 0;
@@ -315,7 +331,6 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case KV_TYPE:
         return parse_kv_type(text, &o->kv_type, err);
     case PREEMPT:
-        o->preempt_given = true;
         return parse_preempt(text, &o->swap, err);
     case NO_PREFIX_CACHE:
         o->no_prefix_cache = true;
@@ -334,29 +349,71 @@ static int set_option(struct options *o, int key, const char *text, const struct
 
 /* What only some phases have. */
 static int check_phase(const struct options *o, const struct phase *phase, struct error *err) {
-    if (phase->number < 3 && (o->max_running || o->token_budget || o->trace))
-        return error_set(err, "--max-running, --token-budget and --trace: make phase3 builds a "
-                              "demo that has a scheduler");
-    if (phase->number < 5 && (o->block_size || o->kv_blocks || o->kv_memory))
-        return error_set(err, "--block-size, --kv-blocks and --kv-memory: make phase5 builds a "
-                              "demo that has a pool of blocks");
-    if (phase->number < 7 && (o->preempt_given || o->no_prefix_cache || o->samples))
-        return error_set(err, "--preempt, --no-prefix-cache and --samples: make phase7 builds a "
-                              "demo whose requests share a pool");
-    if (phase->number < 11 && o->kv_type)
-        return error_set(err, "--kv-type: make phase11 builds a demo whose cache has other types");
+    static const int scheduler[] = {MAX_RUNNING, TOKEN_BUDGET, TRACE, RANDOM, 0},
+                     pool[] = {BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0},
+                     shared[] = {PREEMPT, NO_PREFIX_CACHE, SAMPLES, 0}, types[] = {KV_TYPE, 0};
+    static const struct {
+        int number;
+        const int *options;
+        const char *what;
+    } needs[] = {{3, scheduler, "that has a scheduler"},
+                 {5, pool, "that has a pool of blocks"},
+                 {7, shared, "whose requests share a pool"},
+                 {11, types, "whose cache has other types"}};
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        const char *name = first_given(o, needs[i].options);
+        if (name && phase->number < needs[i].number)
+            return error_set(err, "--%s: make phase%d builds a demo %s", name, needs[i].number,
+                             needs[i].what);
+    }
+    return 0;
+}
+
+/* What would do nothing: there is no text to print, no other request, no pool. */
+static int check_use(const struct options *o, const struct phase *phase, struct error *err) {
+    bool many = o->prompts || o->random, alone = o->prompt || o->messages || o->chat || o->tokenize;
+    const char *name = first_given(o, (int[]){IDS, DUMP_LOGITS, 0});
+    if (name && many && phase->prompts)
+        return error_set(err, "--%s: many requests at once have tables only; give one --prompt",
+                         name);
+    if (name && !o->prompt && !o->messages && !o->chat && !o->prompts)
+        return error_set(err, "--%s needs --prompt, --messages or --chat%s", name,
+                         phase->prompts ? "" : ", or --prompts");
+    if ((name = first_given(o, (int[]){RATE, MIX, 0})) && !o->random)
+        return error_set(err, "--%s needs --random", name);
     if (o->samples && !o->prompts)
         return error_set(err, "--samples needs --prompts");
-    if (o->kv_blocks && o->kv_memory)
-        return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
-                              "one");
-    if (phase->number < 3 && o->random)
-        return error_set(err, "--random: make phase3 builds a demo that has a scheduler");
-    if (phase->prompts && (o->prompts || o->random) && (o->ids || o->dump_logits))
-        return error_set(err, "%s: many requests at once have tables only; give one --prompt",
-                         o->ids ? "--ids" : "--dump-logits");
-    if (o->trace && !o->prompts && !o->random)
-        return error_set(err, "--trace needs --prompts or --random");
+    name = first_given(o, (int[]){TRACE, PREEMPT, NO_PREFIX_CACHE, 0});
+    if (name && !many)
+        return error_set(err, "--%s needs --prompts or --random", name);
+    name = first_given(o, (int[]){MAX_RUNNING, TOKEN_BUDGET, KV_BLOCKS, KV_MEMORY, 0});
+    if (name && alone)
+        return error_set(err,
+                         "--%s: a sequence that runs alone needs none; it is for --prompts, "
+                         "--random and the tables",
+                         name);
+    name = first_given(o, (int[]){BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0});
+    if (name && (many || alone) && phase->number < 7)
+        return error_set(err,
+                         "--%s: in this phase only the tables have a pool. make phase7 builds a "
+                         "demo whose requests share one",
+                         name);
+    return 0;
+}
+
+static int check_verify(const struct options *o, struct error *err) {
+    if (!o->prompt)
+        return error_set(err, "--verify needs --prompt");
+    if (o->device && !strcmp(o->device, "cpu"))
+        return error_set(err,
+                         "--verify compares a device with the CPU: choose --device gpu or emu");
+    const char *name =
+        first_given(o, (int[]){MAX_NEW, TEMPERATURE, TOP_K, TOP_P, SEED, IDS, DUMP_LOGITS, 0});
+    if (name)
+        return error_set(err,
+                         "--verify draws a few greedy tokens and prints what it compared: leave "
+                         "out --%s",
+                         name);
     return 0;
 }
 
@@ -365,19 +422,15 @@ static int check_combination(const struct options *o, struct error *err) {
     if (tasks > 1)
         return error_set(err, "--prompt, --prompts, --random, --messages, --chat and --tokenize "
                               "exclude each other: give one");
-    if (!o->random && (o->mix || o->rate > 0))
-        return error_set(err, "--%s needs --random", o->mix ? "mix" : "rate");
-    if (o->verify && !o->prompt)
-        return error_set(err, "--verify needs --prompt");
-    if (o->verify && o->device && !strcmp(o->device, "cpu"))
-        return error_set(err,
-                         "--verify compares a device with the CPU: choose --device gpu or emu");
     if (o->raw && (o->chat || o->messages))
         return error_set(err, "--raw: chat messages need the chat template");
     if (o->tokenize && (o->dump_logits || o->json))
         return error_set(err, "--tokenize runs no model: it has nothing for --dump-logits or "
                               "--json");
-    return 0;
+    if (o->kv_blocks && o->kv_memory)
+        return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
+                              "one");
+    return o->verify ? check_verify(o, err) : 0;
 }
 
 int options_parse(struct options *out, int argc, char **argv, const struct phase *phase,
@@ -398,11 +451,12 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
             return error_set(err, "%s: unknown option; see --help", argv[optind - 1]);
         if (set_option(out, key, optarg, phase, err))
             return -1;
+        out->given |= (uint64_t)1 << (key - MODEL);
     }
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",
                          argv[optind]);
-    if (check_combination(out, err) || check_phase(out, phase, err))
+    if (check_combination(out, err) || check_phase(out, phase, err) || check_use(out, phase, err))
         return -1;
     out->max_running = out->max_running ? out->max_running : 8;
     if (out->token_budget && out->token_budget < out->max_running)

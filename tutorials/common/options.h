@@ -13,6 +13,7 @@
 struct phase;
 
 struct options {
+    uint64_t given;     /* a bit for each option on the command line; for options.c */
     const char *model;  /* folder */
     const char *device; /* name of an op table; NULL: the best there is */
     const char *kernel; /* OP=N: a version of a kernel; NULL: the best */
@@ -39,7 +40,6 @@ struct options {
     int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
     size_t kv_memory;          /* bytes */
     bool swap;                 /* from phase 7 on: what is preempted waits in host memory */
-    bool preempt_given;
     bool no_prefix_cache;
     int samples;     /* of each request */
     float rate;      /* of random requests, per second; 0: all at once */
