@@ -44,12 +44,12 @@ PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11
 MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
-             $(filter-out %/requests.c %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
+             $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
-             scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c
+             scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
+             scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
-MODULES_2 := $(MODULES_1) scheduler/naive_batch.c scheduler/workload.c \
-             tutorials/common/requests.c tutorials/common/group.c
+MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
              scheduler/engine_metrics.c tutorials/common/serve.c
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c

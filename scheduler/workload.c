@@ -199,11 +199,11 @@ static int read_prompt(struct workload *w, const struct workload_encoder *encode
     return w->titles[w->n - 1] ? 0 : error_set(err, "out of memory");
 }
 
-static int read_line(void *context, const json_t *line, const char *where, struct error *err) {
-    struct reading *reading = context;
+static int read_object(struct reading *reading, const json_t *line, const char *where,
+                       struct error *err) {
     const char *id;
     if (!json_is_object(line))
-        return error_set(err, "%s: must be an object with prompt or messages", where);
+        return error_set(err, "%s: must be a string or an object with prompt or messages", where);
     struct request *r = add(reading->workload, err);
     if (!r)
         return -1;
@@ -218,6 +218,14 @@ static int read_line(void *context, const json_t *line, const char *where, struc
     if (!(r->arrival >= 0 && r->arrival <= 1e9))
         return error_set(err, "%s: arrival: must be a number of seconds from 0 to 1e9", where);
     return read_prompt(reading->workload, reading->encoder, line, id, where, err);
+}
+
+/* A text alone is an object with nothing but a prompt. */
+static int read_line(void *context, const json_t *line, const char *where, struct error *err) {
+    json_t *object = json_is_string(line) ? json_pack("{sO}", "prompt", line) : NULL;
+    int result = read_object(context, object ? object : line, where, err);
+    json_decref(object);
+    return result;
 }
 
 /* A stable insertion sort: files are nearly in order, and few lines long. */

@@ -23,12 +23,12 @@ struct workload_encoder {
 };
 
 /*
- * Reads a JSONL file, one request a line: prompt or messages; and if wanted id (a string that no
- * other line has), max_new, arrival (seconds), temperature, top_k, top_p, seed, and stop: a string
- * or a list of strings. What a line does not say, or says is null, `defaults` says. Requests are
- * sorted by arrival, equal ones stay in the order of the file. Returns 0, or -1 with err set: file,
- * line, key and what was expected; a file without requests is refused, too. The workload must be
- * freed in either case.
+ * Reads a JSONL file, one request a line: a string, which is its prompt, or an object with prompt
+ * or messages; and if wanted id (a string that no other line has), max_new, arrival (seconds),
+ * temperature, top_k, top_p, seed, and stop: a string or a list of strings. What a line does not
+ * say, or says is null, `defaults` says. Requests are sorted by arrival, equal ones stay in the
+ * order of the file. Returns 0, or -1 with err set: file, line, key and what was expected; a file
+ * without requests is refused, too. The workload must be freed in either case.
  */
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
                   const struct workload_encoder *encoder, struct error *err);

@@ -118,6 +118,11 @@ static void bad_files_are_named(void **state) {
         {"prompts", "{\"prompt\": 3}", "prompt"},
         {"prompts", "{\"prompt\": \"x\", \"max_new\": 0}", "max_new"},
         {"prompts", "\n\n", "no prompts"},
+        {"prompts", "\"a\\u0000b\"", "NUL"},
+        {"prompts", "{\"prompt\": \"x\", \"maxnew\": 3}", "maxnew: unknown"},
+        {"prompts", "{\"prompt\": \"x\", \"temperature\": -1}", "temperature"},
+        {"prompts", "{\"prompt\": \"x\", \"stop\": \"y\"}", "\"x\" has stop: make phase3"},
+        {"prompts", "{\"prompt\": \"x\", \"arrival\": 1}", "\"x\" has an arrival: make phase3"},
         {"messages", "{}", "list"},
         {"messages", "[]", "empty"},
         {"messages", "[{\"role\": \"user\"}]", "content"},
@@ -270,6 +275,11 @@ static void chat_keeps_its_conversation(void **state) {
         assert_string_equal(c.out, "Hello! How can I help you?\nThe capital of Japan is Tokyo.\n");
         command_free(&c);
     }
+    struct command nul = command_runf(
+        "printf 'Hello!\\nHel\\0lo!\\n' | %s/demo1 --device cpu --chat", build_folder(NULL));
+    assert_int_equal(nul.status, 2);
+    assert_non_null(strstr(nul.err, "demo: stdin: a line has a NUL character"));
+    command_free(&nul);
     snprintf(line, sizeof line, "%s/demo1 --device cpu --chat --context 16", build_folder(NULL));
     struct command c = command_run(line, "Hello!\nHello!\nHello!\n");
     assert_non_null(strstr(c.err, "context"));

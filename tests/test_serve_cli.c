@@ -56,11 +56,16 @@ static struct command demo_of_work(int phase, const char *arguments) {
  */
 
 /* The prompts of data/prompts that do not share a long text, with short answers. Fewer under the
- * sanitizers. */
+ * sanitizers. And lines of every kind: a text alone, one that draws, one that says null. */
 static void write_all_prompts(void) {
-    struct command c = command_runf("cat data/prompts/[lm]*.jsonl data/prompts/short.jsonl | %s "
-                                    "sed 's/\"max_new\": [0-9]*/\"max_new\": %d/' > %s",
-                                    is_release() ? "" : "tail -n 10 |", is_release() ? 5 : 2, work);
+    struct command c = command_runf(
+        "{ cat data/prompts/[lm]*.jsonl data/prompts/short.jsonl | %s "
+        "sed 's/\"max_new\": [0-9]*/\"max_new\": %d/'; echo '\"What is 2 + 2?\"'; "
+        "echo '{\"prompt\": \"Tell me a story.\", \"temperature\": 1.5, \"top_k\": 50, "
+        "\"top_p\": 0.9, \"seed\": 7, \"max_new\": 4}'; "
+        "echo '{\"id\": \"null\", \"prompt\": \"Hello!\", \"messages\": null, \"stop\": []}'; } > "
+        "%s",
+        is_release() ? "" : "tail -n 10 |", is_release() ? 5 : 2, work);
     assert_int_equal(c.status, 0);
     command_free(&c);
 }
@@ -70,7 +75,8 @@ static void the_same_prompts_have_one_fingerprint(void **state) {
     static const struct {
         int phase;
         const char *arguments;
-    } runs[] = {{1, ""},
+    } runs[] = {{0, ""},
+                {1, ""},
                 {2, "--cache static"},
                 {3, ""},
                 {3, "--max-running 3 --token-budget 20 --chunk 7"},
@@ -87,7 +93,7 @@ static void the_same_prompts_have_one_fingerprint(void **state) {
         if (!*first)
             snprintf(first, sizeof first, "%s", fingerprint);
         if (strncmp(first, fingerprint, 16))
-            fail_msg("demo%d %s: fingerprint %.16s, phase 1 has %s", runs[i].phase,
+            fail_msg("demo%d %s: fingerprint %.16s, phase 0 has %s", runs[i].phase,
                      runs[i].arguments, fingerprint, first);
         command_free(&c);
     }

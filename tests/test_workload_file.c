@@ -80,6 +80,7 @@ static void what_a_line_does_not_say_is_the_default(void **state) {
     (void)state;
     static const char *const lines[] = {
         "{\"prompt\": \"Hi\"}",
+        "\"Hi\"",
         "\n \t\r\n{\"prompt\": \"Hi\"}\n\n",
         "{\"prompt\": \"Hi\", \"id\": null, \"messages\": null, \"max_new\": null, \"seed\": null, "
         "\"arrival\": null, \"temperature\": null, \"top_k\": null, \"top_p\": null, "
@@ -186,6 +187,7 @@ static const struct {
     {"[]", "object", ""},
     {"3", "object", ""},
     {"null", "object", ""},
+    {"\"a\\u0000b\"", "prompt", "NUL"},
     {"{}", "prompt", "messages"},
     {"{\"max_new\": 3}", "prompt", "messages"},
     {"{\"prompt\": null}", "prompt", "messages"},

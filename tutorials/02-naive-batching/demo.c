@@ -105,18 +105,14 @@ static json_t *waste_rows(const struct workload *w, const struct group *g, int s
     return rows;
 }
 
-/* A batch starts at once and knows nothing of texts; all of its prompts must fit. */
-static int check_requests(const struct demo *demo, const struct workload *w, const char *path,
-                          struct error *err) {
-    for (int i = 0; i < w->n; i++) {
-        if (w->requests[i].n_stops || w->requests[i].arrival > 0)
-            return error_set(err, "%s: \"%s\" has %s: make phase3 builds a demo for that", path,
-                             w->titles[i], w->requests[i].n_stops ? "stop" : "an arrival");
+/* All prompts of a batch must fit. */
+static int check_prompts(const struct demo *demo, const struct workload *w, const char *path,
+                         struct error *err) {
+    for (int i = 0; i < w->n; i++)
         if (w->requests[i].n_prompt >= demo->generator.context)
             return error_set(err,
                              "%s: \"%s\" has %d tokens and needs one more, but the context is %d",
                              path, w->titles[i], w->requests[i].n_prompt, demo->generator.context);
-    }
     return 0;
 }
 
@@ -129,7 +125,8 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
     struct group g = {0};
     struct naive_waste waste;
     int longest = 0;
-    int result = demo_read_requests(demo, path, &w, err) || check_requests(demo, &w, path, err) ||
+    int result = demo_read_requests(demo, path, &w, err) || demo_check_untimed(&w, path, err) ||
+                 check_prompts(demo, &w, path, err) ||
                  group_start(demo, &g, w.requests, w.n, 0, err) ||
                  group_answer(demo, &g, &waste, err);
     for (int i = 0; !result && i < g.n; i++) {

@@ -65,10 +65,10 @@ static void report(struct demo *demo, const struct sequence *s, int n_prompt) {
 }
 
 int answer_start(struct demo *demo, struct sequence *s, struct kv_cache **cache,
-                 struct error *err) {
+                 const struct sampling_options *sampling, struct error *err) {
     const struct phase *phase = demo->phase;
     *cache = NULL;
-    if (sequence_start(s, demo->n_sequences, &demo->options.sampling, err))
+    if (sequence_start(s, demo->n_sequences, sampling, err))
         return -1;
     if (phase->n_caches) {
         *cache =
@@ -103,40 +103,31 @@ static int finish_output(struct streaming *streaming, const struct sequence *s, 
     return write_stdout("", 0, err);
 }
 
-int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const char *text,
-           size_t n_bytes, bool add_special, int max_new, struct answer_output *output,
-           struct error *err) {
+int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const int32_t *ids, int n,
+           int max_new, struct answer_output *output, struct error *err) {
     struct streaming streaming = {.demo = demo};
     const struct options *options = &demo->options;
-    int32_t *ids = NULL;
-    size_t n = 0;
     int result = -1;
-    if (tokenizer_encode(demo->tokenizer, text, n_bytes, add_special, &ids, &n, err))
-        return -1;
-    if (n >= (size_t)demo->generator.context) {
-        error_set(err, "the prompt has %zu tokens and needs one more, but the context is %d", n,
-                  demo->generator.context);
-        goto done;
-    }
+    if (n >= demo->generator.context)
+        return error_set(err, "the prompt has %d tokens and needs one more, but the context is %d",
+                         n, demo->generator.context);
     if (options->dump_logits && !output->logits.file &&
         npy_open(&output->logits, options->dump_logits, (size_t)demo->model.config.vocab_size, err))
-        goto done;
+        return -1;
     streaming.logits = options->dump_logits ? &output->logits : NULL;
     if (options->ids)
-        print_ids("prompt", ids, (int)n);
+        print_ids("prompt", ids, n);
     else if (!(streaming.stream = decode_stream_new(demo->tokenizer, true, err)))
-        goto done;
+        return -1;
     demo->generator.on_token = show_token;
     demo->generator.on_token_context = &streaming;
     demo->dev->peak_bytes = demo->dev->bytes;
-    if (sequence_ask(s, ids, (int)n, max_new, err) || generate(&demo->generator, s, cache, err) ||
-        finish_output(&streaming, s, err))
-        goto done;
-    report(demo, s, s->n_prompt);
-    result = 0;
-done:
+    if (!sequence_ask(s, ids, n, max_new, err) && !generate(&demo->generator, s, cache, err) &&
+        !finish_output(&streaming, s, err)) {
+        report(demo, s, s->n_prompt);
+        result = 0;
+    }
     demo->generator.on_token = NULL;
     decode_stream_free(streaming.stream);
-    free(ids);
     return result;
 }

@@ -13,20 +13,19 @@ struct answer_output {
     struct npy logits;
 };
 
-/* Starts a sequence of the run with the options' sampling and its cache. Returns 0, or -1 with err
- * set; then nothing is left to end. */
-int answer_start(struct demo *demo, struct sequence *s, struct kv_cache **cache, struct error *err);
+/* Starts a sequence of the run and its cache. Returns 0, or -1 with err set; then nothing is left
+ * to end. */
+int answer_start(struct demo *demo, struct sequence *s, struct kv_cache **cache,
+                 const struct sampling_options *sampling, struct error *err);
 
 /* Ends it: its fingerprint goes into the run's. Both may be zeroed. */
 void answer_end(struct demo *demo, struct sequence *s, struct kv_cache *cache);
 
 /*
- * Adds the prompt's text to s and answers it: to stdout as text, or as ids with --ids.
- * add_special: with the tokenizer's post-processor (BOS). Prints the metrics on stderr.
- * Returns 0, or -1 with err set.
+ * Adds n prompt ids to s and answers them: to stdout as text, or as ids with --ids. Prints the
+ * metrics on stderr. Returns 0, or -1 with err set.
  */
-int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const char *text,
-           size_t n_bytes, bool add_special, int max_new, struct answer_output *output,
-           struct error *err);
+int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const int32_t *ids, int n,
+           int max_new, struct answer_output *output, struct error *err);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "model/chat.h"
 #include "tutorials/common/answer.h"
+#include "tutorials/common/requests.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,40 +10,27 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A fresh sequence that answers one text. */
-static int answer_alone(struct demo *demo, const char *text, size_t n, bool templated, int max_new,
-                        struct answer_output *output, struct error *err) {
+/* A fresh sequence that answers one prompt. */
+static int answer_alone(struct demo *demo, const struct request *r, struct answer_output *output,
+                        struct error *err) {
     struct sequence s;
     struct kv_cache *cache;
-    if (answer_start(demo, &s, &cache, err))
+    if (answer_start(demo, &s, &cache, &r->sampling, err))
         return -1;
-    /* A template spells out its own special tokens; plain text gets those of the tokenizer. */
-    int result = answer(demo, &s, cache, text, n, !templated, max_new, output, err);
+    int result = answer(demo, &s, cache, r->prompt, r->n_prompt, r->max_new, output, err);
     answer_end(demo, &s, cache);
     return result;
 }
 
-static int answer_messages(struct demo *demo, const struct chat_message *messages, size_t n,
-                           int max_new, struct answer_output *output, struct error *err) {
-    char *text;
-    size_t n_bytes;
-    if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(err, "%s: the model has no ChatML template; use --raw --prompt",
-                         demo->options.model);
-    if (chat_render(messages, n, &text, &n_bytes, err))
-        return -1;
-    int result = answer_alone(demo, text, n_bytes, true, max_new, output, err);
-    free(text);
-    return result;
-}
-
-/* A prompt as a user gives it: one chat message if the model chats, else plain text. */
-static int answer_prompt(struct demo *demo, const char *prompt, size_t n, int max_new,
-                         struct answer_output *output, struct error *err) {
-    if (demo->options.raw || !tokenizer_has_chatml(demo->tokenizer))
-        return answer_alone(demo, prompt, n, false, max_new, output, err);
-    struct chat_message message = {(char *)"user", (char *)prompt};
-    return answer_messages(demo, &message, 1, max_new, output, err);
+/* The ids of a prompt, answered as the options say. */
+static int answer_ids(struct demo *demo, int32_t *ids, size_t n, struct answer_output *output,
+                      struct error *err) {
+    struct request request = {.prompt = ids,
+                              .n_prompt = (int)n,
+                              .max_new = demo->options.max_new,
+                              .sampling = demo->options.sampling};
+    return n > INT32_MAX / 4 ? error_set(err, "the prompt has too many tokens")
+                             : answer_alone(demo, &request, output, err);
 }
 
 /* Closes the file of logits without hiding an earlier error. */
@@ -52,64 +40,41 @@ static int close_output(struct answer_output *output, int result, struct error *
 
 int complete_prompt(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
-    const char *prompt = demo->options.prompt;
-    int result = answer_prompt(demo, prompt, strlen(prompt), demo->options.max_new, &output, err);
+    int32_t *ids;
+    size_t n;
+    if (demo_encode_prompt(demo, demo->options.prompt, &ids, &n, err))
+        return -1;
+    int result = answer_ids(demo, ids, n, &output, err);
+    free(ids);
     return close_output(&output, result, err);
 }
 
 int complete_messages(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
     struct chat_message *messages;
-    size_t n;
-    if (chat_read_messages(demo->options.messages, &messages, &n, err))
+    int32_t *ids = NULL;
+    size_t n_messages, n;
+    if (chat_read_messages(demo->options.messages, &messages, &n_messages, err))
         return -1;
-    int result = answer_messages(demo, messages, n, demo->options.max_new, &output, err);
-    chat_free_messages(messages, n);
+    int result = demo_encode_messages(demo, messages, n_messages, &ids, &n, err) ||
+                 answer_ids(demo, ids, n, &output, err);
+    chat_free_messages(messages, n_messages);
+    free(ids);
     return close_output(&output, result, err);
 }
 
-/* What answer_line needs of the run. */
-struct prompts_run {
-    struct demo *demo;
-    struct answer_output output;
-};
-
-static int answer_line(void *context, const json_t *value, const char *where, struct error *err) {
-    struct prompts_run *run = context;
-    const char *prompt = NULL;
-    int max_new = run->demo->options.max_new;
-    if (demo_interrupted(run->demo))
-        return 0;
-    if (json_is_string(value))
-        prompt = json_string_value(value);
-    else if (!json_is_object(value))
-        return error_set(err, "%s: must be a string or an object with prompt or messages", where);
-    else if (json_get_text(value, "prompt", &prompt, where, err) ||
-             json_get_int(value, "max_new", 1, 1 << 30, &max_new, where, err))
-        return -1;
-    json_t *list = json_object_get(value, "messages");
-    if (!prompt == !list)
-        return error_set(err, "%s: needs either prompt or messages", where);
-    if (!run->demo->options.ids)
-        printf("%s[%u] %s\n", run->demo->n_sequences ? "\n" : "", run->demo->n_sequences,
-               prompt ? prompt : "(messages)");
-    if (prompt)
-        return answer_prompt(run->demo, prompt, strlen(prompt), max_new, &run->output, err);
-    struct chat_message *messages;
-    size_t n;
-    if (chat_messages_from_json(list, where, &messages, &n, err))
-        return -1;
-    int result = answer_messages(run->demo, messages, n, max_new, &run->output, err);
-    chat_free_messages(messages, n);
-    return result;
-}
-
 int complete_prompts(struct demo *demo, struct error *err) {
-    struct prompts_run run = {.demo = demo};
-    int result = json_for_each_line(demo->options.prompts, answer_line, &run, err);
-    if (!result && !demo->n_sequences)
-        result = error_set(err, "%s: no prompts in it", demo->options.prompts);
-    return close_output(&run.output, result, err);
+    struct answer_output output = {0};
+    struct workload w;
+    int result = demo_read_requests(demo, demo->options.prompts, &w, err) ||
+                 demo_check_untimed(&w, demo->options.prompts, err);
+    for (int i = 0; i < w.n && !result && !demo_interrupted(demo); i++) {
+        if (!demo->options.ids)
+            printf("%s[%d] %s\n", i ? "\n" : "", i, w.titles[i]);
+        result = answer_alone(demo, &w.requests[i], &output, err);
+    }
+    workload_free(&w);
+    return close_output(&output, result, err);
 }
 
 static int tokenize_line(void *context, const json_t *value, const char *where, struct error *err) {
@@ -159,11 +124,18 @@ static int next_turn(const struct sequence *s, const char *line, char **text, si
 static int one_turn(struct demo *demo, struct sequence *s, struct kv_cache *cache, const char *line,
                     struct answer_output *output, struct error *err) {
     char *text;
-    size_t n;
-    if (next_turn(s, line, &text, &n, err))
+    int32_t *ids;
+    size_t n_bytes, n;
+    if (next_turn(s, line, &text, &n_bytes, err))
         return -1;
-    int result = answer(demo, s, cache, text, n, false, demo->options.max_new, output, err);
+    int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, &ids, &n, err);
     free(text);
+    if (result)
+        return -1;
+    result = n > INT32_MAX / 4
+                 ? error_set(err, "the question has too many tokens")
+                 : answer(demo, s, cache, ids, (int)n, demo->options.max_new, output, err);
+    free(ids);
     return result;
 }
 
@@ -179,7 +151,7 @@ int complete_chat(struct demo *demo, struct error *err) {
     if (!tokenizer_has_chatml(demo->tokenizer))
         return error_set(err, "%s: the model has no ChatML template, so it cannot chat",
                          demo->options.model);
-    if (answer_start(demo, &s, &cache, err))
+    if (answer_start(demo, &s, &cache, &demo->options.sampling, err))
         return -1;
     while (!result && s.finish != FINISH_CONTEXT) {
         if (person)
@@ -187,8 +159,11 @@ int complete_chat(struct demo *demo, struct error *err) {
         if ((n = getline(&line, &capacity, stdin)) < 0)
             break;
         if (line[n - 1] == '\n')
-            line[n - 1] = 0;
-        if (*line)
+            line[--n] = 0;
+        if (strlen(line) < (size_t)n)
+            result =
+                error_set(err, "stdin: a line has a NUL character, which a message cannot have");
+        else if (n)
             result = one_turn(demo, &s, cache, line, &output, err);
     }
     if (!result && s.finish == FINISH_CONTEXT)

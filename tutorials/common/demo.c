@@ -1,6 +1,5 @@
 #include "tutorials/common/demo.h"
 
-#include "model/chat.h"
 #include "tutorials/common/complete.h"
 #include "tutorials/common/terminal.h"
 #include "tutorials/common/verify.h"
@@ -74,10 +73,19 @@ int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **id
     if (demo->options.raw || !tokenizer_has_chatml(demo->tokenizer))
         return tokenizer_encode(demo->tokenizer, prompt, strlen(prompt), true, ids, n, err);
     struct chat_message message = {(char *)"user", (char *)prompt};
+    return demo_encode_messages(demo, &message, 1, ids, n, err);
+}
+
+int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
+                         size_t n_messages, int32_t **ids, size_t *n, struct error *err) {
     char *text;
     size_t n_bytes;
-    if (chat_render(&message, 1, &text, &n_bytes, err))
+    if (!tokenizer_has_chatml(demo->tokenizer))
+        return error_set(err, "%s: the model has no ChatML template; give prompts, with --raw",
+                         demo->options.model);
+    if (chat_render(messages, n_messages, &text, &n_bytes, err))
         return -1;
+    /* A template spells out its own special tokens; plain text gets those of the tokenizer. */
     int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
     free(text);
     return result;

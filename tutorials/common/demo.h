@@ -7,6 +7,7 @@
 #ifndef SAMEBITS_DEMO_H
 #define SAMEBITS_DEMO_H
 
+#include "model/chat.h"
 #include "model/json.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -72,6 +73,10 @@ bool demo_interrupted(const struct demo *demo);
  * forbid it. *ids is malloc'ed, the caller's to free. Returns 0, or -1 with err set. */
 int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
                        struct error *err);
+
+/* The ids of a list of chat messages. The same; the model must have a ChatML template. */
+int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
+                         size_t n_messages, int32_t **ids, size_t *n, struct error *err);
 
 /* Prints rows (a JSON list of objects) as a table on stdout and keeps them, under `key`, for
  * --json. Takes over the reference to rows. */

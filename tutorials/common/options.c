@@ -59,7 +59,7 @@ enum {
 static const struct row rows[] = {
     {NULL, NULL, "What to run (nothing of these: this phase's tables)", 0},
     {"prompt", "TEXT", "complete one prompt; the text streams to stdout", PROMPT},
-    {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new", PROMPTS},
+    {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new, seed, ...", PROMPTS},
     {"random", "N", "N requests of random tokens, from phase 3 on; see --rate and --mix", RANDOM},
     {"messages", "FILE.json", "answer a JSON list of chat messages", MESSAGES},
     {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", CHAT},

@@ -1,7 +1,5 @@
 #include "tutorials/common/requests.h"
 
-#include "model/chat.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,20 +12,13 @@ static int encode_messages(void *context, const json_t *list, const char *where,
                            size_t *n, struct error *err) {
     const struct demo *demo = context;
     struct chat_message *messages;
-    size_t n_messages, n_bytes;
-    char *text;
-    if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(
-            err, "%s: messages: the model has no ChatML template; give prompts, with --raw", where);
+    struct error why;
+    size_t n_messages;
     if (chat_messages_from_json(list, where, &messages, &n_messages, err))
         return -1;
-    int result = chat_render(messages, n_messages, &text, &n_bytes, err);
+    int result = demo_encode_messages(demo, messages, n_messages, ids, n, &why);
     chat_free_messages(messages, n_messages);
-    if (result)
-        return -1;
-    result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
-    free(text);
-    return result;
+    return result ? error_set(err, "%s: messages: %s", where, why.text) : 0;
 }
 
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
@@ -36,6 +27,14 @@ int demo_read_requests(const struct demo *demo, const char *path, struct workloa
                                .sampling = demo->options.sampling};
     struct workload_encoder encoder = {encode_prompt, encode_messages, (void *)demo};
     return workload_read(w, path, &defaults, &encoder, err);
+}
+
+int demo_check_untimed(const struct workload *w, const char *path, struct error *err) {
+    for (int i = 0; i < w->n; i++)
+        if (w->requests[i].n_stops || w->requests[i].arrival > 0)
+            return error_set(err, "%s: \"%s\" has %s: make phase3 builds a demo for that", path,
+                             w->titles[i], w->requests[i].n_stops ? "stop" : "an arrival");
+    return 0;
 }
 
 static int min_int(int a, int b) {

@@ -1,5 +1,5 @@
 /*
- * requests.h - --prompts and --random for the phases that run many requests at once.
+ * requests.h - --prompts and --random as requests: one reader for all phases.
  */
 #ifndef SAMEBITS_REQUESTS_H
 #define SAMEBITS_REQUESTS_H
@@ -16,6 +16,10 @@ int demo_read_requests(const struct demo *demo, const char *path, struct workloa
 /* The same, every request of the file twice: enough that 32 can run at once. */
 int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
                              struct error *err);
+
+/* 0, or -1 with err set when a request has a stop string or an arrival: before phase 3 nothing
+ * looks at texts or waits. */
+int demo_check_untimed(const struct workload *w, const char *path, struct error *err);
 
 /* Draws the requests of --random. They have the model's whole vocabulary and fit in its context: a
  * prompt in half of it, and an answer in what is left. Returns as demo_read_requests. */
