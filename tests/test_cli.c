@@ -280,9 +280,51 @@ static void chat_keeps_its_conversation(void **state) {
     assert_int_equal(nul.status, 2);
     assert_non_null(strstr(nul.err, "demo: stdin: a line has a NUL character"));
     command_free(&nul);
-    snprintf(line, sizeof line, "%s/demo1 --device cpu --chat --context 16", build_folder(NULL));
-    struct command c = command_run(line, "Hello!\nHello!\nHello!\n");
-    assert_non_null(strstr(c.err, "context"));
+}
+
+/* The context is full in the middle of an answer, or the next question does not fit: in both cases
+ * what was said stays said. */
+static void a_chat_ends_with_its_context(void **state) {
+    (void)state;
+    static const int contexts[] = {16, 26};
+    for (int i = 0; i < 2; i++) {
+        char line[600], path[300];
+        struct error err;
+        snprintf(path, sizeof path, "%s/chat.json", folder);
+        snprintf(line, sizeof line, "%s/demo1 --device cpu --ids --chat --context %d --json %s",
+                 build_folder(NULL), contexts[i], path);
+        struct command c = command_run(line, "Hello!\nWhat is the capital of Japan?\nHello!\n");
+        assert_int_equal(c.status, 0);
+        assert_int_equal(count_lines(c.out), 2); /* prompt: and output: of the first turn */
+        assert_non_null(strstr(c.err, "is full: the conversation ends here"));
+        assert_non_null(command_fingerprint(&c));
+        json_t *root = json_read_file(path, &err);
+        assert_int_equal(json_array_size(json_object_get(root, "runs")), 1);
+        json_decref(root);
+        command_free(&c);
+    }
+    struct command c = command_runf("echo 'What is the capital of Japan?' | %s/demo1 --device cpu "
+                                    "--ids --chat --context 16",
+                                    build_folder(NULL));
+    assert_int_equal(c.status, 2); /* nothing was said */
+    assert_string_equal(c.out, "");
+    assert_non_null(strstr(c.err, " tokens and needs one more, but the context is 16"));
+    command_free(&c);
+}
+
+/* A model that also stops at "!": its answer has no end mark, and the next turn begins with one. */
+static void a_turn_that_another_id_ended_gets_its_mark(void **state) {
+    (void)state;
+    char line[600];
+    snprintf(line, sizeof line,
+             "m=%s/stops; cp -r data/model $m && echo '{\"eos_token_id\": [4095, 0]}' > "
+             "$m/generation_config.json && %s/demo1 --device cpu --ids --chat --model $m",
+             folder, build_folder(NULL));
+    struct command c = command_run(line, "Hello!\nHello!\n");
+    assert_int_equal(c.status, 0);
+    const char *answer = strstr(c.out, "output: "), *next = strstr(answer, "prompt: ");
+    assert_memory_equal(next - 3, " 0\n", 3);
+    assert_memory_equal(next, "prompt: 4095 198 4094 ", 22);
     command_free(&c);
 }
 
@@ -468,6 +510,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(ids_are_two_lines),
         cmocka_unit_test(messages_and_prompts_files),
         cmocka_unit_test(chat_keeps_its_conversation),
+        cmocka_unit_test(a_chat_ends_with_its_context),
+        cmocka_unit_test(a_turn_that_another_id_ended_gets_its_mark),
         cmocka_unit_test(logits_are_dumped_as_npy),
         cmocka_unit_test(tokenize_prints_one_array_a_line),
         cmocka_unit_test(broken_utf8_still_gets_an_answer),

@@ -103,6 +103,10 @@ static int finish_output(struct streaming *streaming, const struct sequence *s, 
     return write_stdout("", 0, err);
 }
 
+bool answer_fits(const struct demo *demo, const struct sequence *s, int n) {
+    return n < demo->generator.context - s->n_tokens;
+}
+
 int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const int32_t *ids, int n,
            int max_new, struct answer_output *output, struct error *err) {
     struct streaming streaming = {.demo = demo};

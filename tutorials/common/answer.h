@@ -21,6 +21,9 @@ int answer_start(struct demo *demo, struct sequence *s, struct kv_cache **cache,
 /* Ends it: its fingerprint goes into the run's. Both may be zeroed. */
 void answer_end(struct demo *demo, struct sequence *s, struct kv_cache *cache);
 
+/* Whether n more prompt ids and one token fit into the context. */
+bool answer_fits(const struct demo *demo, const struct sequence *s, int n);
+
 /*
  * Adds n prompt ids to s and answers them: to stdout as text, or as ids with --ids. Prints the
  * metrics on stderr. Returns 0, or -1 with err set.

@@ -99,16 +99,18 @@ int tokenize_lines(const struct tokenizer *tokenizer, const char *path, struct e
     return fflush(stdout) ? error_set(err, "stdout: %s", strerror(errno)) : 0;
 }
 
-/* The text of the next turn. An answer that was cut off has no end mark yet: it gets one. */
-static int next_turn(const struct sequence *s, const char *line, char **text, size_t *n,
-                     struct error *err) {
+/* The text of the next turn. An answer that was cut off, or ended by another stop id, has no end
+ * mark yet: it gets one. */
+static int next_turn(const struct tokenizer *tokenizer, const struct sequence *s, const char *line,
+                     char **text, size_t *n, struct error *err) {
     if (!s->n_tokens) {
         struct chat_message message = {(char *)"user", (char *)line};
         return chat_render(&message, 1, text, n, err);
     }
     char *turn;
     size_t turn_bytes;
-    const char *end = s->finish == FINISH_STOP ? "" : "<|im_end|>";
+    bool ended = s->tokens[s->n_tokens - 1] == tokenizer_id(tokenizer, "<|im_end|>");
+    const char *end = ended ? "" : "<|im_end|>";
     if (chat_render_turn(line, &turn, &turn_bytes, err))
         return -1;
     *n = strlen(end) + turn_bytes;
@@ -121,20 +123,25 @@ static int next_turn(const struct sequence *s, const char *line, char **text, si
     return *text ? 0 : error_set(err, "out of memory");
 }
 
+/* One question and its answer. A question that does not fit behind other turns ends the
+ * conversation as a full context does. */
 static int one_turn(struct demo *demo, struct sequence *s, struct kv_cache *cache, const char *line,
                     struct answer_output *output, struct error *err) {
     char *text;
     int32_t *ids;
     size_t n_bytes, n;
-    if (next_turn(s, line, &text, &n_bytes, err))
+    if (next_turn(demo->tokenizer, s, line, &text, &n_bytes, err))
         return -1;
     int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, &ids, &n, err);
     free(text);
     if (result)
         return -1;
-    result = n > INT32_MAX / 4
-                 ? error_set(err, "the question has too many tokens")
-                 : answer(demo, s, cache, ids, (int)n, demo->options.max_new, output, err);
+    if (n > INT32_MAX / 4)
+        result = error_set(err, "the question has too many tokens");
+    else if (s->n_tokens && !answer_fits(demo, s, (int)n))
+        s->finish = FINISH_CONTEXT;
+    else
+        result = answer(demo, s, cache, ids, (int)n, demo->options.max_new, output, err);
     free(ids);
     return result;
 }
