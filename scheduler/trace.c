@@ -39,14 +39,14 @@ void trace_counter(struct trace *t, const char *name, double value, double time)
                      microseconds(time), "args", name, value));
 }
 
-int trace_write(struct trace *t, const char *path, struct error *err) {
-    json_t *file = json_pack("{sO ss}", "traceEvents", t->events, "displayTimeUnit", "ms");
+int trace_write(struct trace *t, FILE *file, const char *path, struct error *err) {
+    json_t *root = json_pack("{sO ss}", "traceEvents", t->events, "displayTimeUnit", "ms");
     int result = 0;
     errno = 0;
-    if (!file || json_dump_file(file, path, JSON_COMPACT | JSON_REAL_PRECISION(12)))
+    if (!root || json_dumpf(root, file, JSON_COMPACT | JSON_REAL_PRECISION(12)) || fflush(file))
         result =
             error_set(err, "%s: cannot write: %s", path, errno ? strerror(errno) : "out of memory");
-    json_decref(file);
+    json_decref(root);
     trace_end(t);
     return result;
 }

@@ -9,6 +9,8 @@
 
 #include "scheduler/request.h"
 
+#include <stdio.h>
+
 struct trace {
     void *events; /* a JSON list; NULL before trace_start */
 };
@@ -28,9 +30,9 @@ void trace_done(struct trace *t, int request, const char *why, double time);
 /* The value of a counter from this time on. */
 void trace_counter(struct trace *t, const char *name, double value, double time);
 
-/* Writes the file and frees the events. Returns 0, or -1 with err set: the file cannot be written.
- */
-int trace_write(struct trace *t, const char *path, struct error *err);
+/* Writes an open file and frees the events. path: for messages. Returns 0, or -1 with err set: the
+ * file cannot be written. */
+int trace_write(struct trace *t, FILE *file, const char *path, struct error *err);
 
 /* Frees the events without writing; a zeroed trace is fine. */
 void trace_end(struct trace *t);

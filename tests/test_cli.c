@@ -110,6 +110,7 @@ static void bad_files_are_named(void **state) {
     assert_refused(1, "--messages /nosuch", "/nosuch", "No such file");
     assert_refused(1, "--tokenize /nosuch", "/nosuch", "No such file");
     assert_refused(1, "--prompt x --max-new 1 --dump-logits /nosuch/f", "/nosuch/f", "No such");
+    assert_refused(1, "--model /nosuch --json /nosuch/f", "/nosuch/f", "cannot write: No such");
     static const struct {
         const char *option, *content, *word;
     } files[] = {
@@ -168,6 +169,23 @@ static void a_prompt_longer_than_the_context_is_refused(void **state) {
     assert_non_null(strstr(c.err, "1 new (context)"));
     command_free(&c);
     assert_refused(1, "--raw --prompt ''", "empty", "prompt");
+    /* Behind others of a file, it does not keep them from being answered. */
+    const char *text = "\"Hello!\"\n\"What is the capital of France?\"\n\"Hello!\"\n";
+    c = command_runf("%s/demo1 --device cpu --context 18 --max-new 2 --prompts %s",
+                     build_folder(NULL), write_file("long.jsonl", text, strlen(text)));
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.out, "request 1: the prompt has 19 tokens"));
+    assert_non_null(strstr(c.out, "[2] Hello!\nHello!"));
+    assert_non_null(strstr(c.err,
+                           "demo: 1 of the requests could not be answered. The first, request "
+                           "1: the prompt has 19 tokens"));
+    struct command other = command_runf("%s/demo4 --device cpu --context 18 --max-new 2 --prompts "
+                                        "%s/long.jsonl",
+                                        build_folder(NULL), folder);
+    assert_int_equal(other.status, 2);
+    assert_memory_equal(command_fingerprint(&other), command_fingerprint(&c), 16);
+    command_free(&other);
+    command_free(&c);
 }
 
 /* A copy of the model folder with one file replaced by its first n bytes. */
@@ -404,6 +422,10 @@ static void a_full_disk_is_reported(void **state) {
         command_runf("%s/demo1 --device cpu --prompt 'Hello!' > /dev/full", build_folder(NULL));
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "stdout"));
+    command_free(&c);
+    c = demo(1, "--max-new 1 --json /dev/full --prompt Hello!");
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.err, "demo: /dev/full: cannot write: No space"));
     command_free(&c);
     assert_refused(1, "--ids --max-new 2 --dump-logits /dev/full --prompt 'Hello!'", "/dev/full",
                    "No space");

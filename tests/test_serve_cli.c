@@ -117,14 +117,15 @@ static void the_kernels_have_it_too(void **state) {
 /* ---- what the tables say ----------------------------------------------------------------------
  */
 
-/* Runs the demo with --json and returns the rows of "requests", and all of it in *root. */
-static json_t *requests_of(int phase, const char *arguments, json_t **root) {
+/* Runs the demo with --json and returns the rows of "requests", and all of it in *root. status: of
+ * the command, 2 when a request cannot be answered. */
+static json_t *requests_of(int phase, const char *arguments, int status, json_t **root) {
     char path[64];
     struct error err;
     snprintf(path, sizeof path, "%s/run.json", folder);
     struct command c = command_runf("%s/demo%d --device cpu --json %s %s", build_folder(NULL),
                                     phase, path, arguments);
-    if (c.status)
+    if (c.status != status)
         fail_msg("status %d: %s", c.status, c.err);
     command_free(&c);
     *root = json_read_file(path, &err);
@@ -158,7 +159,7 @@ static void every_end_is_told(void **state) {
                "{\"id\": \"late\", \"prompt\": \"Hello!\", \"max_new\": 3, \"arrival\": 0.5}\n");
     for (int phase = 3; phase <= 4; phase++) {
         snprintf(arguments, sizeof arguments, "--prompts %s --context 40", work);
-        json_t *rows = requests_of(phase, arguments, &root);
+        json_t *rows = requests_of(phase, arguments, 2, &root);
         assert_int_equal(json_array_size(rows), 6);
         assert_row(rows, 0, "stops", "stop", 11);
         assert_row(rows, 1, "string", "stop string", 8);
@@ -172,15 +173,37 @@ static void every_end_is_told(void **state) {
     struct command c = demo_of_work(4, "--context 40");
     assert_non_null(strstr(c.out, "request 3: the prompt has "));
     assert_non_null(strstr(c.out, "the context is 40\n"));
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.err, "demo: 1 of the requests could not be answered. The first, "
+                                  "request 3: the prompt has "));
+    assert_non_null(command_fingerprint(&c));
     command_free(&c);
+}
+
+/* A request that comes after all others and is refused has no step, but a row in the log. */
+static void a_refusal_while_nothing_runs_is_logged(void **state) {
+    (void)state;
+    char arguments[128];
+    json_t *root;
+    write_work("{\"prompt\": \"Hello!\", \"max_new\": 2}\n"
+               "{\"prompt\": \"What is the capital of France?\", \"max_new\": 2, "
+               "\"arrival\": 1}\n");
+    snprintf(arguments, sizeof arguments, "--prompts %s --kv-blocks 1", work);
+    requests_of(7, arguments, 2, &root);
+    const json_t *steps = json_object_get(root, "steps");
+    const json_t *last = json_array_get(steps, json_array_size(steps) - 1);
+    assert_string_equal(json_string_value(json_object_get(last, "states")), "..");
+    json_decref(root);
 }
 
 static void random_requests_have_the_lengths_of_their_mix(void **state) {
     (void)state;
     json_t *root, *again, *row;
     size_t i;
-    json_t *rows = requests_of(4, "--random 5 --mix short --seed 3 --max-new 9 --rate 50", &root);
-    json_t *same = requests_of(3, "--random 5 --mix short --seed 3 --max-new 9 --rate 50", &again);
+    json_t *rows =
+        requests_of(4, "--random 5 --mix short --seed 3 --max-new 9 --rate 50", 0, &root);
+    json_t *same =
+        requests_of(3, "--random 5 --mix short --seed 3 --max-new 9 --rate 50", 0, &again);
     assert_int_equal(json_array_size(rows), 5);
     json_array_foreach(rows, i, row) {
         const json_t *other = json_array_get(same, i);
@@ -193,13 +216,13 @@ static void random_requests_have_the_lengths_of_their_mix(void **state) {
     assert_true(
         json_equal(json_object_get(root, "fingerprint"), json_object_get(again, "fingerprint")));
     json_decref(again);
-    rows = requests_of(4, "--random 5 --mix short --seed 4 --max-new 9", &again);
+    rows = requests_of(4, "--random 5 --mix short --seed 4 --max-new 9", 0, &again);
     assert_false(
         json_equal(json_object_get(root, "fingerprint"), json_object_get(again, "fingerprint")));
     json_decref(again);
     json_decref(root);
     /* The lengths of ShareGPT, in a context that is too small for them. */
-    rows = requests_of(4, "--random 4 --context 16", &root);
+    rows = requests_of(4, "--random 4 --context 16", 0, &root);
     json_array_foreach(rows, i, row) {
         int prompt = (int)json_integer_value(json_object_get(row, "tokens"));
         int new = (int)json_integer_value(json_object_get(row, "new"));
@@ -408,6 +431,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_same_prompts_have_one_fingerprint),
         cmocka_unit_test(the_kernels_have_it_too),
         cmocka_unit_test(every_end_is_told),
+        cmocka_unit_test(a_refusal_while_nothing_runs_is_logged),
         cmocka_unit_test(random_requests_have_the_lengths_of_their_mix),
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(bad_files_are_named_with_their_line),

@@ -63,16 +63,31 @@ int complete_messages(struct demo *demo, struct error *err) {
     return close_output(&output, result, err);
 }
 
+/* One of --prompts. When it cannot be answered, the others still are. */
+static int answer_request(struct demo *demo, int i, const struct request *r, const char *title,
+                          struct answer_output *output, struct error *err) {
+    struct sequence s = {.n_tokens = r->n_prompt};
+    struct kv_cache *cache;
+    struct error why;
+    if (!demo->options.ids)
+        printf("%s[%d] %s\n", i ? "\n" : "", i, title);
+    if (!generator_check_prompt(&demo->generator, &s, &why))
+        return answer_alone(demo, r, output, err);
+    printf("request %d: %s\n", i, why.text);
+    demo_request_failed(demo, i, &why);
+    if (answer_start(demo, &s, &cache, &r->sampling, err))
+        return -1;
+    answer_end(demo, &s, cache); /* of no logits, as in every phase */
+    return 0;
+}
+
 int complete_prompts(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
     struct workload w;
     int result = demo_read_requests(demo, demo->options.prompts, &w, err) ||
                  demo_check_untimed(&w, demo->options.prompts, err);
-    for (int i = 0; i < w.n && !result && !demo_interrupted(demo); i++) {
-        if (!demo->options.ids)
-            printf("%s[%d] %s\n", i ? "\n" : "", i, w.titles[i]);
-        result = answer_alone(demo, &w.requests[i], &output, err);
-    }
+    for (int i = 0; i < w.n && !result && !demo_interrupted(demo); i++)
+        result = answer_request(demo, i, &w.requests[i], w.titles[i], &output, err);
     workload_free(&w);
     return close_output(&output, result, err);
 }

@@ -139,8 +139,10 @@ static int finish_report(struct demo *demo, struct error *err) {
         json_object_set_new(demo->json, "interrupted", json_true());
     else
         json_object_set_new(demo->json, "fingerprint", json_string(fingerprint));
-    if (demo->options.json &&
-        json_dump_file(demo->json, demo->options.json, JSON_INDENT(2) | JSON_REAL_PRECISION(9)))
+    errno = 0;
+    if (demo->json_file &&
+        (json_dumpf(demo->json, demo->json_file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) ||
+         fflush(demo->json_file)))
         return error_set(err, "%s: cannot write: %s", demo->options.json, strerror(errno));
     if (fflush(stdout) || ferror(stdout))
         return error_set(err, "stdout: %s", strerror(errno));
@@ -151,18 +153,42 @@ static int finish_report(struct demo *demo, struct error *err) {
     return 0;
 }
 
+/* Files that cannot be written are told of before the model is loaded. */
+static int open_file(FILE **file, const char *path, struct error *err) {
+    if (path && !(*file = fopen(path, "w")))
+        return error_set(err, "%s: cannot write: %s", path, strerror(errno));
+    return 0;
+}
+
+void demo_request_failed(struct demo *demo, int request, const struct error *why) {
+    if (!demo->n_failed++)
+        error_set(&demo->first_failed, "request %d: %s", request, why->text);
+}
+
+/* What did not end the run, but was no success. */
+static int check_failures(const struct demo *demo, struct error *err) {
+    if (*demo->late.text)
+        return error_set(err, "%s", demo->late.text);
+    if (demo->n_failed && !demo_interrupted(demo))
+        return error_set(err, "%d of the requests could not be answered. The first, %s",
+                         demo->n_failed, demo->first_failed.text);
+    return 0;
+}
+
 static int run_model(struct demo *demo, struct error *err) {
     demo->json = json_pack("{si ss}", "phase", demo->phase->number, "model", demo->options.model);
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
-    if (open_model(demo, err) || fingerprint_start(&demo->run, err))
+    if (open_file(&demo->json_file, demo->options.json, err) ||
+        open_file(&demo->trace_file, demo->options.trace, err) || open_model(demo, err) ||
+        fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
     if (demo->phase->begin)
         demo->phase->begin(demo);
-    if (run_task(demo, err))
+    if (run_task(demo, err) || finish_report(demo, err))
         return -1;
-    return finish_report(demo, err);
+    return check_failures(demo, err);
 }
 
 static int run_tokenizer(struct demo *demo, struct error *err) {
@@ -180,6 +206,10 @@ static void close_all(struct demo *demo) {
         demo->dev->ops->close(demo->dev);
     tokenizer_free(demo->tokenizer);
     json_decref(demo->json);
+    if (demo->json_file)
+        fclose(demo->json_file);
+    if (demo->trace_file)
+        fclose(demo->trace_file);
 }
 
 int demo_main(int argc, char **argv, const struct phase *phase) {

@@ -14,6 +14,8 @@
 #include "scheduler/generate.h"
 #include "tutorials/common/options.h"
 
+#include <stdio.h>
+
 /* A kind of KV cache that a phase offers. */
 struct cache_kind {
     const char *name;
@@ -50,9 +52,13 @@ struct demo {
     struct generator generator;
     /* Where the requests of serve.h have their caches; NULL: each has one of the options' kind. */
     const struct engine_memory *memory;
-    struct fingerprint run; /* of all sequences so far */
-    uint32_t n_sequences;   /* run so far */
-    json_t *json;           /* what --json writes */
+    struct fingerprint run;       /* of all sequences so far */
+    uint32_t n_sequences;         /* run so far */
+    json_t *json;                 /* what --json writes */
+    FILE *json_file, *trace_file; /* open from the start; NULL without the option */
+    int n_failed;                 /* requests that could not be answered */
+    struct error first_failed;    /* the first of them, and why */
+    struct error late; /* what went wrong while there was still something to show; or empty */
 };
 
 /* One column of a table: the key of a row's field and how it is shown. */
@@ -62,12 +68,16 @@ struct column {
 };
 
 /* Runs the program. Returns its exit status: 0, 2 after one line on stderr, or 130 after an
- * interrupt signal, which ends the run at the end of its step. */
+ * interrupt signal, which ends the run at the end of its step. Requests that could not be answered
+ * make it 2, too, when everything is printed. */
 int demo_main(int argc, char **argv, const struct phase *phase);
 
 /* Whether the user has interrupted the run (Ctrl-C). Tables then show what they have, without the
  * row that was being measured. */
 bool demo_interrupted(const struct demo *demo);
+
+/* Counts a request that could not be answered: its number and why. */
+void demo_request_failed(struct demo *demo, int request, const struct error *why);
 
 /* The ids of a prompt as a user gives it: as a chat message if the model chats and --raw does not
  * forbid it. *ids is malloc'ed, the caller's to free. Returns 0, or -1 with err set. */

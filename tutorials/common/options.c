@@ -153,6 +153,8 @@ void options_help(const char *program, const struct phase *phase) {
         else
             printf("  %-26s %s\n", option, rows[i].help);
     }
+    printf("\nExit status: 0; 2 after an error, which is told on stderr; also 2 when a request of\n"
+           "--prompts could not be answered, behind all tables; 130 after Ctrl-C.\n");
     printf("\nExample: %s --prompt \"What is the capital of France?\"\n", program);
 }
 

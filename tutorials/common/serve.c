@@ -52,13 +52,8 @@ static void on_change(void *context, const struct engine *e, int request, enum r
     log->since[request] = now;
 }
 
-static void on_step(void *context, struct engine *e) {
-    struct log *log = context;
-    double now = clock_now() - e->began;
-    progress_bar_update(&log->bar, (size_t)e->scheduler.n_done, (size_t)e->n);
-    count(log, e, now);
-    if (!log->steps)
-        return;
+/* A row of the step log, if a state has changed since the last one. */
+static void log_states(struct log *log, const struct engine *e, double now) {
     for (int i = 0; i < e->n; i++) {
         const struct job *job = &e->scheduler.jobs[i];
         log->current[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
@@ -68,13 +63,31 @@ static void on_step(void *context, struct engine *e) {
                           : job->state == REQUEST_PREEMPTED                   ? 'p'
                                                                               : '.';
     }
-    if (!memcmp(log->current, log->states, (size_t)e->n))
+    if (!log->steps || !memcmp(log->current, log->states, (size_t)e->n))
         return;
     memcpy(log->states, log->current, (size_t)e->n);
     json_array_append_new(log->steps,
                           json_pack("{si sf si si ss}", "step", (int)e->steps, "ms", now * 1e3,
                                     "running", e->scheduler.n_running, "waiting",
                                     scheduler_waiting(&e->scheduler, now), "states", log->current));
+}
+
+static void on_step(void *context, struct engine *e) {
+    struct log *log = context;
+    double now = clock_now() - e->began;
+    progress_bar_update(&log->bar, (size_t)e->scheduler.n_done, (size_t)e->n);
+    count(log, e, now);
+    log_states(log, e, now);
+}
+
+/* What happened after the last step: a request that was refused, all that were cancelled. And the
+ * trace; that it cannot be written must not cost the tables. */
+static void log_finish(struct log *log, struct demo *demo, const struct engine *e) {
+    double now = clock_now() - e->began;
+    count(log, e, now);
+    log_states(log, e, now);
+    if (log->trace.events)
+        trace_write(&log->trace, demo->trace_file, demo->options.trace, &demo->late);
 }
 
 static int log_start(struct log *log, const struct demo *demo, const struct workload *w,
@@ -126,9 +139,7 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
                  engine_run(engine, &demo->generator, w->requests, w->n, &options, err);
     progress_bar_end(&log.bar);
     if (!result)
-        count(&log, engine, clock_now() - engine->began);
-    if (!result && log.trace.events)
-        result = trace_write(&log.trace, demo->options.trace, err);
+        log_finish(&log, demo, engine);
     trace_end(&log.trace);
     for (int i = 0; !result && i < w->n; i++)
         fingerprint_add_sequence(&demo->run,
@@ -150,16 +161,27 @@ void serve_show_steps(struct demo *demo, json_t *steps) {
                                             {"waiting", "waiting", 0},
                                             {"states", "states", -1}};
     char title[200];
-    snprintf(title, sizeof title,
-             "Steps in which a state changed; a letter for each request: - not here yet, W waiting, "
-             "P prefilling, D decoding,%s . done",
-             demo->memory ? " p preempted," : "");
+    snprintf(
+        title, sizeof title,
+        "Steps in which a state changed; a letter for each request: - not here yet, W waiting, "
+        "P prefilling, D decoding,%s . done",
+        demo->memory ? " p preempted," : "");
     demo_table(demo, "steps", title, columns, 5, steps);
 }
 
 /* Milliseconds between two moments, or null: the second did not come. */
 static json_t *milliseconds(double from, double to) {
     return to < 0 ? json_null() : json_real((to - from) * 1e3);
+}
+
+/* Each that could not be answered, and why. */
+static void show_failures(struct demo *demo, const struct workload *w,
+                          const struct engine *engine) {
+    for (int i = 0; i < w->n; i++)
+        if (engine->answers[i].sequence.finish == FINISH_ERROR) {
+            printf("request %d: %s\n\n", i, engine->answers[i].error.text);
+            demo_request_failed(demo, i, &engine->answers[i].error);
+        }
 }
 
 void serve_show_requests(struct demo *demo, const struct workload *w, const struct engine *engine) {
@@ -190,9 +212,7 @@ void serve_show_requests(struct demo *demo, const struct workload *w, const stru
                       "latency_ms", milliseconds(j->arrival, j->done), "fingerprint", fingerprint));
     }
     demo_table(demo, "requests", "Requests", columns, 10, rows);
-    for (int i = 0; i < w->n; i++)
-        if (engine->answers[i].sequence.finish == FINISH_ERROR)
-            printf("request %d: %s\n\n", i, engine->answers[i].error.text);
+    show_failures(demo, w, engine);
 }
 
 static json_t *spread_row(const char *what, const struct spread *s, double scale) {

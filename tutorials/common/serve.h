@@ -12,13 +12,14 @@
  * Runs all requests with the options' --max-running, --token-budget, --chunk and --cache. steps, if
  * not NULL, gets a JSON list with a row for each step in which a state changed (keys step, ms,
  * running, waiting, states: a letter for each request). The fingerprint goes into the demo's run.
- * Writes --trace if asked for. Returns 0, or -1 with err set; the engine must be ended in either
- * case.
+ * Writes --trace if asked for; a failure of that goes into demo->late. Returns 0, or -1 with err
+ * set; the engine must be ended in either case.
  */
 int serve_run(struct demo *demo, const struct workload *w, bool continuous, struct engine *engine,
               json_t **steps, struct error *err);
 
-/* The tables "steps" (takes over the rows), "requests" and "totals". */
+/* The tables "steps" (takes over the rows), "requests" and "totals". Requests that could not be
+ * answered are told of below the second, and counted with demo_request_failed. */
 void serve_show_steps(struct demo *demo, json_t *steps);
 void serve_show_requests(struct demo *demo, const struct workload *w, const struct engine *engine);
 int serve_show_totals(struct demo *demo, const struct engine *engine, struct error *err);
