@@ -3,6 +3,7 @@
  */
 #include "gpu/attention_plan.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #ifdef SAMEBITS_EMU
@@ -55,10 +56,20 @@ static int versions(const char *name) {
     return i < 0 ? 0 : kernels[i].versions;
 }
 
+static int no_versions(const char *name, struct error *err) {
+    char names[256] = "";
+    for (int i = 0; i < N_GPU_KERNELS; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", kernels[i].name);
+    }
+    return error_set(err, NAME ": of \"%s\" there is no version to choose. Ops with versions: %s",
+                     name, names);
+}
+
 static int set_version(struct device *dev, const char *name, int version, struct error *err) {
     int i = find_kernel(name);
     if (i < 0)
-        return error_set(err, "%s: an op without versions to choose from", name);
+        return no_versions(name, err);
     if (version < 0 || version > kernels[i].versions)
         return error_set(err, "%s has versions 1 to %d, or 0 for the best", name,
                          kernels[i].versions);

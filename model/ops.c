@@ -3,6 +3,17 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What to do for a device that this build has not. */
+static const char *how_to_get(const char *name) {
+    if (!strcmp(name, "emu"))
+        return "Build it with KERNELS=emu";
+    if (!strcmp(name, "gpu"))
+        return "Install nvcc, the CUDA compiler, and build again, or with KERNELS=gpu";
+    if (!strcmp(name, "cuda"))
+        return "Do you mean gpu?";
+    return "Choose one of them";
+}
+
 const struct ops *ops_find(const char *name, struct error *err) {
     const struct ops *const all[] = {&ref_ops, &gpu_ops, &emu_ops};
     char names[64] = "";
@@ -14,7 +25,8 @@ const struct ops *ops_find(const char *name, struct error *err) {
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", all[i]->name);
     }
-    error_set(err, "--device %s: no such device in this build. Built in: %s", name, names);
+    error_set(err, "--device %s: no such device in this build. Built in: %s. %s", name, names,
+              how_to_get(name));
     return NULL;
 }
 

@@ -52,12 +52,14 @@ static int versions(const char *op) {
 }
 
 static int set_version(struct device *dev, const char *op, int version, struct error *err) {
+    if (!versions(op))
+        return error_set(err,
+                         "cpu: of \"%s\" there is no version to choose: on the reference every op "
+                         "has one version, but attention_plan, which has 1 and 2",
+                         op);
     if (version < 0 || version > versions(op))
-        return error_set(err, "cpu: %s has %s", op,
-                         versions(op) ? "versions 1 and 2, or 0 for the best"
-                                      : "one version on the reference");
-    if (versions(op))
-        ((struct ref_device *)dev)->plan_version = (enum plan_version)version;
+        return error_set(err, "cpu: %s has versions 1 and 2, or 0 for the best", op);
+    ((struct ref_device *)dev)->plan_version = (enum plan_version)version;
     return 0;
 }
 

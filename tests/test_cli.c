@@ -84,6 +84,15 @@ static void bad_options_are_named(void **state) {
         {"--device tpu --prompt x", "--device tpu", "cpu"},
         {"--kernel linear --prompt x", "--kernel linear", "OP=N"},
         {"--kernel linear=2 --prompt x", "--kernel linear=2", "one version"},
+        {"--kernel nosuch=0 --prompt x", "\"nosuch\"", "attention_plan, which has 1 and 2"},
+        {"--kernel attention_plan=1 --kernel nosuch=1 --prompt x", "nosuch=1", "attention_plan"},
+        {"--kernel nosuch=1 --kernel attention_plan=1 --prompt x", "nosuch=1", "attention_plan"},
+        {"--kernel attention_plan=1 --kernel attention_plan=2 --prompt x",
+         "=2: --kernel "
+         "attention_plan=1",
+         "one for an op"},
+        {"--device cuda --prompt x", "--device cuda", "Do you mean gpu?"},
+        {"--device gpu0 --prompt x", "--device gpu0", "Choose one of them"},
         {"--nonsense", "--nonsense", "--help"},
         {"--prompt", "--prompt", "needs a value"},
         {"stray", "stray", "--prompt"},
@@ -98,6 +107,25 @@ static void bad_options_are_named(void **state) {
         assert_refused(1, cases[i].arguments, cases[i].word1, cases[i].word2);
     assert_refused(0, "--cache static --prompt x", "--cache static", "phase");
     assert_refused(7, "--cache static --prompt x", "--cache static", "must be paged");
+}
+
+/* The kernels of the emulation: their names are known, and several can be chosen. */
+static void kernels_are_chosen_by_name(void **state) {
+    (void)state;
+    struct command c =
+        command_runf("%s/emu-demo1 --device emu --kernel nosuch=0 --prompt x", build_folder(NULL));
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.err, "Ops with versions: snap_rows, linear, "));
+    command_free(&c);
+    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel rope=9 --prompt x",
+                     build_folder(NULL));
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
+    command_free(&c);
+    c = command_runf("%s/emu-demo1 --device gpu --prompt x", build_folder(NULL));
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.err, "Built in: cpu, emu. Install nvcc"));
+    command_free(&c);
 }
 
 static void bad_files_are_named(void **state) {
@@ -523,6 +551,7 @@ int main(int argc, char **argv) {
     build_folder(argv[0]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_are_named),
+        cmocka_unit_test(kernels_are_chosen_by_name),
         cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test(a_gpu_that_is_not_there_is_an_error),
         cmocka_unit_test(a_prompt_longer_than_the_context_is_refused),

@@ -25,6 +25,19 @@ static int choose_kernel(struct device *dev, const char *choice, struct error *e
     return 0;
 }
 
+static int choose_kernels(struct device *dev, const struct options *o, struct error *err) {
+    for (int i = 0; i < o->n_kernels; i++) {
+        size_t n = strcspn(o->kernels[i], "=");
+        for (int j = 0; j < i; j++)
+            if (!strncmp(o->kernels[i], o->kernels[j], n + 1))
+                return error_set(err, "--kernel %s: --kernel %s was given, too: give one for an op",
+                                 o->kernels[i], o->kernels[j]);
+        if (choose_kernel(dev, o->kernels[i], err))
+            return -1;
+    }
+    return 0;
+}
+
 static const struct ops *choose_device(struct demo *demo, struct error *err) {
     struct error why;
     if (demo->options.device)
@@ -43,7 +56,7 @@ static int open_model(struct demo *demo, struct error *err) {
         tokenizer_load(&demo->tokenizer, o->model, err))
         return -1;
     demo->dev = ops->open(&device, err);
-    if (!demo->dev || (o->kernel && choose_kernel(demo->dev, o->kernel, err)))
+    if (!demo->dev || choose_kernels(demo->dev, o, err))
         return -1;
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");

@@ -74,7 +74,8 @@ static const struct row rows[] = {
     {NULL, NULL, "What to run it on", 0},
     {"model", "DIR", "Hugging Face folder (data/model)", MODEL},
     {"device", "NAME", "cpu, gpu or emu, the kernels on a CPU (gpu if there is one)", DEVICE},
-    {"kernel", "OP=N", "version N of an op's kernel, as linear=2; changes no bit", KERNEL},
+    {"kernel", "OP=N", "version N of an op's kernel, as linear=2; may be repeated; changes no bit",
+     KERNEL},
     {"threads", "N", "for matrix products (all cores); changes no bit", THREADS},
     {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
     {"cache", "KIND", NULL, CACHE}, /* show_cache_help */
@@ -262,7 +263,9 @@ static int set_option(struct options *o, int key, const char *text, const struct
         o->device = text;
         return 0;
     case KERNEL:
-        o->kernel = text;
+        if (o->n_kernels == MAX_KERNELS)
+            return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
+        o->kernels[o->n_kernels++] = text;
         return 0;
     case THREADS:
         return parse_int("threads", text, 1, 1024, &o->threads, err);

@@ -12,11 +12,14 @@
 
 struct phase;
 
+enum { MAX_KERNELS = 32 };
+
 struct options {
-    uint64_t given;     /* a bit for each option on the command line; for options.c */
-    const char *model;  /* folder */
-    const char *device; /* name of an op table; NULL: the best there is */
-    const char *kernel; /* OP=N: a version of a kernel; NULL: the best */
+    uint64_t given;                   /* a bit for each option on the command line; for options.c */
+    const char *model;                /* folder */
+    const char *device;               /* name of an op table; NULL: the best there is */
+    const char *kernels[MAX_KERNELS]; /* [n_kernels] OP=N: versions of kernels; none: the best */
+    int n_kernels;
     int threads;        /* 0: as many as OpenBLAS likes */
     int context;        /* 0: the model's */
     int chunk;          /* prompt tokens per pass */
