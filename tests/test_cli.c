@@ -358,6 +358,24 @@ static void a_chat_ends_with_its_context(void **state) {
     command_free(&c);
 }
 
+static void a_model_without_a_template_is_told(void **state) {
+    (void)state;
+    char path[256], arguments[400];
+    snprintf(path, sizeof path, "%s/plain", folder);
+    struct command c =
+        command_runf("cp -r data/model %s && rm %s/tokenizer_config.json", path, path);
+    assert_int_equal(c.status, 0);
+    command_free(&c);
+    for (int raw = 0; raw < 2; raw++) {
+        snprintf(arguments, sizeof arguments, "--model %s --max-new 2 --prompt 'Once upon' %s",
+                 path, raw ? "--raw" : "");
+        c = demo(1, arguments);
+        assert_int_equal(c.status, 0);
+        assert_int_equal(strstr(c.err, "prompts are continued as they are") != NULL, !raw);
+        command_free(&c);
+    }
+}
+
 /* A model that also stops at "!": its answer has no end mark, and the next turn begins with one. */
 static void a_turn_that_another_id_ended_gets_its_mark(void **state) {
     (void)state;
@@ -561,6 +579,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(ids_are_two_lines),
         cmocka_unit_test(messages_and_prompts_files),
         cmocka_unit_test(chat_keeps_its_conversation),
+        cmocka_unit_test(a_model_without_a_template_is_told),
         cmocka_unit_test(a_chat_ends_with_its_context),
         cmocka_unit_test(a_turn_that_another_id_ended_gets_its_mark),
         cmocka_unit_test(logits_are_dumped_as_npy),

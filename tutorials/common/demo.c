@@ -48,6 +48,18 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
     return ops;
 }
 
+/* A model may have no template, or not the one that is known here: its answers can be empty then.
+ */
+static void tell_of_template(const struct demo *demo) {
+    const struct options *o = &demo->options;
+    bool has_prompts = !o->random && !o->messages && !o->chat;
+    if (has_prompts && !o->raw && !tokenizer_has_chatml(demo->tokenizer))
+        fprintf(stderr,
+                "%s: no ChatML template in tokenizer_config.json or chat_template.jinja: prompts "
+                "are continued as they are, as with --raw\n",
+                o->model);
+}
+
 static int open_model(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
     struct device_options device = {.n_threads = o->threads};
@@ -74,6 +86,7 @@ static int open_model(struct demo *demo, struct error *err) {
                          demo->model.config.vocab_size);
     if (generator_start(&demo->generator, &demo->model, err))
         return -1;
+    tell_of_template(demo);
     demo->generator.chunk = o->chunk;
     demo->generator.fused = demo->phase->fused;
     if (o->context)
