@@ -103,6 +103,7 @@ help:
 	@echo "make deps          install missing packages (apt; called by the targets above)"
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"
+	@echo "With WERROR= behind it, warnings are no errors; KERNELS=gpu|emu and CUDA_ARCH: README.md"
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
@@ -151,6 +152,17 @@ release_KERNELS := $(KERNELS)
 asan_KERNELS    := emu
 kernel_objects = $(if $(filter gpu,$($(1)_KERNELS)),$(gpu_objects),$(call emu_objects,$(1)))
 
+# A file that holds a setting and is new when that has changed: what depends on it is built again.
+define setting
+build/settings/$(1): FORCE
+	@mkdir -p $$(@D); echo '$(2)' | cmp -s - $$@ || echo '$(2)' >$$@
+endef
+FORCE:
+.PHONY: FORCE
+$(eval $(call setting,release-kernels,$(release_KERNELS)))
+$(eval $(call setting,asan-kernels,$(asan_KERNELS)))
+$(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
+
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
@@ -162,21 +174,21 @@ build/$(1)/gpu/%.cu.o: gpu/%.cu
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/demo%:
-	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_$$($(1)_KERNELS)) $$(LIBS)
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$(filter %.o,$$^) -o $$@ $$(LIBS_$$($(1)_KERNELS)) $$(LIBS)
 build/$(1)/emu-demo%:
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS)
 build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
 $(foreach p,$(PHASES),
 build/$(1)/demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
-                     $$(call kernel_objects,$(1))
+                     $$(call kernel_objects,$(1)) build/settings/$(1)-kernels
 build/$(1)/emu-demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
                          $$(call emu_objects,$(1)))
 endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 
-build/gpu/%.o: gpu/%.cu
+build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 

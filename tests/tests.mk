@@ -83,7 +83,7 @@ endef
 $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
 
-build/gpu/bench/%.o: tests/bench/%.cu
+build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(gpu_objects)
