@@ -4,7 +4,9 @@
 #include "scheduler/pass.h"
 #include "tests/device.h"
 #include "tests/tiny_models.h"
+#include "tutorials/common/paged.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -248,6 +250,21 @@ static void test_a_pass_of_several(void **state) {
     end(&f);
 }
 
+/* The blocks of requests with the longest answers that --max-new allows. */
+static void test_blocks_of_long_answers(void **state) {
+    (void)state;
+    struct demo demo = {.options = {.block_size = 16}, .generator = {.context = 4096}};
+    struct request requests[] = {{.n_prompt = 10, .max_new = INT_MAX},
+                                 {.n_prompt = 10, .max_new = 5}};
+    struct workload w = {.requests = requests, .n = 2};
+    assert_int_equal(paged_most_blocks(&demo, &requests[0]), 256);
+    assert_int_equal(paged_enough_blocks(&demo, &w), 257);
+    demo.options.block_size = 1;
+    demo.generator.context = INT_MAX;
+    requests[1] = requests[0];
+    assert_int_equal(paged_enough_blocks(&demo, &w), INT_MAX);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_copy_on_write),
@@ -256,6 +273,7 @@ int main(void) {
         cmocka_unit_test(test_swap),
         cmocka_unit_test(test_corrupt_tables),
         cmocka_unit_test(test_a_pass_of_several),
+        cmocka_unit_test(test_blocks_of_long_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,9 +15,7 @@ static const char shared_prompts[] = "data/prompts/shared.jsonl";
 static int longest_request(const struct demo *demo, const struct workload *w) {
     int longest = 0;
     for (int i = 0; i < w->n; i++) {
-        int positions = w->requests[i].n_prompt + w->requests[i].max_new + 1;
-        positions = positions < demo->generator.context ? positions : demo->generator.context;
-        int n = blocks_for(positions, demo->options.block_size);
+        int n = paged_most_blocks(demo, &w->requests[i]);
         longest = n > longest ? n : longest;
     }
     return longest;
@@ -39,10 +37,12 @@ static int compare(struct demo *demo, const struct workload *w, int running, jso
         return -1;
     if (demo_interrupted(demo))
         return 0;
-    double block = (double)c->n_layers *
-                   (double)kv_layer_bytes(demo->options.block_size, c->n_kv_heads, c->head_dim, KV_BFP16);
-    double reserved = (double)running * c->n_layers *
-                      (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
+    double block =
+        (double)c->n_layers *
+        (double)kv_layer_bytes(demo->options.block_size, c->n_kv_heads, c->head_dim, KV_BFP16);
+    double reserved =
+        (double)running * c->n_layers *
+        (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
     json_array_append_new(rows,
                           json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
                                     reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,

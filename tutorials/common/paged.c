@@ -4,6 +4,7 @@
 #include "tutorials/common/pool.h"
 #include "tutorials/common/serve.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -72,10 +73,10 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
     struct kv_pool_options options = {.block_size = demo->options.block_size,
                                       .n_blocks = n_blocks,
                                       .type = demo->options.kv_type};
+    *run = (struct paged_run){0};
     if (n_blocks ? kv_pool_start(&pool, &demo->model, &options, err)
                  : demo_pool_start(demo, &pool, 0, err))
         return -1;
-    *run = (struct paged_run){0};
     engine_paged_start(&paged, &pool, paged_options);
     demo->memory = &paged.memory;
     int result = serve_run(demo, w, true, &e, NULL, err) || measure(&e, run, err);
@@ -118,14 +119,17 @@ int paged_same_bits(const struct paged_run *a, const struct paged_run *b, struct
                      (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
 }
 
+int paged_most_blocks(const struct demo *demo, const struct request *r) {
+    int64_t positions = (int64_t)r->n_prompt + r->max_new + 1;
+    int context = demo->generator.context;
+    return blocks_for(positions < context ? (int)positions : context, demo->options.block_size);
+}
+
 int paged_enough_blocks(const struct demo *demo, const struct workload *w) {
-    int n = 0;
-    for (int i = 0; i < w->n; i++) {
-        int positions = w->requests[i].n_prompt + w->requests[i].max_new + 1;
-        positions = positions < demo->generator.context ? positions : demo->generator.context;
-        n += blocks_for(positions, demo->options.block_size);
-    }
-    return n;
+    int64_t n = 0;
+    for (int i = 0; i < w->n; i++)
+        n += paged_most_blocks(demo, &w->requests[i]);
+    return n < INT_MAX ? (int)n : INT_MAX;
 }
 
 /* ---- --prompts and --random -------------------------------------------------------------------

@@ -22,7 +22,7 @@ struct paged_run {
 };
 
 /* Serves the workload from a pool of n_blocks (0: what the options say). Returns 0, or -1 with err
- * set. */
+ * set and a run of what there was, zeros if it did not begin. */
 int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
                    const struct paged_options *paged_options, struct paged_run *run,
                    struct error *err);
@@ -33,6 +33,9 @@ int paged_run_own_caches(struct demo *demo, const struct workload *w, struct pag
 
 /* 0 when two runs of the same requests have the same fingerprint, or -1 with err set. */
 int paged_same_bits(const struct paged_run *a, const struct paged_run *b, struct error *err);
+
+/* Blocks that hold a request at its longest. */
+int paged_most_blocks(const struct demo *demo, const struct request *r);
 
 /* Blocks that hold every request at its longest: no run can need more. */
 int paged_enough_blocks(const struct demo *demo, const struct workload *w);
