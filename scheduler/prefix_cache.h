@@ -30,7 +30,7 @@ struct prefix_cache {
     uint64_t *hash;            /* [n_blocks] */
     int32_t *next;             /* [n_blocks] of the same bucket; -1: the last */
     int32_t *buckets;          /* [n_buckets] the first block of each; -1: empty */
-    int n_buckets;             /* a power of two */
+    int64_t n_buckets;         /* a power of two */
     uint64_t last_serial;
 };
 

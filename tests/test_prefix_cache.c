@@ -2,10 +2,12 @@
 #include "scheduler/prefix_cache.h"
 #include "tests/random.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <xxhash.h>
 
 #include <cmocka.h>
@@ -123,11 +125,32 @@ static void test_equal_hashes(void **state) {
     prefix_cache_end(&p);
 }
 
+/* More blocks than any power of two of an int: refused for their memory. A limit on it, so that no
+ * machine has it. */
+static void test_a_pool_too_large(void **state) {
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* its shadow memory is larger than any limit */
+#endif
+    struct rlimit old, low;
+    struct prefix_cache p;
+    struct error err;
+    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+    low = old;
+    low.rlim_cur = (rlim_t)4 << 30;
+    assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
+    int result = prefix_cache_start(&p, INT_MAX, 256, &err);
+    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+    assert_int_equal(result, -1);
+    assert_non_null(strstr(err.text, "out of memory for a prefix cache of 2147483647 blocks"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_texts),
         cmocka_unit_test(test_what_is_not_added),
         cmocka_unit_test(test_equal_hashes),
+        cmocka_unit_test(test_a_pool_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
