@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Arrivals are at most so late. */
+#define MOST_SECONDS 1e9
+
 const struct workload_mix workload_sharegpt = {.requests_per_second = 2,
                                                .prompt_median = 80,
                                                .prompt_sigma = 1.18,
@@ -155,6 +158,17 @@ static int read_id(struct reading *reading, const json_t *line, const char *wher
     return 0;
 }
 
+/* What a terminal takes for a command becomes spaces: C0, delete, and C1 (U+0080 to U+009F, two
+ * bytes). */
+static void blank_controls(char *text) {
+    for (unsigned char *c = (unsigned char *)text; *c; c++) {
+        if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0)
+            c[0] = c[1] = ' ';
+        if (*c < ' ' || *c == 127)
+            *c = ' ';
+    }
+}
+
 /* The beginning of a prompt on one line, without what a terminal takes for a command. */
 static char *make_title(const char *text) {
     enum { LENGTH = 24 };
@@ -171,9 +185,7 @@ static char *make_title(const char *text) {
     } else {
         memcpy(title, text, n);
     }
-    for (char *c = title; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 127)
-            *c = ' ';
+    blank_controls(title);
     return title;
 }
 
@@ -215,7 +227,7 @@ static int read_object(struct reading *reading, const json_t *line, const char *
         json_get_double(line, "arrival", &r->arrival, where, err) ||
         read_sampling(&r->sampling, line, where, err) || read_stops(r, line, where, err))
         return -1;
-    if (!(r->arrival >= 0 && r->arrival <= 1e9))
+    if (!(r->arrival >= 0 && r->arrival <= MOST_SECONDS))
         return error_set(err, "%s: arrival: must be a number of seconds from 0 to 1e9", where);
     return read_prompt(reading->workload, reading->encoder, line, id, where, err);
 }
@@ -328,6 +340,11 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
             return -1;
         if (mix->requests_per_second > 0)
             time += exponential(&c) / mix->requests_per_second;
+        if (time > MOST_SECONDS)
+            return error_set(err,
+                             "at %g requests per second, random request %d comes after %g seconds: "
+                             "raise the rate",
+                             mix->requests_per_second, i, MOST_SECONDS);
         r->arrival = time;
         r->sampling = *sampling;
         r->max_new = length(&c, mix->answer_median, mix->answer_sigma, mix->most_answer);

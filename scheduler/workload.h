@@ -49,7 +49,8 @@ extern const struct workload_mix workload_sharegpt;
 extern const struct workload_mix workload_short;
 
 /* Draws n requests with random ids below vocab_size: the same for the same seed on every machine.
- * Returns 0, or -1 with err set (no memory). */
+ * Returns 0, or -1 with err set: no memory, or a rate so low that one comes after 1e9 seconds.
+ * workload_free in either case. */
 int workload_random(struct workload *w, int n, const struct workload_mix *mix, int vocab_size,
                     const struct sampling_options *sampling, uint64_t seed, struct error *err);
 

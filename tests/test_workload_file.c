@@ -138,6 +138,7 @@ static void titles_are_the_beginning_of_the_prompt(void **state) {
                   "{\"prompt\": \"one line\\nand another\"}\n"
                   "{\"prompt\": \"twenty-three letters + \xC3\xA9\"}\n"
                   "{\"prompt\": \"a\\tb\\u001b[0m\\u007f\"}\n"
+                  "{\"prompt\": \"a\\u0080b\\u009b0m\\u00a0\"}\n"
                   "{\"messages\": [1]}\n"
                   "{\"id\": \"an id that is much too long\", \"prompt\": \"x\"}\n");
     assert_string_equal(w.titles[0], "exactly 24 bytes of text");
@@ -145,8 +146,9 @@ static void titles_are_the_beginning_of_the_prompt(void **state) {
     assert_string_equal(w.titles[2], "one line");
     assert_string_equal(w.titles[3], "twenty-three letters + ...");
     assert_string_equal(w.titles[4], "a b [0m ");
-    assert_string_equal(w.titles[5], "(messages)");
-    assert_string_equal(w.titles[6], "an id that is much too l...");
+    assert_string_equal(w.titles[5], "a  b  0m\u00a0");
+    assert_string_equal(w.titles[6], "(messages)");
+    assert_string_equal(w.titles[7], "an id that is much too l...");
     workload_free(&w);
 }
 
