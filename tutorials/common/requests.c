@@ -58,9 +58,9 @@ int demo_draw_requests(const struct demo *demo, struct workload *w, struct error
 
 int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
                              struct error *err) {
-    struct workload more;
-    int result = demo_read_requests(demo, path, w, err);
-    if (!result && !(result = demo_read_requests(demo, path, &more, err)))
-        result = workload_append(w, &more, err);
-    return result;
+    struct workload more = {0};
+    int result = demo_read_requests(demo, path, w, err) ||
+                 demo_read_requests(demo, path, &more, err) || workload_append(w, &more, err);
+    workload_free(&more);
+    return result ? -1 : 0;
 }
