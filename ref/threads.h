@@ -19,7 +19,10 @@ void ref_threads_free(struct ref_threads *threads);
 int ref_threads_count(const struct ref_threads *threads);
 
 /* Calls run(context, item, worker) once for each item 0 ... n_items - 1, in any order, and returns
- * when all are done. worker, 0 ... count - 1, is a number that no other running call has. */
+ * when all are done. worker, 0 ... count - 1, is a number that no other running call has. Must not
+ * be called from inside an item: there is one loop at a time, and the inner one would take the
+ * place of the outer.
+ */
 void ref_threads_run(struct ref_threads *threads, int n_items,
                      void (*run)(void *context, int item, int worker), void *context);
 
