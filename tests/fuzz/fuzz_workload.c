@@ -47,8 +47,8 @@ static void check_request(const struct request *r, const char *title) {
     for (int i = 0; i < r->n_stops; i++)
         must(r->stops[i] && *r->stops[i]);
     must(title && strlen(title) <= 27);
-    for (; *title; title++)
-        must((unsigned char)*title >= ' ' && *title != 127);
+    for (const unsigned char *c = (const unsigned char *)title; *c; c++)
+        must(*c >= ' ' && *c != 127 && !(c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
