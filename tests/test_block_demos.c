@@ -325,6 +325,7 @@ static void test_refused(void **state) {
         {5, "--kv-blocks 9 --prompts x", "--kv-blocks", "make phase7"},
         {6, "--kv-memory 9M --random 2", "--kv-memory", "make phase7"},
         {6, "--block-size 4 --prompt x", "--block-size", "make phase7"},
+        {6, "--kv-blocks 9 --chat", "--kv-blocks", "make phase7"},
         {7, "--kv-blocks 9 --prompt x", "--kv-blocks", "runs alone"},
         {7, "--kv-memory 9M --chat", "--kv-memory", "runs alone"},
         {7, "--preempt recompute --prompt x", "--preempt", "--prompts or --random"},

@@ -1,10 +1,11 @@
 /* The checker of readers' kernels, `make check`: every op of ours passes, and broken kernels do
  * not, each for its own reason. The broken ones are tutorials/gpu-pair/mine.cu with one line
- * changed. */
+ * changed. And make itself: what another setting asks for is built again. */
 #include "tests/command.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,6 +181,48 @@ static void bad_files_and_ops_are_named(void **state) {
     command_free(&c);
 }
 
+/* ---- settings -------------------------------------------------------------------------------- */
+
+/* The Makefile with sources that are empty and a compiler that writes nothing. */
+static void copy_makefile(void) {
+    write_file("cc", "#!/bin/sh\nfor a; do [ \"$p\" = -o ] && : >\"$a\"; p=$a; done; true\n");
+    struct command c =
+        command_runf("cd %s && chmod +x cc && mkdir tests && for f in tests/compare.c gpu/add.cu "
+                     "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/sequence.c "
+                     "scheduler/pass.c scheduler/generate.c scheduler/workload.c; do "
+                     "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
+                     "cp $OLDPWD/tests/tests.mk tests",
+                     folder);
+    assert_says(&c, 0, "", "");
+    command_free(&c);
+}
+
+/* Whether make with these settings builds the target, V=1, with this word in a command. */
+static bool builds(const char *settings, const char *target, const char *word) {
+    struct command c = command_runf("cd %s && env -u MAKEFLAGS -u MAKELEVEL make V=1 CC=./cc "
+                                    "NVCC=./cc %s %s",
+                                    folder, settings, target);
+    bool found = strstr(c.out, word) != NULL;
+    assert_says(&c, 0, "", "");
+    command_free(&c);
+    return found;
+}
+
+static void other_settings_are_built_again(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    copy_makefile();
+    const char *demo = "build/release/demo0", *object = "build/gpu/add.o";
+    assert_true(builds("KERNELS=emu", demo, "-o build/release/demo0"));
+    assert_false(builds("KERNELS=emu", demo, "-o "));
+    assert_true(builds("KERNELS=gpu CUDA_ARCH=sm_80", demo, "-o build/release/demo0"));
+    assert_true(builds("KERNELS=emu", demo, "-o build/release/demo0"));
+    assert_false(builds("CUDA_ARCH=sm_80", object, "-o "));
+    assert_true(builds("CUDA_ARCH=sm_90", object, "-arch=sm_90a"));
+    const char *one = "-B build/release/tests/compare.o";
+    assert_true(builds("", one, "-Werror") && !builds("WERROR=", one, "-Werror"));
+}
+
 int main(int argc, char **argv) {
     (void)argc;
     build_folder(argv[0]);
@@ -191,6 +234,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(writes_behind_the_end_are_found),
         cmocka_unit_test(a_fault_that_nobody_hears_of_is_found),
         cmocka_unit_test(bad_files_and_ops_are_named),
+        cmocka_unit_test(other_settings_are_built_again),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

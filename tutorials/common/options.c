@@ -374,9 +374,9 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     return 0;
 }
 
-/* What would do nothing: there is no text to print, no other request, no pool. */
+/* What would do nothing: there is no text to print, no other request. */
 static int check_use(const struct options *o, const struct phase *phase, struct error *err) {
-    bool many = o->prompts || o->random, alone = o->prompt || o->messages || o->chat || o->tokenize;
+    bool many = o->prompts || o->random;
     const char *name = first_given(o, (int[]){IDS, DUMP_LOGITS, 0});
     if (name && many && phase->prompts)
         return error_set(err, "--%s: many requests at once have tables only; give one --prompt",
@@ -389,19 +389,24 @@ static int check_use(const struct options *o, const struct phase *phase, struct 
     if (o->samples && !o->prompts)
         return error_set(err, "--samples needs --prompts");
     name = first_given(o, (int[]){TRACE, PREEMPT, NO_PREFIX_CACHE, 0});
-    if (name && !many)
-        return error_set(err, "--%s needs --prompts or --random", name);
+    return name && !many ? error_set(err, "--%s needs --prompts or --random", name) : 0;
+}
+
+/* The same for what only requests beside each other share. */
+static int check_sharing(const struct options *o, const struct phase *phase, struct error *err) {
+    bool alone = o->prompt || o->messages || o->chat || o->tokenize;
+    bool any = alone || o->prompts || o->random;
+    const char *name = first_given(o, (int[]){BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0});
+    if (name && any && phase->number < 7)
+        return error_set(err,
+                         "--%s: in this phase only the tables have a pool. make phase7 builds a "
+                         "demo whose requests share one",
+                         name);
     name = first_given(o, (int[]){MAX_RUNNING, TOKEN_BUDGET, KV_BLOCKS, KV_MEMORY, 0});
     if (name && alone)
         return error_set(err,
                          "--%s: a sequence that runs alone needs none; it is for --prompts, "
                          "--random and the tables",
-                         name);
-    name = first_given(o, (int[]){BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0});
-    if (name && (many || alone) && phase->number < 7)
-        return error_set(err,
-                         "--%s: in this phase only the tables have a pool. make phase7 builds a "
-                         "demo whose requests share one",
                          name);
     return 0;
 }
@@ -461,7 +466,8 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",
                          argv[optind]);
-    if (check_combination(out, err) || check_phase(out, phase, err) || check_use(out, phase, err))
+    if (check_combination(out, err) || check_phase(out, phase, err) || check_use(out, phase, err) ||
+        check_sharing(out, phase, err))
         return -1;
     out->max_running = out->max_running ? out->max_running : 8;
     if (out->token_budget && out->token_budget < out->max_running)
