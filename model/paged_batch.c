@@ -2,8 +2,8 @@
 
 #include "model/numerics.h"
 
-/* Attention rounds lengths up to whole tiles. */
-enum { MOST_POSITIONS = INT32_MAX - (ATTENTION_TILE - 1) };
+/* Attention rounds lengths up to whole tiles: a length and a tile must be a number. */
+enum { MOST_POSITIONS = INT32_MAX - ATTENTION_TILE };
 
 int paged_batch_kv_len(const struct paged_batch *b, int i) {
     int pages = b->kv_indptr[i + 1] - b->kv_indptr[i];

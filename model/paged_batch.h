@@ -36,8 +36,8 @@ int paged_batch_kv_len(const struct paged_batch *b, int i);
 /* Can the batch be followed without leaving its arrays or the pool? Returns 0, or -1 with err set
  * to what is wrong, with the sequence's number: a page size or a count out of range, an indptr that
  * does not begin at 0 or that falls, a page outside the pool, a last page that is empty or too
- * full, a pool of more than 2^31 - 1 positions, a sequence of more than 2^31 - 256, which whole
- * tiles (numerics.h) of it would go beyond. */
+ * full, a pool of more than 2^31 - 1 positions, a sequence of more than that less a tile (256), up
+ * to which lengths are rounded. */
 int paged_batch_check(const struct paged_batch *b, struct error *err);
 
 /*

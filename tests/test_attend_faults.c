@@ -183,7 +183,8 @@ static void test_foreign_caches(void **state) {
 /* How sequences of 600 positions see keys whose scores are -infinity. */
 struct low_scores {
     int n_queries, window_left;
-    bool shares;       /* three of them, over the same pages */
+    bool shares; /* three of them, over the same pages */
+    enum kv_order order;
     enum kv_type type; /* of 16 bits */
     int first, end;    /* these keys */
 };
@@ -198,7 +199,7 @@ static void make_low(struct attend_case *c, struct random *r, const struct low_s
     wish.kv_heads = wish.group = 1;
     wish.head_dim = 32;
     wish.page_size = 16;
-    wish.order = KV_NHD;
+    wish.order = (int)low->order;
     wish.type = (int)low->type;
     wish.window_left = low->window_left;
     wish.cap = wish.sinks = wish.slopes = 0;
@@ -275,12 +276,14 @@ static void check_all_low(struct test_device *t, struct random *r, struct low_sc
 
 static void test_scores_of_minus_infinity(void **state) {
     static const int n_queries[] = {1, 3, 20};
+    static const enum kv_order orders[] = {KV_NHD, KV_VLLM, KV_NHD, KV_HND};
     struct test_device *t = *state;
     struct random r = {912};
     for (int kind = 0; kind < 24; kind++) {
         struct low_scores low = {n_queries[kind % 3],
                                  kind / 3 % 2 ? 595 : -1,
                                  kind / 6 % 2,
+                                 orders[kind % 4],
                                  kind / 12 ? KV_BF16 : KV_BFP16,
                                  100,
                                  101};

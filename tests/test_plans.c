@@ -77,17 +77,17 @@ static void test_longest_sequence(void **state) {
     struct attention_shape shape = {1, 1, 64, 0.125, KV_BFP16};
     struct error err = {""};
     const int32_t qo[] = {0, 5}, kv[] = {0, 2}, pages[] = {0, 0};
-    int32_t last[] = {(1 << 30) - ATTENTION_TILE};
+    int32_t last[] = {(1 << 30) - ATTENTION_TILE - 1};
     const struct paged_batch b = {1, 1 << 30, 1, qo, kv, pages, last};
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_int_equal(paged_batch_kv_len(&b, 0), INT32_MAX - (ATTENTION_TILE - 1));
+    assert_int_equal(paged_batch_kv_len(&b, 0), INT32_MAX - ATTENTION_TILE);
     if (t->ops->attention_plan(t->dev, plan, &b, &shape, NULL, &err))
         fail_msg("%s", err.text);
     t->ops->attention_plan_free(t->dev, plan);
     last[0]++;
     refuse(t, &b,
-           "sequence 0: 2 pages of 1073741824 have 2147483393 positions, and attention "
-           "counts to 2147483392");
+           "sequence 0: 2 pages of 1073741824 have 2147483392 positions, and attention "
+           "counts to 2147483391");
 }
 
 /* Three sequences, one of which is empty; and who comes with an indptr that falls. */
