@@ -3,15 +3,15 @@
  * ref/attention_blocks.c.
  *
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
- * score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that the
- *    window or the causal mask hide are left out.
+ *    score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that
+ *    the window or the causal mask hide are left out.
  * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
  *    attention_paged; of many tokens: versions 2 and 3 of attention. These two do not read fp8, nor
  *    do the kernels for shared tiles: a plan that knows of it has neither, and other plans of such
- * a cache are left to 1, like caches that are in other pieces 3  for caches in vLLM's layout, after
- * its paged_attention_v1: a block per query token and head whose threads read vectors of 16 bytes
- * (attend_vllm.cu); 1 for the others 4  the same, after paged_attention_v2: a block per query
- * token, head and tile, then a merge
+ *    a cache are left to 1, like caches that are in other pieces.
+ * 3  for caches in vLLM's layout, after its paged_attention_v1: a block per query token and head
+ *    whose threads read vectors of 16 bytes (attend_vllm.cu); 1 for the others.
+ * 4  the same, after paged_attention_v2: a block per query token, head and tile, then a merge.
  *
  * The choice (version 0): 2, where it applies, but in vLLM's layout 4 or 3 for what 1 would do.
  */

@@ -217,8 +217,6 @@ int attention_plan_long(struct device *dev, struct attention_plan *p, const stru
                         struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     int blocks = gpu->n_processors * 2 / p->shape.n_kv_heads, n = 0;
-    p->many.n_work = 0;
-    p->many.chains = false;
     if (!p->n_long || !gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
         return 0;
     struct many_rows *all = (struct many_rows *)malloc(sizeof *all * (size_t)p->n_long);
