@@ -39,8 +39,7 @@ static struct seen_tiles seen_by(const struct attention_plan *p, const struct ma
     int last = (row + QUERY_ROWS < s->n_rows ? row + QUERY_ROWS : s->n_rows) - 1;
     int end = attention_end(&p->variant, s->before, last / group, s->length);
     int first = attention_first(&p->variant, s->before, row / group) / TILE;
-    int n = blocks_of(end, TILE) - first;
-    return {first, n > 0 ? n : 0, end};
+    return {first, blocks_of(end, TILE) - first, end};
 }
 
 static struct many_rows sequence_of(const struct attention_plan *p, const struct paged_batch *b,
@@ -56,7 +55,6 @@ static struct many_rows sequence_of(const struct attention_plan *p, const struct
     s.first_tile = attention_first(&p->variant, s.before, 0) / TILE;
     int end = attention_end(&p->variant, s.before, s.n_tokens - 1, s.length);
     s.n_tiles = blocks_of(end, TILE) - s.first_tile;
-    s.n_tiles = s.n_tiles > 0 ? s.n_tiles : 0;
     for (int row = 0; row < s.n_rows; row += QUERY_ROWS) {
         int n = seen_by(p, &s, row).n;
         s.longest = n > s.longest ? n : s.longest;

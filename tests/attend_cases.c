@@ -35,7 +35,7 @@ static void make_lengths(struct attend_case *c, struct random *r, const struct a
             length = 300;
         length = length > left && i ? left : length;
         int queries = random_int(r, 0, 2) ? 1 : random_int(r, 0, 20);
-        if (!random_int(r, 0, 5)) /* more than 64 rows of a kv head: the kernels for many */
+        if (!w->long_ones && !random_int(r, 0, 5)) /* more than 64 rows: the kernels for many */
             queries = 64 * c->shape.n_kv_heads / c->shape.n_heads + random_int(r, 1, 20);
         if (i == 0 && w->qo_len >= 0)
             queries = w->qo_len;

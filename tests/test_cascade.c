@@ -20,21 +20,24 @@ enum { TILE = ATTENTION_TILE };
 /* ---- the same bits ------------------------------------------------------------------------------
  */
 
+/* Lets sequence i begin with n pages of another one. */
+static void share_pages(struct attend_case *c, int i, int like, int n) {
+    size_t width = (size_t)c->shape.n_kv_heads * (size_t)c->shape.head_dim;
+    size_t bytes = sizeof *c->k * width * (size_t)(n * c->layout.page_size);
+    size_t to = width * (size_t)c->first_position[i];
+    size_t from = width * (size_t)c->first_position[like];
+    memcpy(c->pages + c->kv_indptr[i], c->pages + c->kv_indptr[like], sizeof *c->pages * (size_t)n);
+    memcpy(c->k + to, c->k + from, bytes);
+    memcpy(c->v + to, c->v + from, bytes);
+}
+
 /* Lets sequences begin with pages of those before them. */
 static void share_beginnings(struct attend_case *c, struct random *r) {
     int size = c->layout.page_size;
-    size_t width = (size_t)c->shape.n_kv_heads * (size_t)c->shape.head_dim;
     for (int i = 1; i < c->n; i++) {
         int like = random_int(r, 0, i - 1);
         int most = c->kv_len[i] < c->kv_len[like] ? c->kv_len[i] : c->kv_len[like];
-        int n = random_int(r, 0, 3) ? most / size : random_int(r, 0, most / size);
-        size_t bytes = sizeof *c->k * width * (size_t)(n * size);
-        size_t to = width * (size_t)c->first_position[i];
-        size_t from = width * (size_t)c->first_position[like];
-        memcpy(c->pages + c->kv_indptr[i], c->pages + c->kv_indptr[like],
-               sizeof *c->pages * (size_t)n);
-        memcpy(c->k + to, c->k + from, bytes);
-        memcpy(c->v + to, c->v + from, bytes);
+        share_pages(c, i, like, random_int(r, 0, 3) ? most / size : random_int(r, 0, most / size));
     }
 }
 
@@ -104,6 +107,34 @@ static void test_random_trees(void **state) {
         expect_same_either_way(t, &c);
         attend_case_free(&c);
     }
+}
+
+/* A tile that all share, and two more that pairs share: so few lists of rows, for so many kv heads,
+ * that both of the two are one item, which does not begin its rows' chains. */
+static void test_deeper_stretches_of_several_tiles(void **state) {
+    struct test_device *t = *state;
+    struct random r = {1007};
+    struct attend_wish wish = attend_anything(4 * 800);
+    struct attend_case c;
+    wish.batch = 4;
+    wish.long_ones = true;
+    wish.kv_len = 800;
+    wish.qo_len = 1;
+    wish.kv_heads = 4;
+    wish.group = 2;
+    wish.head_dim = 32;
+    wish.page_size = 16;
+    wish.order = KV_NHD;
+    wish.type = KV_BFP16;
+    wish.mask = MASK_NONE;
+    attend_case_make(&c, &r, &wish);
+    attend_set_type(&c, KV_BFP16, 1);
+    c.variant = attention_variant_causal();
+    share_pages(&c, 1, 0, 48);
+    share_pages(&c, 2, 0, 16);
+    share_pages(&c, 3, 2, 48);
+    expect_same_either_way(t, &c);
+    attend_case_free(&c);
 }
 
 /* As many rows as fill row lists, to one row more and one less, over groups that 64 is no multiple
@@ -257,8 +288,8 @@ static void make_readers(struct attend_case *c, struct random *r, int n, int que
     c->variant = attention_variant_causal();
     c->shape.kv_type = KV_BFP16;
     c->n_tokens = c->qo_indptr[n] = n - 1 + queries;
-    for (int i = 1; i < n; i++) /* thirty pages: a tile, and a part of the next */
-        memcpy(c->pages + c->kv_indptr[i], c->pages, sizeof *c->pages * 30);
+    for (int i = 1; i < n; i++)
+        share_pages(c, i, 0, 30); /* a tile, and a part of the next */
 }
 
 /* The plan has refused a batch: attention with it does nothing. */
@@ -495,6 +526,7 @@ static void test_attention_over_levels(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_trees),
+        cmocka_unit_test(test_deeper_stretches_of_several_tiles),
         cmocka_unit_test(test_row_lists),
         cmocka_unit_test(test_one_plan),
         cmocka_unit_test(test_long_stretches),
