@@ -7,10 +7,12 @@
  * behind a long context), the tiles of a sequence are cut into more items; what they find is kept,
  * and the chains are merged by a kernel of their own (attention_merge.cu).
  *
- * The digits of keys and values take as much memory as they do in the cache. A work has a
- * few times as many as the GPU's L2 cache holds: very large batches are several works, one launched
- * after the other. Shares of a context for the queries of a prompt: Dao et al.,
- * "Flash-Decoding", 2023; prompts of all lengths in one launch: Ye et al., "FlashInfer", 2025.
+ * The digits of keys and values take as much memory as they do in the cache. A work has a few times
+ * as many as the GPU's L2 cache holds: very large batches are several works, one launched after the
+ * other.
+ *
+ * Shares of a context for the same queries: Dao et al., "Flash-Decoding", 2023; prompts of all
+ * lengths in one launch: Ye et al., "FlashInfer", 2025.
  */
 #include "gpu/attention_plan.h"
 
