@@ -220,7 +220,8 @@ int wide_results_of(int n_tiles, int each, bool begins);
 /* Copies the arrays to the device. */
 void wide_plan_upload(struct device *dev, struct wide_plan *wide);
 
-/* The work of the arrays from `first` on, as many as counts[counts] has. */
+/* The work whose arrays begin at `first`; host.counts has, from first->counts on, how long they
+ * are. */
 struct attention_work wide_plan_work(const struct wide_plan *wide, const struct wide_sizes *first,
                                      const struct plan_arrays *a);
 
