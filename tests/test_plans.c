@@ -1,6 +1,6 @@
 /*
- * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; and that
- * attention_paged is attend with NHD views.
+ * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; that
+ * attention_paged is attend with NHD views; and that many prompts are as few launches as two.
  */
 #include "tests/attend_cases.h"
 
@@ -126,7 +126,7 @@ static void test_paged_is_attend(void **state) {
         struct attend_case c;
         wish.batch = 3;
         wish.kv_len = 600;
-        wish.qo_len = kind % 2 ? 20 : 2;
+        wish.qo_len = kind % 2 ? 70 : 2;
         wish.order = KV_NHD;
         wish.type = KV_BFP16;
         wish.head_dim = kind < 4 ? 64 : 40;
@@ -157,12 +157,63 @@ static void test_paged_is_attend(void **state) {
     }
 }
 
+/* The emulation counts what it is asked for: launches, and little else in attention. */
+extern long emu_calls(void) __attribute__((weak));
+
+/* Calls of attention over n prompts of 70 tokens, once its memory is there. */
+static long calls_for(struct test_device *t, int n) {
+    struct random r = {932};
+    struct error err = {""};
+    struct attend_wish wish = attend_anything(n * 100);
+    struct attend_case c;
+    wish.batch = n;
+    wish.long_ones = true;
+    wish.kv_len = 100;
+    wish.qo_len = 70;
+    wish.order = KV_NHD;
+    wish.type = KV_BFP16;
+    wish.kv_heads = 2;
+    wish.group = 1;
+    wish.head_dim = 64;
+    wish.mask = MASK_NONE;
+    wish.sinks = wish.slopes = 0;
+    attend_case_make(&c, &r, &wish);
+    c.layout.one_tensor = false;
+    c.shape.kv_type = KV_BFP16;
+    size_t bytes = sizeof(float) * (size_t)(c.n_tokens * c.shape.n_heads * c.shape.head_dim);
+    struct paged_batch batch = attend_batch(&c);
+    struct kv_views kv = attend_cache(t, &c);
+    struct kv_layer layer = layer_of(&kv);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    float *q = device_put(t, c.q, bytes), *y = device_poisoned(t, bytes);
+    if (t->ops->attention_plan(t->dev, plan, &batch, &c.shape, NULL, &err))
+        fail_msg("%s", err.text);
+    t->ops->attention_paged(t->dev, y, q, &layer, plan, ATTEND_SITE);
+    long before = emu_calls();
+    t->ops->attention_paged(t->dev, y, q, &layer, plan, ATTEND_SITE);
+    long calls = emu_calls() - before;
+    device_expect_fault(t, -1, 0);
+    t->ops->attention_plan_free(t->dev, plan);
+    device_clear(t);
+    attend_case_free(&c);
+    return calls;
+}
+
+static void test_many_prompts_are_one_launch(void **state) {
+    if (!device_is_emulated() || !emu_calls)
+        skip();
+    long calls = calls_for(*state, 2);
+    assert_true(calls >= 1);
+    assert_int_equal(calls_for(*state, 7), calls);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_batches),
         cmocka_unit_test(test_longest_sequence),
         cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_paged_is_attend),
+        cmocka_unit_test(test_many_prompts_are_one_launch),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }
