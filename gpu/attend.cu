@@ -41,7 +41,7 @@ static __device__ __forceinline__ long long integer_of(const struct kv_view *v, 
     return kv_integer(v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)), scale);
 }
 
-/* The score of this thread's position, which the row sees. */
+/* The softmax_score of this thread's position, which the row sees. */
 static __device__ float score_of(const struct query_row *r, const struct attend_arguments *a,
                                  const int16_t *query, int64_t page, int64_t in_page,
                                  int position) {
@@ -51,8 +51,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
     long long dot = 0;
     for (int d = 0; d < a->shape.head_dim; d++)
         dot += query[d] * integer_of(k, row, d, e);
-    return attention_score(&a->variant, num_score((double)dot, kv_unit(e), r->q_unit), r->at,
-                           position, r->slope);
+    return softmax_score(r, a, rounded_sum(k->type, dot), e, position);
 }
 
 __global__ static void __launch_bounds__(TILE)
@@ -90,7 +89,7 @@ __global__ static void __launch_bounds__(TILE)
             value_exponents[j] = v_exponent;
         }
         struct tile_softmax t;
-        weights[j] = softmax_tile(&t, s, sees, v_exponent, &a, r.token, &part);
+        weights[j] = softmax_tile(&t, s, sees, v_exponent, &r, &a, &part);
         if (!sees)
             value_rows[j] = -1;
         __syncthreads();
@@ -100,7 +99,7 @@ __global__ static void __launch_bounds__(TILE)
             for (int i = 0; i < TILE; i++)
                 if (value_rows[i] >= 0)
                     sum += weights[i] * integer_of(v, value_rows[i], d, value_exponents[i]);
-            float o = num_dot_to_float((double)sum, t.exponent - 30);
+            float o = num_weighted_value(rounded_sum(v->type, sum), t.exponent);
             y[d] = y[d] * share.before + o * share.tile;
         }
         __syncthreads(); /* the next tile writes weights again */

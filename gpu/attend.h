@@ -47,8 +47,8 @@ struct query_row {
     const int32_t *pages;
     const uint8_t *mask;
     float slope;
-    double q_unit;
-    bool bad; /* it cannot be snapped */
+    int exponent; /* of the query */
+    bool bad;     /* it cannot be snapped */
 };
 
 /* Returns false: its sequence has fewer than least_tokens, or more than most_tokens, and is
@@ -92,8 +92,33 @@ static __device__ __forceinline__ void load_query(struct query_row *r, int16_t *
     e = r->bad ? BFP_MIN_EXPONENT : e;
     for (int d = (int)threadIdx.x; d < dim; d += TILE)
         mantissas[d] = r->bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
-    r->q_unit = num_pow2(e - 30) * (a->shape.scale * (double)a->kv.k.scale);
+    r->exponent = e;
 } /* the next barrier is in row_max, before anybody reads the query */
+
+/* The sum of the products of mantissas of a query, or of weights, with a row's integers, as the
+ * softmax and the results have it. Of e5m2 it may be more than a double holds exactly. */
+static __device__ __forceinline__ float rounded_sum(enum kv_type t, long long sum) {
+    return kv_type_splits(t) ? (float)(sum & -256) : (float)(double)sum;
+}
+
+/* What makes scores of the row's sums. */
+static __device__ __forceinline__ struct num_score_unit unit_of(const struct query_row *r,
+                                                                const struct attend_arguments *a) {
+    return num_score_unit_of(r->exponent, a->shape.scale * (double)a->kv.k.scale);
+}
+
+/* What goes into the softmax for position p, which the row sees: the score but for the query's
+ * unit, unless the variant changes scores. sum: rounded_sum; exponent: of the key. A NaN, of a key
+ * that cannot be read, say, becomes infinity, a fault. */
+static __device__ __forceinline__ float softmax_score(const struct query_row *r,
+                                                      const struct attend_arguments *a, float sum,
+                                                      int exponent, int p) {
+    const struct attention_variant *v = &a->variant;
+    float s = num_score(sum, kv_score_unit(exponent));
+    if (attention_changes_scores(v))
+        s = attention_score(v, (float)(s * unit_of(r, a).natural), r->at, p, r->slope);
+    return s == s ? s : INFINITY;
+}
 
 /* What a tile gives beside the weights of its positions. */
 struct tile_softmax {
@@ -101,20 +126,22 @@ struct tile_softmax {
     int exponent; /* of the weights */
 };
 
-/* The softmax over a tile, of which the row sees something: this thread's position has the score s
- * if the row sees it, and its value has that exponent. Returns its weight. */
+/* The softmax over a tile, of which the row sees something: this thread's position has the
+ * softmax_score s if the row sees it, and its value has that exponent. Returns its weight. */
 static __device__ __forceinline__ int16_t softmax_tile(struct tile_softmax *t, float s, bool sees,
-                                                       int v_exponent,
-                                                       const struct attend_arguments *a, int token,
+                                                       int v_exponent, const struct query_row *r,
+                                                       const struct attend_arguments *a,
                                                        struct row_parts *part) {
-    t->m = row_max<WARPS>(sees ? s : -INFINITY, part->floats);
-    float p = sees ? num_exp(s - t->m) : 0;
+    struct num_score_unit unit = attention_score_unit(&a->variant, unit_of(r, a));
+    float largest = row_max<WARPS>(sees ? s : -INFINITY, part->floats);
+    t->m = num_tile_max(largest, unit);
+    float p = sees ? num_probability(s - largest, unit.binary) : 0;
     t->l = (float)row_sum<WARPS>(sees ? num_probability_units(p) : 0, part->words) * 0x1p-23f;
     float w = sees ? num_weight_in_units(p, kv_unit(v_exponent)) : 0;
     int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part->words));
-    bool bad = e > BFP_MAX_EXPONENT;
+    bool bad = num_magnitude(t->m) >= 0x7f800000u || e > BFP_MAX_EXPONENT;
     if (bad && threadIdx.x == 0)
-        gpu_fault(a->fault, a->site, token);
+        gpu_fault(a->fault, a->site, r->token);
     t->exponent = bad ? BFP_MIN_EXPONENT : e;
     return bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
 }

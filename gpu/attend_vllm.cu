@@ -207,7 +207,7 @@ static __device__ __forceinline__ int value_exponent(const struct tile_work *w,
     return kv_read_exponent(TYPE, group_max(largest, w->keys));
 }
 
-/* The scores of what the row sees of the tile. */
+/* The softmax_scores of what the row sees of the tile. */
 template <enum kv_type TYPE, int N>
 static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
     const struct query_row *r = w->r;
@@ -220,9 +220,9 @@ static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
             key.n_vectors = w->a->shape.head_dim / N;
         }
         int e = key_exponent<TYPE, N>(w, &key, j);
-        float s = num_score((double)key_dot<TYPE, N>(w, &key, e), kv_unit(e), r->q_unit);
+        float sum = rounded_sum(TYPE, key_dot<TYPE, N>(w, &key, e));
         if (key.n_vectors && key.member == 0)
-            w->memory->scores[j] = attention_score(&w->a->variant, s, r->at, w->tile + j, r->slope);
+            w->memory->scores[j] = softmax_score(r, w->a, sum, e, w->tile + j);
         if (!kv_type_has_exponents(TYPE)) {
             e = value_exponent<TYPE>(w, &key, j);
             if (key.member == 0)
@@ -256,7 +256,7 @@ static __device__ __forceinline__ bool begin_tile(struct tile_work *w, struct ti
             : kv_type_has_exponents(TYPE) ? exponent_at(w, &w->a->kv.v, j)
                                           : m->exponents[j];
     float s = sees ? m->scores[j] : -INFINITY;
-    m->weights[j] = softmax_tile(t, s, sees, e, w->a, r->token, &m->part);
+    m->weights[j] = softmax_tile(t, s, sees, e, r, w->a, &m->part);
     __syncthreads();
     return true;
 }
@@ -323,7 +323,7 @@ static __device__ __forceinline__ float tile_value(const struct tile_work *w, in
     UNROLL
     for (int warp = 0; warp < WARPS; warp++)
         sum += w->memory->sums[warp][threadIdx.x];
-    return num_dot_to_float((double)sum, exponent - 30);
+    return num_weighted_value(rounded_sum(w->a->kv.v.type, sum), exponent);
 }
 
 /* The values of a tile: o of each of the rows that this thread has, merged into y, or as they are.

@@ -1,6 +1,6 @@
 /*
  * attention: causal attention of one sequence over its contiguous BFP16 cache, as ref/attention.c:
- * tiles of 256 positions, exact sums, tiles merged in ascending order.
+ * tiles of 256 positions, integer sums in units of 256, tiles merged in ascending order.
  *
  * q, y [n_tokens, n_heads, head_dim]; k, v [kv_len, n_kv_heads, head_dim] mantissas with an
  * exponent per row.
@@ -35,14 +35,14 @@ static __device__ int load_query(const struct attention_arguments *a, int16_t *m
     return e;
 }
 
-/* The exact dot product of the query with the key row at `row`. */
-static __device__ __forceinline__ double dot_with_key(const struct attention_arguments *a,
-                                                      const int16_t *q, size_t row) {
+/* The dot product of the query with the key row at `row`, rounded down to a multiple of 256. */
+static __device__ __forceinline__ float dot_with_key(const struct attention_arguments *a,
+                                                     const int16_t *q, size_t row) {
     const int16_t *k = a->kv.k + row * (size_t)a->head_dim;
     long long dot = 0;
     for (int d = 0; d < a->head_dim; d++)
         dot += q[d] * k[d];
-    return (double)dot;
+    return (float)(dot & -256);
 }
 
 /* One token and head of a sequence. query: shared memory [head_dim]. */
@@ -55,7 +55,8 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
     int j = (int)threadIdx.x;
     int kv_head = head / (a.n_heads / a.n_kv_heads);
     size_t at = ((size_t)token * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
-    double q_unit = num_pow2(load_query(&a, query, a.q + at, token, part) - 30) * a.scale;
+    struct num_score_unit unit =
+        num_score_unit_of(load_query(&a, query, a.q + at, token, part), a.scale);
     int visible = a.kv_len - a.n_tokens + token + 1; /* positions that this query sees */
     float m = -INFINITY, l = 0;
     for (int d = j; d < a.head_dim; d += TILE)
@@ -65,13 +66,13 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
         size_t row = sees ? slot_of(&a, tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
         float s = -INFINITY;
         if (sees)
-            s = num_score(dot_with_key(&a, query, row), num_pow2(a.kv.k_exponents[row]), q_unit);
-        float tile_m = row_max<WARPS>(s, part_float);
-        float p = sees ? num_exp(s - tile_m) : 0;
+            s = num_score(dot_with_key(&a, query, row), kv_score_unit(a.kv.k_exponents[row]));
+        float largest = row_max<WARPS>(s, part_float), tile_m = num_tile_max(largest, unit);
+        float p = sees ? num_probability(s - largest, unit.binary) : 0;
         uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
         float w = sees ? num_value_weight(p, a.kv.v_exponents[row]) : 0;
         int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
-        bool bad = e > BFP_MAX_EXPONENT;
+        bool bad = num_magnitude(tile_m) >= 0x7f800000u || e > BFP_MAX_EXPONENT;
         if (bad && j == 0)
             gpu_fault(a.fault, a.site, a.first_token + token);
         e = bad ? BFP_MIN_EXPONENT : e;
@@ -88,7 +89,7 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
                 sum += weights[i] * a.kv.v[v_row * (size_t)a.head_dim + (size_t)d];
             }
             float *o = &a.y[at + (size_t)d];
-            *o = *o * old_share + num_dot_to_float((double)sum, e - 30) * new_share;
+            *o = *o * old_share + num_weighted_value((float)(sum & -256), e) * new_share;
         }
         m = new_m;
         __syncthreads(); /* the next tile writes weights again */

@@ -79,7 +79,8 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
 enum { QUERY_ROWS = 64 };
 
 struct attention_digits {
-    uint8_t *queries; /* [n_kv_heads, n_groups] of QUERY_ROWS rows of dim; rows behind the end: 0 */
+    uint8_t *queries; /* [n_kv_heads, n_groups] of QUERY_ROWS rows of dim; rows behind the end: 0.
+                         Only for version 2: version 3 splits them itself */
     uint8_t *tiles;   /* [n_kv_heads, n_tiles] of tile_bytes: 256 keys in groups of `keys` rows of
                          dim; then the values on their side, in groups of value_dims rows: the digits
                          of one dimension at all 256 positions, ordered by value_slot */
@@ -87,6 +88,7 @@ struct attention_digits {
     int8_t *exponents;         /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
     int n_groups, n_tiles;     /* that there is room for */
     int dim, keys, value_dims; /* dim: head_dim rounded up, with zeros */
+    bool without_queries;
 };
 
 enum { NOT_FINITE = -128 }; /* in place of the exponent of a row that holds a NaN or an infinity */

@@ -69,14 +69,14 @@ struct decode_memory {
     uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
     int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
     int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES]; of fp8 as the queries */
-    uint32_t *k_units;   /* [2][TILE] 2^exponent as a double: the upper word */
-    uint32_t *v_units;   /* [2][TILE] as a float */
+    float *k_units;      /* [2][TILE] 2^(e-30) of the keys */
+    uint32_t *v_units;   /* [2][TILE] 2^e of the values, as bits */
 };
 
 /* What the warps tell each other of the rows: of their own positions, the largest score, and the
  * sum of the probabilities, in units, with the bits of the largest weight. */
 struct alignas(16) row_states {
-    double q_unit[ROWS]; /* 2^(e-30) * scale of the query */
+    struct num_score_unit unit[ROWS]; /* of the query */
     float largest_score[ROWS][WARPS];
     uint2 units_and_weight[ROWS][WARPS];
 };
@@ -87,8 +87,8 @@ static __device__ struct decode_memory cut_memory(unsigned char *memory) {
     struct decode_memory m;
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
-    m.k_units = m.rows + 2 * TILE;
-    m.v_units = m.k_units + 2 * TILE;
+    m.k_units = (float *)(m.rows + 2 * TILE);
+    m.v_units = (uint32_t *)(m.k_units + 2 * TILE);
     m.query = (int8_t *)(m.v_units + 2 * TILE);
     m.weights = m.query + size::QUERY_BYTES;
     return m;
@@ -303,10 +303,8 @@ template <int DIM, kv_type TYPE> struct loader {
         if (size::FP8 || size::SNAPPED)
             return;
         int j = set * TILE + (int)threadIdx.x;
-        /* Of 2^e, the upper word; a mantissa of a byte is the upper half of one of two. */
-        memory.k_units[j] = (uint32_t)(position.k_exponent + 1023 + (TYPE == KV_BFP8 ? 8 : 0))
-                            << 20;
-        memory.v_units[j] = (uint32_t)(position.v_exponent + 127) << 23;
+        memory.k_units[j] = num_pow2f(position.k_exponent) * 0x1p-30f; /* may be subnormal */
+        memory.v_units[j] = num_bits(num_pow2f(position.v_exponent));
     }
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */

@@ -28,7 +28,6 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
 template <class size> struct stretch {
     float o[size::SHARE][size::EACH]; /* merged so far: dimension first_dim(i) + j */
     float m, l;
-    double q_unit;
     struct row_view view;
 };
 
@@ -55,7 +54,7 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
 template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
 static __device__ __forceinline__ void
 mend_values(float o[][size::EACH], const struct loader<DIM, TYPE> *chunks,
-            const struct tile_cursor *at, int set, double unit,
+            const struct tile_cursor *at, int set, float unit,
             const struct attention_variant *variant) {
     uint32_t largest = 0;
     UNROLL
@@ -102,7 +101,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
             scores[c * EACH + i] = hidden<TYPE, VARIANT>::score();
         if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
             score_chunk<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
-                                            mem->k_units + set * TILE, s->q_unit, &s->view, variant,
+                                            mem->k_units + set * TILE, rows, &s->view, variant,
                                             tile, c * size::CHUNK);
         chunks->step();
     }
@@ -123,7 +122,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
                 __syncthreads();
             }
             weigh<TYPE, VARIANT>(&softmax, scores, at->group.n_rows, visible,
-                                 mem->v_units + set * TILE, rows);
+                                 mem->v_units + set * TILE, variant, rows);
             chunks->store_units(1 - set);
             __syncthreads();
             bool stored = snap_weights<DIM, TYPE>(&softmax, scores, mem, rows);
@@ -237,7 +236,6 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
                 s.o[i][j] = 0;
             s.m = -INFINITY;
             s.l = 0;
-            s.q_unit = rows.q_unit[lane / 4];
             s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
         }
         struct tile_result<size> tile;

@@ -366,7 +366,8 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
     bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
     int heads = a->n_kv_heads, sides = d->dim / SIDE_DIMS;
-    unsigned queries = gpu_attention_blocks(gpu, gpu_blocks(n_rows, WARPS), heads);
+    unsigned queries =
+        d->without_queries ? 0 : gpu_attention_blocks(gpu, gpu_blocks(n_rows, WARPS), heads);
     unsigned keys = gpu_attention_blocks(gpu, gpu_blocks(n_keys, vectors ? 32 : WARPS), heads);
     unsigned values = gpu_attention_blocks(gpu, n_tiles * (size_t)sides, heads);
     struct split_arguments s = {*a, *kv,          work ? *work : (struct attention_work){},

@@ -17,8 +17,9 @@
  * sum, whatever the digit. Of a key it is the NaN that the score must be. Of a value it is one for
  * rows, too, that do not see its position: such a tile is computed once more (mend_value).
  *
- * All is in real numbers, not in units: a sum times 2^15 is what the reference has, times the unit
- * of the elements' row.
+ * All is in real numbers, not in units: a sum is that of the reference times 2^(e-15), where e is
+ * the exponent of all rows of the type. So a score's unit is 2^-23 instead of 2^(e-38), and that of
+ * a weighted sum, whose weights leave out the 2^e, is 2^-15 instead of 2^-30 times their own.
  */
 #ifndef SAMEBITS_ATTENTION_FLOATS_H
 #define SAMEBITS_ATTENTION_FLOATS_H
@@ -26,7 +27,7 @@
 #include "gpu/attention_decode.h"
 #include "gpu/halves.h"
 
-static const double fp8_dot_unit = 0x1p15;
+static const float fp8_score_unit = 0x1p-23f;
 
 template <kv_type TYPE> struct planes {
     static const int N = TYPE == KV_E4M3 ? 2 : 3;
@@ -181,7 +182,7 @@ multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N], const unsigned char *keys,
     }
 }
 
-/* The product of row g with key 2 t + j. */
+/* The sum of the products of row g with key 2 t + j. */
 template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ double dot_of_key(const struct fp8_key_sums<DIM, TYPE> *s,
                                                     int j) {
@@ -241,12 +242,12 @@ add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
     }
 }
 
-/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-30) of the weights. */
+/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-15), e of the weights. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ float weighted_value(const struct fp8_value_sums<TYPE> *s, int j,
-                                                       double unit) {
+                                                       float unit) {
     const int N = fp8_value_sums<TYPE>::PARTS_OF_TILE;
-    return (float)(dot_of_planes<TYPE>(j % 2 ? s->odd : s->even, N, j / 2) * (unit * fp8_dot_unit));
+    return (float)dot_of_planes<TYPE>(j % 2 ? s->odd : s->even, N, j / 2) * unit;
 }
 
 /* ---- values that are not finite ---------------------------------------------------------------
@@ -266,7 +267,7 @@ static __device__ __forceinline__ const uint8_t *value_row(const struct loader<D
  * weight is 0, nothing. */
 template <int DIM, enum kv_type TYPE>
 static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int set, int n, int row,
-                                   int d, double unit) {
+                                   int d, float unit) {
     const uint16_t *weights = (const uint16_t *)chunks->memory.weights;
     long long sum = 0;
     for (int j = 0; j < n && d < chunks->a->head_dim; j++) {
@@ -274,7 +275,7 @@ static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int s
         long long weight = (int)half_to_float(w[0]) * 256 + (int)half_to_float(w[2]);
         sum += weight * kv_integer(TYPE, value_row(chunks, set, j)[d], 1);
     }
-    return (float)((double)sum * (unit * kv_unit(kv_fixed_exponent(TYPE))));
+    return (float)(double)sum * (unit * num_pow2f(kv_fixed_exponent(TYPE) - 15));
 }
 
 /* Faults of the rows that see a value of the tile's n that is not finite; by a warp. */

@@ -51,9 +51,9 @@ static __device__ struct tile_memory cut_memory(unsigned char *memory, int head_
 /* A token and query head of the batch. */
 struct query_row {
     int sequence, head, kv_head;
-    int visible; /* positions that it sees */
-    size_t at;   /* its place in q and y */
-    double unit; /* 2^(e-30) * scale */
+    int visible;  /* positions that it sees */
+    size_t at;    /* its place in q and y */
+    int exponent; /* of the query */
     const int32_t *pages;
 };
 
@@ -69,7 +69,7 @@ static __device__ struct query_row find_row(const struct attention_arguments *a,
     return r;
 }
 
-/* Snaps the query to shared memory and sets the row's unit. */
+/* Snaps the query to shared memory and sets the row's exponent. */
 static __device__ void snap_query(struct query_row *r, const struct attention_arguments *a,
                                   const struct tile_memory *m, int token) {
     uint32_t largest = 0;
@@ -82,7 +82,7 @@ static __device__ void snap_query(struct query_row *r, const struct attention_ar
     e = bad ? BFP_MIN_EXPONENT : e;
     for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
         m->query[d] = bad ? (int16_t)0 : num_mantissa(a->q[r->at + (size_t)d], num_pow2f(15 - e));
-    r->unit = num_pow2(e - 30) * a->scale;
+    r->exponent = e;
     __syncthreads();
 }
 
@@ -102,7 +102,7 @@ static __device__ __forceinline__ long long dot_2(uint32_t x, uint32_t y) {
            (int16_t)(x >> 16) * (int16_t)(y >> 16);
 }
 
-/* The scores of a tile: 16 keys a warp at a time, two lanes a key. */
+/* The scores of a tile, but for the query's unit: 16 keys a warp at a time, two lanes a key. */
 static __device__ void score_tile(const struct query_row *r, const struct attention_arguments *a,
                                   const struct plan_arrays *plan, const struct tile_memory *m,
                                   int tile) {
@@ -119,15 +119,16 @@ static __device__ void score_tile(const struct query_row *r, const struct attent
         }
         dot += __shfl_xor_sync(0xffffffffu, dot, 1);
         if (half == 0)
-            m->scores[j] = sees ? num_score((double)dot, num_pow2(a->kv.k_exponents[row]), r->unit)
-                                : -INFINITY;
+            m->scores[j] =
+                sees ? num_score((float)(dot & -256), kv_score_unit(a->kv.k_exponents[row]))
+                     : -INFINITY;
     }
     for (int j = (n + 15) / 16 * 16 + (int)threadIdx.x; j < TILE; j += TILE)
         m->scores[j] = -INFINITY;
     __syncthreads();
 }
 
-/* What a tile gives: maximum, sum, and the unit 2^(e-30) of the sums in m->sum. */
+/* What a tile gives: maximum, sum, and the exponent of the weights in the sums of m->sum. */
 struct tile_result {
     float m, l;
     int exponent;
@@ -142,13 +143,15 @@ static __device__ struct tile_result run_tile(const struct query_row *r,
     struct tile_result result;
     score_tile(r, a, plan, m, tile);
     float s = m->scores[j];
-    result.m = row_max<WARPS>(s, m->part_float);
-    float p = j < n ? num_exp(s - result.m) : 0;
+    float largest = row_max<WARPS>(s, m->part_float);
+    struct num_score_unit unit = num_score_unit_of(r->exponent, a->scale);
+    result.m = num_tile_max(largest, unit);
+    float p = j < n ? num_probability(s - largest, unit.binary) : 0;
     uint32_t units = row_sum<WARPS>(j < n ? num_probability_units(p) : 0, m->part);
     result.l = (float)units * 0x1p-23f;
     float w = j < n ? num_value_weight(p, a->kv.v_exponents[cache_row(r, a, plan, tile + j)]) : 0;
     result.exponent = num_row_exponent(row_max<WARPS>(num_magnitude(w), m->part));
-    bool bad = result.exponent > BFP_MAX_EXPONENT;
+    bool bad = num_magnitude(result.m) >= 0x7f800000u || result.exponent > BFP_MAX_EXPONENT;
     if (bad && j == 0)
         gpu_fault(a->fault, a->site, token);
     result.exponent = bad ? BFP_MIN_EXPONENT : result.exponent;
@@ -178,7 +181,7 @@ static __device__ struct tile_result run_tile(const struct query_row *r,
 
 static __device__ __forceinline__ float weighted_value(const struct tile_memory *m,
                                                        const struct tile_result *t, int d) {
-    return num_dot_to_float((double)(long long)m->sum[d], t->exponent - 30);
+    return num_weighted_value((float)((long long)m->sum[d] & -256), t->exponent);
 }
 
 __global__ static void __launch_bounds__(TILE)

@@ -11,8 +11,8 @@
  *             maximum of the whole tile. Positions are the rows of the mma and queries its columns:
  *             the other way round a warp would hold 16 rows, in twice the registers, and half as
  *             many warps would fit on a processor
- *     memory  keys and values arrive in chunks of 16 KB through a ring of STAGES, three on their
- * way while one is used; a chunk is 64 keys, or 32 dimensions of the values of a tile
+ *     memory  keys and values arrive in chunks of 16 KB through a ring of STAGES, two on their way
+ *             while one is used; a chunk is 64 keys, or 32 dimensions of the values of a tile
  *
  * After the scores a lane holds positions g and g + 8 of each 16; movmatrix gives it 2 t and 2 t +
  * 1 of each 8. That is what it must hand in for the values, if the positions of a group of 32 are
@@ -34,7 +34,7 @@ template <int DIM> struct sizes {
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 12 * TILE;
+        STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 8 * TILE;
 };
 
 /* All threads copy 16 bytes at a time. */
@@ -47,7 +47,7 @@ struct thread_copies {
     __device__ __forceinline__ void end_group() {
         cp_async_commit();
     }
-    __device__ __forceinline__ void wait(int) {
+    __device__ __forceinline__ void wait(int, int) {
         cp_async_wait<STAGES - 2>();
     }
 };
@@ -55,19 +55,15 @@ struct thread_copies {
 /* ---- exact products ----------------------------------------------------------------------------
  */
 
-/* Sums of products of digits, 16 by 8 of them in a warp. high starts at HIGH_START and low is a sum
- * of unsigned products, so that dot_of can treat both as unsigned. */
+/* Sums of products of digits, 16 by 8 of them in a warp. */
 struct digit_sums {
     int32_t high[4], middle[4], low[4];
 };
-enum { HIGH_START = 1 << 23 };
 
 static __device__ __forceinline__ void clear_sums(struct digit_sums *s) {
     UNROLL
-    for (int i = 0; i < 4; i++) {
-        s->high[i] = HIGH_START;
-        s->middle[i] = s->low[i] = 0;
-    }
+    for (int i = 0; i < 4; i++)
+        s->high[i] = s->middle[i] = s->low[i] = 0;
 }
 
 /* a: 16 rows in shared memory, high digits at `a` and low ones at `a + low`, as ldmatrix_x4 wants
@@ -84,20 +80,9 @@ static __device__ __forceinline__ void multiply(struct digit_sums *s, const unsi
     mma_u8_u8(s->low, a_low, b_low);
 }
 
-/* A double from its two halves of 32 bits. */
-static __device__ __forceinline__ double double_of(uint32_t high, uint32_t low) {
-    return __longlong_as_double((long long)((uint64_t)high << 32 | low));
-}
-
-/*
- * 65536 * high + 256 * middle + low as a double, exact, without converting an integer: the bits of
- * 2^60 + 256 u and of 2^52 + u are u behind a constant. The constants and the start of `high`
- * (2^23 * 65536 = 2^39) are taken off again; no step has more than 53 bits.
- */
-static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int i) {
-    uint32_t upper = (uint32_t)s->high[i] * 256u + (uint32_t)s->middle[i];
-    double a = double_of(0x43b00000u, upper) - (0x1p60 + 0x1p39 + 0x1p52);
-    return a + double_of(0x43300000u, (uint32_t)s->low[i]);
+/* 65536 * high + 256 * middle + low in units of 256, rounded down. */
+static __device__ __forceinline__ float dot_of(const struct digit_sums *s, int i) {
+    return (float)(s->high[i] * 256 + s->middle[i] + (s->low[i] >> 8));
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -116,14 +101,15 @@ struct row_pair {
     bool sees[2];                     /* something of this tile, */
     float tile_m[2], tile_l[2];       /* which are its own, */
     float old_share[2], new_share[2]; /* and what both count for in the merge */
-    double unit[2];                   /* 2^(e-30) of the tile's weights */
+    float unit[2];                    /* 2^(e-22), e of the tile's weights */
+    int exponent[2];                  /* of the queries */
 };
 
-/* The scores of 32 keys: s[0] and s[1] of a tile_scores. */
+/* The scores of 32 keys, but for the query's unit: s[0] and s[1] of a tile_scores. */
 template <int DIM>
 static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsigned char *queries,
                                                      const unsigned char *keys,
-                                                     const double *k_unit, const double q_unit[2]) {
+                                                     const float *k_unit) {
     struct digit_sums sums[2];
     int lane = (int)threadIdx.x % 32;
     const int column = column_bytes(sizes<DIM>::KEYS), low = 16 * sizes<DIM>::KEYS;
@@ -141,8 +127,8 @@ static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsign
     }
     UNROLL
     for (int i = 0; i < 8; i++)
-        s[i / 4][i % 4] = num_score(dot_of(&sums[i / 4], i % 4),
-                                    k_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4], q_unit[i % 2]);
+        s[i / 4][i % 4] =
+            num_score(dot_of(&sums[i / 4], i % 4), k_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4]);
 }
 
 /* What n keys that no row sees have instead of scores. Also for the compiler: registers that are
@@ -163,14 +149,18 @@ static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_f
             tile->s[i / 4][i % 4] = -INFINITY;
 }
 
-/* The same with a variant, which also changes scores. */
+/* The same with a variant, which may also change scores. */
 static __device__ __forceinline__ void vary(struct tile_scores *tile, int tile_first,
-                                            const struct row_pair *rows,
+                                            const struct row_pair *rows, double scale,
                                             const struct attention_variant *v) {
     int first = tile_first + (int)threadIdx.x % 32 / 4;
+    const double natural[2] = {num_score_unit_of(rows->exponent[0], scale).natural,
+                               num_score_unit_of(rows->exponent[1], scale).natural};
     UNROLL
     for (int i = 0; i < 64; i++) {
         float *s = &tile->s[i / 4][i % 4];
+        if (attention_changes_scores(v))
+            *s = (float)(*s * natural[i % 2]);
         *s = varied_score(&rows->query[i % 2], v, *s, first + i / 4 * 16 + i % 4 / 2 * 8);
     }
 }
@@ -190,15 +180,16 @@ static __device__ __forceinline__ uint32_t rows_sum(uint32_t x) {
     return x;
 }
 
-/* Where a tile's softmax begins: the largest score of each row, and what is wrong. */
+/* Where a tile's softmax begins: the largest score of each row, its unit, and what is wrong. */
 struct tile_top {
-    float base[2];
+    float base[2], binary[2];
     bool bad[2];
 };
 
 template <bool VARIANT>
-static __device__ __forceinline__ struct tile_top find_top(const struct tile_scores *tile,
-                                                           struct row_pair *rows, int tile_first) {
+static __device__ __forceinline__ struct tile_top
+find_top(const struct tile_scores *tile, struct row_pair *rows, int tile_first, double scale,
+         const struct attention_variant *v) {
     struct tile_top top;
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -207,24 +198,30 @@ static __device__ __forceinline__ struct tile_top find_top(const struct tile_sco
         for (int i = 0; i < 32; i++)
             m = fmaxf(m, tile->s[i / 2][i % 2 * 2 + r]);
         m = rows_max(m);
-        rows->tile_m[r] = m;
+        struct num_score_unit unit = num_score_unit_of(rows->exponent[r], scale);
+        if (VARIANT)
+            unit = attention_score_unit(v, unit);
+        rows->tile_m[r] = num_tile_max(m, unit);
         rows->sees[r] = VARIANT ? m == m : rows->query[r].end > tile_first;
         /* A score that float32 cannot hold, or nothing but -infinity. */
-        top.bad[r] = rows->sees[r] && (m == INFINITY || m == -INFINITY);
-        top.base[r] = rows->sees[r] && !top.bad[r] ? m : 0;
+        top.bad[r] = rows->sees[r] && num_magnitude(rows->tile_m[r]) >= 0x7f800000u;
+        top.base[r] = m;
+        top.binary[r] = unit.binary;
     }
     return top;
 }
 
 /*
  * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
- * tile gets zero weights. Rows that cannot be snapped are faults.
+ * tile gets zero weights: a NaN, which is -infinity less itself, too, has the probability 0. Rows
+ * that cannot be snapped are faults.
  */
 template <bool VARIANT>
 static __device__ __forceinline__ void
 softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int tile_first,
-        const float *v_unit, const struct attention_arguments *a) {
-    struct tile_top top = find_top<VARIANT>(tile, rows, tile_first);
+        const float *v_unit, const struct attention_arguments *a,
+        const struct attention_variant *v) {
+    struct tile_top top = find_top<VARIANT>(tile, rows, tile_first, a->scale, v);
     float largest[2] = {0, 0};
     uint32_t units[2] = {0, 0};
     int lane = (int)threadIdx.x % 32;
@@ -232,7 +229,7 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
     for (int i = 0; i < 64; i++) {
         float *s = &tile->s[i / 4][i % 4];
         bool hidden = VARIANT && *s != *s;
-        float p = num_exp_below_0(*s - top.base[i % 2]);
+        float p = num_probability(*s - top.base[i % 2], top.binary[i % 2]);
         units[i % 2] += num_probability_units(p);
         /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
         *s = p * v_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4];
@@ -248,7 +245,7 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
             gpu_fault(a->fault, a->site, rows->query[r].token);
         e = bad ? BFP_MIN_EXPONENT : e;
         scale[r] = bad ? 0 : num_pow2f(15 - e);
-        rows->unit[r] = num_pow2(e - 30);
+        rows->unit[r] = num_pow2f(e - 22);
         rows->tile_l[r] = (float)rows_sum(units[r]) * 0x1p-23f;
     }
 }
@@ -302,8 +299,8 @@ add_values(float *o, float *const to[2], bool merges, const struct weight_digits
     for (int i = 0; i < 4; i++) {
         float2 *at = (float2 *)o + (8 * i + lane / 4) * 4 + lane % 4;
         float2 sum = *at;
-        float x = (float)(dot_of(&sums[i / 2], i % 2 * 2) * rows->unit[0]);
-        float y = (float)(dot_of(&sums[i / 2], i % 2 * 2 + 1) * rows->unit[1]);
+        float x = dot_of(&sums[i / 2], i % 2 * 2) * rows->unit[0];
+        float y = dot_of(&sums[i / 2], i % 2 * 2 + 1) * rows->unit[1];
         if (!merges) {
             if (to[0])
                 to[0][8 * i + lane / 4] = x;
@@ -319,11 +316,12 @@ add_values(float *o, float *const to[2], bool merges, const struct weight_digits
     }
 }
 
-/* Sets 2^exponent of the keys and the values of a tile, a position a thread. */
+/* Sets 2^(e-30) of the keys and 2^e of the values of a tile, a position a thread. */
 template <bool VARIANT>
-static __device__ __forceinline__ void set_units(double *k_unit, float *v_unit, char2 exponents) {
+static __device__ __forceinline__ void set_units(float *k_unit, float *v_unit, char2 exponents) {
     int k = exponents.x, v = exponents.y;
-    k_unit[threadIdx.x] = VARIANT && k == NOT_FINITE ? NAN : num_pow2(k);
+    k_unit[threadIdx.x] =
+        VARIANT && k == NOT_FINITE ? NAN : num_pow2f(k) * 0x1p-30f; /* may be subnormal */
     v_unit[threadIdx.x] = VARIANT && v == NOT_FINITE ? NAN : num_pow2f(v);
 }
 
@@ -331,8 +329,7 @@ static __device__ __forceinline__ void set_units(double *k_unit, float *v_unit, 
 struct block_memory {
     unsigned char *ring, *queries;
     float *o; /* of this warp: [DIM, 8 rows] */
-    double *k_unit;
-    float *v_unit;
+    float *k_unit, *v_unit;
 };
 
 template <int DIM> static __device__ struct block_memory cut_memory(unsigned char *memory) {
@@ -341,8 +338,8 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
     m.queries = memory + STAGES * sizes<DIM>::STAGE_BYTES;         /* [ROWS] rows */
     float *o_rows = (float *)(m.queries + group_bytes(ROWS, DIM)); /* [8 warps, DIM, 8 rows] */
     m.o = o_rows + threadIdx.x / 32 * 8 * DIM;
-    m.k_unit = (double *)(o_rows + ROWS * DIM); /* [TILE] 2^exponent of the keys */
-    m.v_unit = (float *)(m.k_unit + TILE);      /* [TILE] of the values */
+    m.k_unit = o_rows + ROWS * DIM; /* [TILE] */
+    m.v_unit = m.k_unit + TILE;     /* [TILE] */
     return m;
 }
 
@@ -398,14 +395,13 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     for (int at = (int)threadIdx.x * 16; at < group_bytes(ROWS, DIM); at += THREADS * 16)
         cp_async_16(mem->queries + at, query_group + at);
     struct row_pair rows;
-    double q_unit[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = min(my_row + r, item->list.n_rows - 1);
         rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        q_unit[r] = num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
+        rows.exponent[r] = in->query_exponents[group * QUERY_ROWS + (size_t)row];
     }
     for (int i = lane; i < 8 * DIM; i += 32)
         mem->o[i] = 0;
@@ -442,14 +438,14 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             UNROLL
             for (int i = 0; i < size::KEYS; i += 32)
                 score_32_keys<DIM>(scores.s + (c + i) / 16, my_queries, keys + i * 16,
-                                   mem->k_unit + c + i, q_unit);
+                                   mem->k_unit + c + i);
         }
         if (VARIANT)
-            vary(&scores, first, &rows, variant);
+            vary(&scores, first, &rows, a->scale, variant);
         else if (first + TILE > min(rows.query[0].end, rows.query[1].end))
             mask(&scores, first, &rows);
         float scale[2];
-        softmax<VARIANT>(&scores, scale, &rows, first, mem->v_unit, a);
+        softmax<VARIANT>(&scores, scale, &rows, first, mem->v_unit, a, variant);
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
         float *kept[2];

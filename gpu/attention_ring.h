@@ -1,6 +1,6 @@
 /*
  * attention_ring.h - the digits of keys and values on their way from device to shared memory, for
- * versions 2 and 3 of attention: a ring of STAGES chunks, of which one is used while the others
+ * versions 2 and 3 of attention: a ring of STAGES chunks, some of which are used while the others
  * arrive.
  *
  * A kernel's `size` says STAGES, STAGE_BYTES, and per tile KEY_CHUNKS of KEY_BYTES and VALUE_CHUNKS
@@ -8,8 +8,8 @@
  *
  *     template <int BYTES> start(to, from, stage)   all threads: starts to copy a chunk
  *     end_group()                                   all threads, also when nothing was started
- *     wait(stage)                                   until the chunk that was started STAGES - 2
- *                                                   groups ago, in this stage, is there
+ *     wait(stage, behind)                           until the chunk in this stage is there, behind
+ *                                                   which so many groups were ended
  */
 #ifndef SAMEBITS_ATTENTION_RING_H
 #define SAMEBITS_ATTENTION_RING_H
@@ -24,6 +24,7 @@ template <class size, class copy> struct chunk_ring {
     int tiles_left, chunk; /* of the tile: the number of the chunk at `from` */
     int n_last;            /* key chunks of the last tile */
     int stage, used;       /* of the ring: to be filled and to be used next */
+    int behind;            /* groups that were ended and not waited for */
     copy copies;
 
     template <int BYTES> __device__ __forceinline__ void start_bytes() {
@@ -49,18 +50,30 @@ template <class size, class copy> struct chunk_ring {
             }
         }
         copies.end_group(); /* at the end an empty one, so that waiting can count */
+        behind++;
         stage = stage + 1 < size::STAGES ? stage + 1 : 0;
     }
 
-    /* Waits for the next chunk and starts another one in the place of the one before, which nobody
-     * may use any more. */
-    __device__ __forceinline__ const unsigned char *next() {
-        copies.wait(used);
+    /* Waits for the next chunk, as far as this thread's own copies go. */
+    __device__ __forceinline__ const unsigned char *take() {
+        copies.wait(used, --behind);
+        const unsigned char *chunk = ring + used * size::STAGE_BYTES;
+        used = used + 1 < size::STAGES ? used + 1 : 0;
+        return chunk;
+    }
+
+    /* Waits for all threads, then starts another chunk: in the place of the oldest one, which this
+     * thread does not use any more. */
+    __device__ __forceinline__ void replace() {
         __syncthreads();
         start();
-        const unsigned char *next = ring + used * size::STAGE_BYTES;
-        used = used + 1 < size::STAGES ? used + 1 : 0;
-        return next;
+    }
+
+    /* The next chunk, where the one before is not used any more. */
+    __device__ __forceinline__ const unsigned char *next() {
+        const unsigned char *chunk = take();
+        replace();
+        return chunk;
     }
 };
 

@@ -60,6 +60,11 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
     }
 }
 
+/* 2^(e-30) of a key; a NaN for one that cannot be read. */
+static __device__ __forceinline__ float unit_of_key(int e) {
+    return e > BFP_MAX_EXPONENT ? NAN : num_pow2f(e) * 0x1p-30f;
+}
+
 /* The unit of a tile's value of this thread, of n, whose chunks have all come. */
 template <int DIM, enum kv_type TYPE>
 static __device__ __forceinline__ void find_value_unit(const struct loader<DIM, TYPE> *chunks,

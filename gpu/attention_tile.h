@@ -78,8 +78,7 @@ static __device__ void snap_queries(const struct attention_arguments *a,
             put_digits(at, at + 4, mantissa);
         }
         if (lane == 0)
-            rows->q_unit[row] =
-                num_pow2(e - 30) * a->scale * (is_fp8<TYPE>::value ? fp8_dot_unit : 1);
+            rows->unit[row] = num_score_unit_of(e, a->scale);
     }
 }
 
@@ -120,15 +119,16 @@ static __device__ __forceinline__ void multiply(struct digit_sums *s, const uint
         mma_s8_u8(s->low, a, b_low);
 }
 
-/* The exact sum of the products of row g with column 2 t + j, of mantissas of 16 bits. */
-static __device__ __forceinline__ double dot_of(const struct digit_sums *s, int j) {
-    return (double)((long long)s->high[j] * 65536 + (long long)(s->high[2 + j] + s->low[j]) * 256 +
-                    s->low[2 + j]);
+/* The sum of the products of row g with column 2 t + j, of mantissas of 16 bits: in units of 256,
+ * rounded down. */
+static __device__ __forceinline__ int32_t dot_of(const struct digit_sums *s, int j) {
+    return s->high[j] * 256 + s->high[2 + j] + s->low[j] + (s->low[2 + j] >> 8);
 }
 
-/* The same of mantissas of 8 bits, from one of the two. */
-static __device__ __forceinline__ double dot_of_bytes(const int32_t sums[4], int j) {
-    return (double)(sums[j] * 256 + sums[2 + j]);
+/* The same of mantissas of 8 bits, from one of the two: exact, because one of them is the upper
+ * half of one of 16 bits, whose unit is 256. */
+static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], int j) {
+    return sums[j] * 256 + sums[2 + j];
 }
 
 /* What the sums of a type are kept in. */
@@ -140,9 +140,9 @@ template <int DIM, kv_type TYPE> struct sums_of<DIM, TYPE, true> {
     typedef struct fp8_value_sums<TYPE> values;
 };
 
-/* The exact sum of the products of row g with key 2 t + j. */
+/* The sum of the products of row g with key 2 t + j, in units of 256. */
 template <int DIM, enum kv_type TYPE>
-static __device__ __forceinline__ double dot_of_key(const struct digit_sums *s, int j) {
+static __device__ __forceinline__ int32_t dot_of_key(const struct digit_sums *s, int j) {
     return TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
 }
 
@@ -196,12 +196,13 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
     }
 }
 
-/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
- * each part; a lane those of row g at 2 t and 2 t + 1. */
+/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`, but for the
+ * query's unit unless the variant changes scores. A warp has 8 of each part; a lane those of row g
+ * at 2 t and 2 t + 1. */
 template <int DIM, enum kv_type TYPE, bool VARIANT>
 static __device__ __forceinline__ void
 score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
-            const uint32_t *units, double q_unit, const struct row_view *row_view,
+            const float *units, const struct row_states *rows, const struct row_view *row_view,
             const struct attention_variant *variant, int tile, int first) {
     const int N = decode_sizes<DIM, TYPE>::CHUNK / PART;
     const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
@@ -219,23 +220,24 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     UNROLL
     for (int i = 0; i < N; i++) {
         int position = first + i * PART + begin + lane % 4 * 2;
-        uint2 unit = make_uint2(0, 0);
+        float2 unit = make_float2(fp8_score_unit, fp8_score_unit);
         if (!FP8 && !SNAPPED)
-            unit = *(const uint2 *)(units + position);
+            unit = *(const float2 *)(units + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
-            double k_unit =
-                __longlong_as_double((long long)((uint64_t)(j ? unit.y : unit.x) << 32));
+            float k_unit = j ? unit.y : unit.x;
             if (SNAPPED)
-                k_unit = kv_unit(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
-            double dot = dot_of_key<DIM, TYPE>(&sums[i], j);
-            float score = FP8 ? (float)(dot * q_unit) : num_score(dot, k_unit, q_unit);
+                k_unit =
+                    unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
+            float score = num_score((float)dot_of_key<DIM, TYPE>(&sums[i], j), k_unit);
             int p = tile + position + j;
             bool sees = p < row_view->end;
             if (VARIANT) {
                 sees = sees && p >= row_view->first &&
                        attention_shows(variant, row_view->mask, row_view->i, p, row_view->length);
-                score = attention_score(variant, score, row_view->at, p, row_view->slope);
+                if (attention_changes_scores(variant))
+                    score = attention_score(variant, (float)(score * rows->unit[lane / 4].natural),
+                                            row_view->at, p, row_view->slope);
             }
             if (VARIANT || FP8 || SNAPPED)
                 score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
@@ -257,7 +259,7 @@ struct softmax {
     int first_part, n;    /* of the n scores */
     bool halves, sees;    /* sees: the row something of the tile */
     float tile_m, tile_l; /* of that row */
-    double unit;          /* 2^(e-30) of its weights */
+    float unit;           /* of its weighted values */
 };
 
 /* Tells the other warps the largest score. */
@@ -275,11 +277,11 @@ static __device__ __forceinline__ void tell_largest(const float s[], struct row_
 }
 
 /* Scores become weights, as far as without the others' sums. visible: positions of the tile that
- * the row may see. */
+ * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. */
 template <enum kv_type TYPE, bool VARIANT>
-static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n_rows, int visible,
-                                             const uint32_t *units_of_values,
-                                             struct row_states *rows) {
+static __device__ __forceinline__ void
+weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
+      const struct attention_variant *variant, struct row_states *rows) {
     const int N = 2 * PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     x->halves = n_rows <= ROWS / 2;
@@ -302,8 +304,11 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
     float m = fmaxf(fmaxf(fmaxf(m0.x, m0.y), fmaxf(m0.z, m0.w)),
                     fmaxf(fmaxf(m1.x, m1.y), fmaxf(m1.z, m1.w)));
     bool sees = VARIANT ? m == m : visible > 0;
-    bool bad = sees && (m == INFINITY || m == -INFINITY); /* a score that float cannot hold */
-    float base = sees && !bad ? m : 0;
+    struct num_score_unit unit = rows->unit[x->row];
+    if (VARIANT)
+        unit = attention_score_unit(variant, unit);
+    x->tile_m = num_tile_max(m, unit);
+    bool bad = sees && num_magnitude(x->tile_m) >= 0x7f800000u; /* float cannot hold it */
     uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
     float heaviest = 0;
     const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
@@ -313,9 +318,8 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
             break;
         UNROLL
         for (int i = half; i < half + N / 2; i++) {
-            float below = s[i] - base;
-            bool hides = hidden<TYPE, VARIANT>::IS_NAN && below != below;
-            float p = num_exp_below_0(hides ? -INFINITY : below);
+            bool hides = s[i] != s[i];
+            float p = num_probability(s[i] - m, unit.binary);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
             s[i] = is_fp8<TYPE>::value ? p : p * num_float(value_units[i / 2 * PART + i % 2]);
@@ -336,7 +340,6 @@ static __device__ __forceinline__ void weigh(struct softmax *x, float s[], int n
     if (lane % 4 == 0 && lane / 4 == x->row) /* one lane for all of the row's */
         rows->units_and_weight[x->row][warp] =
             make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
-    x->tile_m = m;
     x->sees = sees;
 }
 
@@ -380,7 +383,7 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         }
     }
     x->tile_l = (float)units * 0x1p-23f;
-    x->unit = num_pow2(e - 30);
+    x->unit = num_pow2f(e - (is_fp8<TYPE>::value ? 15 : 22));
     return !bad;
 }
 
@@ -419,13 +422,12 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
     }
 }
 
-/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-30) of the weights. */
+/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-22), e of the weights. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ float weighted_value(const struct digit_sums *s, int j,
-                                                       double unit) {
-    if (TYPE != KV_BFP8)
-        return (float)(dot_of(s, j) * unit);
-    return (float)(dot_of_bytes(j % 2 ? s->high : s->low, j / 2) * (unit * 256));
+                                                       float unit) {
+    return (float)(TYPE != KV_BFP8 ? dot_of(s, j) : dot_of_bytes(j % 2 ? s->high : s->low, j / 2)) *
+           unit;
 }
 
 #endif

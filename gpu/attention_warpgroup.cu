@@ -1,6 +1,6 @@
 /*
  * attention, version 3: many query tokens at once, on the int8 tensor cores of compute capability
- * 9.0, which multiply 64 rows at a time straight from shared memory.
+ * 9.0, which multiply 64 rows at a time with what lies in shared memory.
  *
  * What changed from version 2 (attention_prefill.cu, read it first): there each of eight warps
  * loaded all keys and values into its registers, piece by piece, and the loads were the limit. Here
@@ -9,8 +9,10 @@
  *
  *     block   64 rows, one group of 4 warps; walks the tiles of 256 positions in ascending order.
  *             Two blocks share a processor: one multiplies while the other takes exponentials
- *     scores  32 keys at a time, from shared memory; the 64 x 256 of a tile stay in registers,
- *             128 per thread
+ *     queries are snapped and split by the threads that multiply them, and stay in registers
+ *     memory  keys and values arrive in chunks, 128 keys or 64 dimensions of a tile's values: one
+ *             is used while the next arrives
+ *     scores  64 keys at a time; the 64 x 256 of a tile stay in registers, 128 per thread
  *     values  64 dimensions at a time; the weights come from registers
  *     output  its sums are in shared memory, where each thread keeps its own
  *
@@ -20,10 +22,10 @@
 
 /* The memory of a block. */
 struct block_memory {
-    unsigned char *ring, *queries;
+    unsigned char *ring;
     float4 *o; /* of this thread: [DIM / 8] every THREADS */
-    struct unit *k_unit;
-    float *v_unit;
+    float *k_unit, *v_unit;
+    struct num_score_unit *q_unit;
     struct bulk_barrier *arrived;
 };
 
@@ -31,13 +33,67 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
     typedef struct warpgroup_sizes<DIM> size;
     struct block_memory m;
     m.ring = memory;
-    m.queries = memory + STAGES * size::STAGE_BYTES; /* [ROWS] rows */
-    float4 *o = (float4 *)(m.queries + group_bytes(ROWS, DIM));
+    float4 *o = (float4 *)(memory + STAGES * size::STAGE_BYTES);
     m.o = o + threadIdx.x;
-    m.k_unit = (struct unit *)(o + DIM / 8 * THREADS); /* [TILE] */
-    m.v_unit = (float *)(m.k_unit + TILE);             /* [TILE] */
-    m.arrived = (struct bulk_barrier *)(m.v_unit + TILE);
+    m.k_unit = (float *)(o + DIM / 8 * THREADS);           /* [TILE] */
+    m.v_unit = m.k_unit + TILE;                            /* [TILE] */
+    m.q_unit = (struct num_score_unit *)(m.v_unit + TILE); /* [ROWS] */
+    m.arrived = (struct bulk_barrier *)(m.q_unit + ROWS);
     return m;
+}
+
+/* A thread's part of two rows of queries, snapped and split: of 32 elements, 4 t ... 4 t + 3 and 16
+ * + 4 t ... Their units go to q_unit[0] and [8]. A row that cannot be snapped is a fault, and
+ * zeros.
+ */
+template <int DIM>
+static __device__ __forceinline__ void
+load_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
+             const struct wide_row query[2], const struct attention_arguments *a) {
+    int t = (int)threadIdx.x % 4, dim = a->head_dim;
+    bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        const struct wide_row *row = &query[r];
+        const float *q =
+            a->q + ((size_t)row->token * (size_t)a->n_heads + (size_t)row->head) * (size_t)dim;
+        float4 x[DIM / 16];
+        uint32_t largest = 0;
+        UNROLL
+        for (int i = 0; i < DIM / 16; i++) {
+            int d = 16 * i + 4 * t;
+            float4 four = make_float4(0, 0, 0, 0);
+            if (vectors) {
+                if (d < dim)
+                    four = *(const float4 *)(q + d);
+            } else {
+                four.x = d < dim ? q[d] : 0;
+                four.y = d + 1 < dim ? q[d + 1] : 0;
+                four.z = d + 2 < dim ? q[d + 2] : 0;
+                four.w = d + 3 < dim ? q[d + 3] : 0;
+            }
+            x[i] = four;
+            largest = max(max(largest, num_magnitude(four.x)), num_magnitude(four.y));
+            largest = max(max(largest, num_magnitude(four.z)), num_magnitude(four.w));
+        }
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        int e = num_row_exponent(largest);
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && t == 0)
+            gpu_fault(a->fault, a->site, row->token);
+        e = bad ? BFP_MIN_EXPONENT : e;
+        if (t == 0)
+            q_unit[8 * r] = num_score_unit_of(e, a->scale);
+        float scale = num_pow2f(15 - e);
+        UNROLL
+        for (int i = 0; i < DIM / 16; i++) {
+            uint32_t high, low;
+            split_four(&high, &low, x[i].x, x[i].y, x[i].z, x[i].w, scale);
+            out->high[i / 2][i % 2 * 2 + r] = bad ? 0 : high;
+            out->low[i / 2][i % 2 * 2 + r] = bad ? 0 : low;
+        }
+    }
 }
 
 /* What a thread's row leaves: its values of all dimensions, m and l. */
@@ -88,12 +144,12 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
          const struct wide_item *item, const struct block_memory *mem, struct bulk_copies *copies) {
     typedef struct warpgroup_sizes<DIM> size;
+    /* There are not enough registers to keep larger queries while values are multiplied. */
+    const bool AGAIN = DIM > 128;
     int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int my_row = warp * 16 + lane / 4, n_tiles = item->n_tiles;
     int least_visible = INT32_MAX; /* of the rows of this thread's warp */
-    size_t group = (size_t)kv_head * (size_t)in->n_groups + (size_t)item->rows;
     struct row_pair rows;
-    double q_unit[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = min(my_row + 8 * r, item->list.n_rows - 1);
@@ -101,7 +157,6 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         least_visible = min(least_visible, rows.query[r].end);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
-        q_unit[r] = num_pow2(in->query_exponents[group * QUERY_ROWS + (size_t)row] - 30) * a->scale;
     }
     for (int i = 0; i < DIM / 8; i++)
         mem->o[i * THREADS] = make_float4(0, 0, 0, 0);
@@ -114,11 +169,12 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     chunks.ring = mem->ring;
     chunks.tiles_left = n_tiles;
     chunks.n_last = (n_last + KEYS - 1) / KEYS;
-    if (threadIdx.x == 0 && n_tiles) /* the queries come with the first chunk */
-        bulk_copy(&chunks.copies.arrived[0], mem->queries,
-                  in->queries + group * (size_t)group_bytes(ROWS, DIM), group_bytes(ROWS, DIM));
-    for (int i = 0; i < STAGES - 1; i++)
+    for (int i = 0; i < STAGES; i++)
         chunks.start();
+    struct row_digits<DIM / 32> queries;
+    rows.q_unit = mem->q_unit + my_row;
+    if (!AGAIN)
+        load_queries<DIM>(&queries, mem->q_unit + my_row, rows.query, a);
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
         (const char4 *)(in->exponents +
@@ -128,58 +184,67 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
 
     for (int k = 0; k < n_tiles; k++) {
         int first = (item->first_tile + k) * TILE, n = min((int)TILE, item->end - first);
-        /* Nobody reads the units of the last tile any more: its values came after a barrier. */
-        set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
-        if (k + 1 < n_tiles)
-            exponents = tile_exponents[(k + 1) * (TILE / 2)];
+        if (AGAIN)
+            load_queries<DIM>(&queries, mem->q_unit + my_row, rows.query, a);
         struct tile_scores scores;
-        UNROLL
-        for (int c = 0; c < TILE; c += KEYS) {
-            const unsigned char *keys = c < n ? chunks.next() : NULL; /* else nobody sees them */
-            UNROLL
-            for (int i = c; i < c + KEYS; i += 32)
-                if (keys)
-                    score_32_keys<DIM>(scores.s + i / 8, mem->queries, keys + (i - c) * 16,
-                                       mem->k_unit + i, q_unit);
-                else
-                    hide(scores.s + i / 8);
+        float top[2] = {-INFINITY, -INFINITY}, scale[2];
+        auto prepare = [&]() {
+            /* Nobody reads the units of the last tile any more: its values came after a barrier. */
+            set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
+            if (k + 1 < n_tiles)
+                exponents = tile_exponents[(k + 1) * (TILE / 2)];
+            __syncthreads();
+        };
+        auto score = [&](int part, const int32_t(&sums)[32]) {
+            score_keys(scores.s + part * COLUMNS / 8, top, sums, mem->k_unit + part * COLUMNS);
+        };
+        if (n > KEYS) {
+            multiply<TILE / COLUMNS, KEYS, DIM / 32>(&queries, &chunks, prepare, score);
+        } else {
+            multiply<KEYS / COLUMNS, KEYS, DIM / 32>(&queries, &chunks, prepare, score);
+            leave_out(scores.s + KEYS / 8);
         }
-        if (VARIANT)
+        if (VARIANT) {
             vary(&scores, first, &rows, variant);
-        else if (first + TILE > least_visible)
+            find_largest(top, &scores, NAN);
+        } else if (first + TILE > least_visible) {
             mask(&scores, first, &rows);
-        float scale[2];
-        softmax<VARIANT>(&scores, scale, &rows, first, n, mem->v_unit, a);
-        struct weight_digits weights;
+            find_largest(top, &scores, -INFINITY);
+        }
+        softmax<VARIANT>(&scores, top, scale, &rows, first, n, mem->v_unit, a, variant);
+        struct row_digits<TILE / 32> weights;
         snap_weights(&weights, &scores, scale);
         float *kept[2];
-        UNROLL
-        for (int r = 0; r < 2; r++) {
-            int row = my_row + 8 * r;
-            kept[r] = !item->merges && row < item->list.n_rows
-                          ? kept_at<DIM>(a, work, item->place + k, kv_head, row)
-                          : NULL;
-            if (item->merges && rows.sees[r])
-                attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
-                                     &rows.old_share[r], &rows.new_share[r]);
-            if (kept[r])
-                keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
-                              rows.tile_l[r]);
-        }
-        for (int d = 0; d < DIM; d += VALUE_DIMS) {
-            struct digit_sums<32> sums;
-            multiply_values<false>(&sums, weights.high, weights.low, chunks.next());
-            const unsigned char *second_half = chunks.next();
-            if (n > TILE / 2)
-                multiply_values<true>(&sums, weights.high + 4, weights.low + 4, second_half);
-            if (item->merges) {
-                add_values(mem->o + d / 8 * THREADS, &sums, &rows);
-            } else {
-                keep_values(kept, &sums, &rows);
-                kept[0] = kept[0] ? kept[0] + VALUE_DIMS : NULL;
-                kept[1] = kept[1] ? kept[1] + VALUE_DIMS : NULL;
+        auto merge_sums = [&]() {
+            UNROLL
+            for (int r = 0; r < 2; r++) {
+                int row = my_row + 8 * r;
+                kept[r] = !item->merges && row < item->list.n_rows
+                              ? kept_at<DIM>(a, work, item->place + k, kv_head, row)
+                              : NULL;
+                if (item->merges && rows.sees[r])
+                    attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
+                                         &rows.old_share[r], &rows.new_share[r]);
+                if (kept[r])
+                    keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
+                                  rows.tile_l[r]);
             }
-        }
+        };
+        auto take_values = [&](int part, const int32_t(&sums)[32]) {
+            if (item->merges) {
+                add_values(mem->o + part * COLUMNS / 8 * THREADS, sums, &rows);
+            } else {
+                keep_values(kept, sums, &rows);
+                kept[0] = kept[0] ? kept[0] + COLUMNS : NULL;
+                kept[1] = kept[1] ? kept[1] + COLUMNS : NULL;
+            }
+        };
+        if (n > TILE / 2)
+            multiply<DIM / COLUMNS, VALUE_DIMS, TILE / 32>(&weights, &chunks, merge_sums,
+                                                           take_values);
+        else
+            multiply<DIM / COLUMNS, VALUE_DIMS, TILE / 64>(&weights, &chunks, merge_sums,
+                                                           take_values);
     }
     *copies = chunks.copies;
     UNROLL
@@ -209,7 +274,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
             bulk_barrier_start(&mem.arrived[i]);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
-        __syncthreads(); /* the barriers are ready; all are done with the queries of the item before
+        __syncthreads(); /* the barriers are ready; all are done with the units of the item before
                           */
         struct wide_item item = item_of(&a, &work, &in, i);
         run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem, &copies);
@@ -226,6 +291,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
     d.dim = DIM;
     d.keys = KEYS;
     d.value_dims = VALUE_DIMS;
+    d.without_queries = true;
     if (work)
         all = *work;
     if (!gpu_attention_digits(gpu, a, kv, work, &d) ||

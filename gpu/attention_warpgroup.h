@@ -12,21 +12,22 @@
 enum {
     TILE = ATTENTION_TILE,
     ROWS = QUERY_ROWS,
-    KEYS = 64,
-    VALUE_DIMS = 64,
+    KEYS = 128,      /* of a chunk */
+    VALUE_DIMS = 64, /* of one: dimensions of the values of a whole tile */
+    COLUMNS = 64,    /* of a product: keys, or dimensions */
     THREADS = 128,
-    STAGES = 3
+    STAGES = 2
 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
 template <int DIM> struct warpgroup_sizes {
     static const int STAGES = ::STAGES;
     static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
-    static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE / 2); /* half of the positions */
-    static const int VALUE_CHUNKS = DIM / VALUE_DIMS * 2;
+    static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
-    static const int SHARED_BYTES = STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM +
-                                    20 * TILE + STAGES * (int)sizeof(struct bulk_barrier);
+    static const int SHARED_BYTES = STAGES * STAGE_BYTES + 4 * ROWS * DIM + 8 * TILE +
+                                    ROWS * (int)sizeof(struct num_score_unit) +
+                                    STAGES * (int)sizeof(struct bulk_barrier);
 };
 
 /* One thread starts the copy of a whole chunk; a stage's barrier says when it is there. */
@@ -37,45 +38,137 @@ struct bulk_copies {
     template <int BYTES>
     __device__ __forceinline__ void start(unsigned char *to, const uint8_t *from, int stage) {
         if (threadIdx.x == 0)
-            bulk_copy_last(&arrived[stage], to, from, BYTES);
+            bulk_copy(&arrived[stage], to, from, BYTES);
     }
     __device__ __forceinline__ void end_group() {
         bulk_end_group();
     }
-    __device__ __forceinline__ void wait(int stage) {
-        bulk_wait<STAGES - 2>(&arrived[stage], rounds >> stage & 1);
+    __device__ __forceinline__ void wait(int stage, int behind) {
+        bulk_wait(&arrived[stage], rounds >> stage & 1, behind);
         rounds ^= 1u << stage;
     }
 };
 
-/* Sums of products of digits, 64 by 2 * COUNT of them in a block. */
-template <int COUNT> struct digit_sums { int32_t high[COUNT], middle[COUNT], low[COUNT]; };
-
-template <int COUNT> static __device__ __forceinline__ void settle(struct digit_sums<COUNT> *s) {
-    wgmma_settle(s->high);
-    wgmma_settle(s->middle);
-    wgmma_settle(s->low);
-}
-
 /*
- * (65536 * high + 256 * middle + low) * unit.factor, exact, for powers of two: the bits of 1.5 *
- * 2^52 plus a small integer i are those of 1.5 * 2^52 + i, so no integer is converted; and a fused
- * multiply-add takes the constant off again while it scales.
+ * ---- exact products ----------------------------------------------------------------------------
+ *
+ * Of the 64 rows of a block with 64 columns, keys or dimensions of values. A product of mantissas
+ * is one of digits four times:
+ *
+ *     65536 high * high + 256 (high * low + low * high) + low * low
+ *
+ * The sums of the outer two come first; joined, in units of 256, they are what the inner ones are
+ * added to. So a row holds two sums of a column and then one, not three, and the tensor cores have
+ * the next columns' outer products to do while a sum is joined or used.
  */
-struct __align__(16) unit {
-    double factor, offset; /* offset = -1.5 * 2^52 * factor */
+
+/* Digits of a thread's rows, 32 summands a step, as wgmma takes them. */
+template <int STEPS> struct row_digits { uint32_t high[STEPS][4], low[STEPS][4]; };
+
+struct outer_sums {
+    int32_t high[32], low[32];
 };
 
-static __device__ __forceinline__ struct unit unit_of(double factor) {
-    return {factor, -0x1.8p52 * factor};
+/* Where the digits of columns begin, in a chunk of CHUNK_COLUMNS. */
+struct column_digits {
+    shared_matrix high, low;
+};
+
+template <int CHUNK_COLUMNS>
+static __device__ __forceinline__ struct column_digits digits_at(const unsigned char *columns) {
+    const int step = column_bytes(CHUNK_COLUMNS);
+    return {shared_matrix_at(columns, step), shared_matrix_at(columns + 16 * CHUNK_COLUMNS, step)};
 }
 
-static __device__ __forceinline__ double scaled_dot(int32_t high, int32_t middle, int32_t low,
-                                                    struct unit unit) {
-    uint64_t bits = (uint64_t)0x43380000u << 32 | (uint32_t)low;
-    return fma(__longlong_as_double((long long)bits + (long long)(high * 256 + middle) * 256),
-               unit.factor, unit.offset);
+template <int CHUNK_COLUMNS>
+static __device__ __forceinline__ shared_matrix digits_of_step(shared_matrix m, int k) {
+    return shared_matrix_skip(m, 2 * k, column_bytes(CHUNK_COLUMNS));
 }
+
+template <int CHUNK_COLUMNS, int STEPS, class digits>
+static __device__ __forceinline__ void start_outer(struct outer_sums *s, const digits *rows,
+                                                   const unsigned char *columns) {
+    struct column_digits c = digits_at<CHUNK_COLUMNS>(columns);
+    wgmma_begin();
+    wgmma_s8_s8<false>(s->high, rows->high[0], c.high);
+    wgmma_u8_u8<false>(s->low, rows->low[0], c.low);
+    UNROLL
+    for (int k = 1; k < STEPS; k++) {
+        wgmma_s8_s8<true>(s->high, rows->high[k], digits_of_step<CHUNK_COLUMNS>(c.high, k));
+        wgmma_u8_u8<true>(s->low, rows->low[k], digits_of_step<CHUNK_COLUMNS>(c.low, k));
+    }
+    wgmma_end();
+}
+
+template <int CHUNK_COLUMNS, int STEPS, class digits>
+static __device__ __forceinline__ void start_inner(int32_t (&sums)[32], const digits *rows,
+                                                   const unsigned char *columns) {
+    struct column_digits c = digits_at<CHUNK_COLUMNS>(columns);
+    wgmma_begin();
+    UNROLL
+    for (int k = 0; k < STEPS; k++) {
+        wgmma_s8_u8<true>(sums, rows->high[k], digits_of_step<CHUNK_COLUMNS>(c.low, k));
+        wgmma_u8_s8<true>(sums, rows->low[k], digits_of_step<CHUNK_COLUMNS>(c.high, k));
+    }
+    wgmma_end();
+}
+
+static __device__ __forceinline__ void join(int32_t (&sums)[32], const struct outer_sums *outer) {
+    UNROLL
+    for (int i = 0; i < 32; i++) /* low: of unsigned digits */
+        sums[i] = outer->high[i] * 256 + (int32_t)((uint32_t)outer->low[i] >> 8);
+}
+
+/* The products of rows, STEPS * 32 summands, with PARTS times 64 columns: those of the next chunks.
+ * use(part, sums): what is done with them; sums are in units of 256, rounded down. meanwhile():
+ * what else there is to do before, while the first products run. */
+template <int PARTS, int CHUNK_COLUMNS, int STEPS, class digits, class ring, class work, class user>
+static __device__ __forceinline__ void multiply(const digits *rows, ring *chunks, work meanwhile,
+                                                user use) {
+    const int IN_CHUNK = CHUNK_COLUMNS / COLUMNS;
+    struct outer_sums outer;
+    int32_t sums[2][32];
+    const unsigned char *columns = chunks->take();
+    start_outer<CHUNK_COLUMNS, STEPS>(&outer, rows, columns);
+    meanwhile();
+    UNROLL
+    for (int part = 0; part < PARTS; part++) {
+        wgmma_wait(); /* the outer sums of this part, the inner ones of the part before */
+        wgmma_settle(outer.high);
+        wgmma_settle(outer.low);
+        if (part)
+            wgmma_settle(sums[(part + 1) % 2]);
+        join(sums[part % 2], &outer);
+        start_inner<CHUNK_COLUMNS, STEPS>(sums[part % 2], rows, columns);
+        if (part && part % IN_CHUNK == 0)
+            chunks->replace();
+        if (part + 1 < PARTS) {
+            columns = (part + 1) % IN_CHUNK ? columns + 16 * COLUMNS : chunks->take();
+            start_outer<CHUNK_COLUMNS, STEPS>(&outer, rows, columns);
+        }
+        if (part)
+            use(part - 1, sums[(part + 1) % 2]);
+    }
+    wgmma_wait();
+    wgmma_settle(sums[(PARTS + 1) % 2]);
+    chunks->replace();
+    use(PARTS - 1, sums[(PARTS + 1) % 2]);
+}
+
+/* Four mantissas as digits: x * scale, rounded. In the low 16 bits, num_rint with the shift left
+ * in. */
+static __device__ __forceinline__ void split_four(uint32_t *high, uint32_t *low, float x0, float x1,
+                                                  float x2, float x3, float scale) {
+    uint32_t two = __byte_perm(num_bits(fmaf(x0, scale, 12582912.0f)),
+                               num_bits(fmaf(x1, scale, 12582912.0f)), 0x5410);
+    uint32_t more = __byte_perm(num_bits(fmaf(x2, scale, 12582912.0f)),
+                                num_bits(fmaf(x3, scale, 12582912.0f)), 0x5410);
+    *low = __byte_perm(two, more, 0x6420);
+    *high = __byte_perm(two, more, 0x7531);
+}
+
+/* ---- a tile ------------------------------------------------------------------------------------
+ */
 
 /*
  * What a thread holds of its block's 64 rows by 256 positions, where lane = 4 g + t: s[i][j] is
@@ -88,57 +181,35 @@ struct tile_scores {
 /* What a thread knows of its two rows. */
 struct row_pair {
     struct wide_row query[2];
-    float m[2], l[2];                 /* of the tiles so far */
-    bool sees[2];                     /* something of this tile, */
-    float tile_m[2], tile_l[2];       /* which are its own, */
-    float old_share[2], new_share[2]; /* and what both count for in the merge */
-    struct unit unit[2];              /* 2^(e-30) of the tile's weights */
+    const struct num_score_unit *q_unit; /* of the first, in shared memory; [8]: of the second */
+    float m[2], l[2];                    /* of the tiles so far */
+    bool sees[2];                        /* something of this tile, */
+    float tile_m[2], tile_l[2];          /* which are its own, */
+    float old_share[2], new_share[2];    /* and what both count for in the merge */
+    float unit[2];                       /* 2^(e-22), e of the tile's weights */
 };
 
-/* The scores of 32 keys of a group: s[0..3] of a tile_scores. */
-template <int DIM>
-static __device__ __forceinline__ void
-score_32_keys(float s[4][4], const unsigned char *queries, const unsigned char *keys,
-              const struct unit *k_unit, const double q_unit[2]) {
-    const int q_column = column_bytes(ROWS), k_column = column_bytes(KEYS);
-    struct digit_sums<16> sums;
-    auto q_high = shared_matrix_at(queries, q_column);
-    auto q_low = shared_matrix_at(queries + 16 * ROWS, q_column);
-    auto k_high = shared_matrix_at(keys, k_column);
-    auto k_low = shared_matrix_at(keys + 16 * KEYS, k_column);
-    wgmma_begin();
-    wgmma_s8_s8<false>(sums.high, q_high, k_high);
-    wgmma_s8_u8<false>(sums.middle, q_high, k_low);
-    wgmma_u8_s8<true>(sums.middle, q_low, k_high);
-    wgmma_u8_u8<false>(sums.low, q_low, k_low);
+/* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores, and the largest. */
+static __device__ __forceinline__ void score_keys(float s[8][4], float largest[2],
+                                                  const int32_t (&sums)[32], const float *k_unit) {
     UNROLL
-    for (int c = 2; c < DIM / 16; c += 2) {
-        auto qh = shared_matrix_skip(q_high, c, q_column),
-             ql = shared_matrix_skip(q_low, c, q_column);
-        auto kh = shared_matrix_skip(k_high, c, k_column),
-             kl = shared_matrix_skip(k_low, c, k_column);
-        wgmma_s8_s8<true>(sums.high, qh, kh);
-        wgmma_s8_u8<true>(sums.middle, qh, kl);
-        wgmma_u8_s8<true>(sums.middle, ql, kh);
-        wgmma_u8_u8<true>(sums.low, ql, kl);
-    }
-    wgmma_end();
-    settle(&sums);
-    UNROLL
-    for (int i = 0; i < 16; i++) {
-        struct unit unit = k_unit[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
-        /* num_score, whose first product is exact */
-        s[i / 4][i % 4] = (float)(scaled_dot(sums.high[i], sums.middle[i], sums.low[i], unit) *
-                                  q_unit[i / 2 % 2]);
+    for (int i = 0; i < 8; i++) {
+        const float2 unit = *(const float2 *)(k_unit + 8 * i + threadIdx.x % 4 * 2);
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            s[i][j] = num_score((float)sums[4 * i + j], j % 2 ? unit.y : unit.x);
+            largest[j / 2] = fmaxf(largest[j / 2], s[i][j]);
+        }
     }
 }
 
-/* What 32 keys that no row sees have instead of scores. Also for the compiler: registers that are
- * not set on every way through the loop would be kept all the way round it. */
-static __device__ __forceinline__ void hide(float s[4][4]) {
+/* What 128 keys that no row sees have instead of scores: anything, mask and vary hide them. For the
+ * compiler: registers that are not set on every way through the loop would be kept all the way
+ * round it. */
+static __device__ __forceinline__ void leave_out(float s[16][4]) {
     UNROLL
-    for (int i = 0; i < 16; i++)
-        s[i / 4][i % 4] = -INFINITY;
+    for (int i = 0; i < 64; i++)
+        ANY_FLOAT(s[i / 4][i % 4]);
 }
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. */
@@ -151,16 +222,28 @@ static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_f
             tile->s[i / 4][i % 4] = -INFINITY;
 }
 
-/* The same with a variant, which also changes scores. */
+/* The same with a variant, which may also change scores. */
 static __device__ __forceinline__ void vary(struct tile_scores *tile, int tile_first,
                                             const struct row_pair *rows,
                                             const struct attention_variant *v) {
     int first = tile_first + (int)threadIdx.x % 4 * 2;
+    const double natural[2] = {rows->q_unit[0].natural, rows->q_unit[8].natural};
     UNROLL
     for (int i = 0; i < 128; i++) {
         float *s = &tile->s[i / 4][i % 4];
+        if (attention_changes_scores(v))
+            *s = (float)(*s * natural[i / 2 % 2]);
         *s = varied_score(&rows->query[i / 2 % 2], v, *s, first + i / 4 * 8 + i % 2);
     }
+}
+
+/* The largest score of each row. none: as mask or vary hides scores. */
+static __device__ __forceinline__ void find_largest(float largest[2],
+                                                    const struct tile_scores *tile, float none) {
+    largest[0] = largest[1] = none;
+    UNROLL
+    for (int i = 0; i < 128; i++)
+        largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], tile->s[i / 4][i % 4]);
 }
 
 /* Maximum and sum over the four lanes that share a row. */
@@ -169,38 +252,47 @@ static __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
+static __device__ __forceinline__ uint32_t quad_max(uint32_t x) {
+    x = max(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return max(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
 static __device__ __forceinline__ uint32_t quad_sum(uint32_t x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 /*
- * A tile's softmax: scores become weights, scale[r] what snaps them. A row that sees nothing of the
- * tile gets zero weights. Positions from n on, nobody sees. Rows that cannot be snapped are faults.
+ * A tile's softmax: scores become weights, scale[r] what snaps them. top: the largest score of each
+ * row, of this thread's. A row that sees nothing of the tile gets zero weights: a NaN, which is
+ * -infinity less itself, too, has the probability 0. Positions from n on, nobody sees. Rows that
+ * cannot be snapped are faults.
  */
 template <bool VARIANT>
 static __device__ __forceinline__ void
-softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int tile_first, int n,
-        const float *v_unit, const struct attention_arguments *a) {
-    const float none = VARIANT ? NAN : -INFINITY; /* as vary and mask hide scores */
-    float m[2] = {none, none}, base[2], largest[2] = {0, 0};
-    uint32_t units[2] = {0, 0};
+softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair *rows,
+        int tile_first, int n, const float *v_unit, const struct attention_arguments *a,
+        const struct attention_variant *v) {
+    const int STEP = 64; /* positions */
+    float binary[2];
+    uint32_t units[2] = {0, 0}, largest[2] = {0, 0}; /* of weights, whose bits order like them */
     bool bad[2];
     UNROLL
-    for (int i = 0; i < 128; i++)
-        m[i / 2 % 2] = fmaxf(m[i / 2 % 2], tile->s[i / 4][i % 4]);
-    UNROLL
     for (int r = 0; r < 2; r++) {
-        m[r] = quad_max(m[r]);
-        rows->sees[r] = VARIANT ? m[r] == m[r] : rows->query[r].end > tile_first;
+        struct num_score_unit unit = rows->q_unit[8 * r];
+        if (VARIANT)
+            unit = attention_score_unit(v, unit);
+        binary[r] = unit.binary;
+        top[r] = quad_max(top[r]);
+        rows->sees[r] = VARIANT ? top[r] == top[r] : rows->query[r].end > tile_first;
+        rows->tile_m[r] = num_tile_max(top[r], unit);
         /* A score that float32 cannot hold, or nothing but -infinity. */
-        bad[r] = rows->sees[r] && (m[r] == INFINITY || m[r] == -INFINITY);
-        base[r] = rows->sees[r] && !bad[r] ? m[r] : 0;
+        bad[r] = rows->sees[r] && num_magnitude(rows->tile_m[r]) >= 0x7f800000u;
     }
     UNROLL
-    for (int c = 0; c < TILE; c += KEYS) {
+    for (int c = 0; c < TILE; c += STEP) {
         UNROLL
-        for (int i = c / 8; i < (c + KEYS) / 8; i++) {
+        for (int i = c / 8; i < (c + STEP) / 8; i++) {
             const float2 unit = *(const float2 *)(v_unit + 8 * i + threadIdx.x % 4 * 2);
             UNROLL
             for (int j = 0; j < 4; j++) {
@@ -210,7 +302,7 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
                     continue;
                 }
                 bool hidden = VARIANT && *s != *s;
-                float p = num_exp_below_0(*s - base[j / 2]);
+                float p = num_probability(*s - top[j / 2], binary[j / 2]);
                 /* num_probability_units; the bits of 2^23 come off below */
                 units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
                 /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
@@ -218,84 +310,47 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
                 if (VARIANT) { /* a unit may be a NaN, which counts if it is seen */
                     *s = hidden ? 0 : *s == *s ? *s : INFINITY;
                 }
-                largest[j / 2] = fmaxf(largest[j / 2], *s);
             }
+            UNROLL
+            for (int r = 0; r < 2; r++)
+                largest[r] = max(max(largest[r], num_bits(tile->s[i][2 * r])),
+                                 num_bits(tile->s[i][2 * r + 1]));
         }
         for (int r = 0; r < 2; r++)
-            units[r] -= c < n ? KEYS / 4 * num_bits(8388608.0f) : 0;
+            units[r] -= c < n ? STEP / 4 * num_bits(8388608.0f) : 0;
     }
     UNROLL
     for (int r = 0; r < 2; r++) {
-        int e = num_row_exponent(num_bits(quad_max(largest[r])));
+        int e = num_row_exponent(quad_max(largest[r]));
         bad[r] = bad[r] || e > BFP_MAX_EXPONENT;
         if (bad[r] && threadIdx.x % 4 == 0)
             gpu_fault(a->fault, a->site, rows->query[r].token);
         e = bad[r] ? BFP_MIN_EXPONENT : e;
         scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
-        rows->unit[r] = unit_of(num_pow2(e - 30));
-        rows->tile_m[r] = m[r];
+        rows->unit[r] = num_pow2f(e - 22);
         rows->tile_l[r] = (float)quad_sum(units[r]) * 0x1p-23f;
     }
 }
 
-/* The snapped weights of a tile as digits, for 8 times 32 positions, as wgmma takes them. */
-struct weight_digits {
-    uint32_t high[8][4], low[8][4];
-};
-
-static __device__ __forceinline__ void
-snap_weights(struct weight_digits *out, const struct tile_scores *tile, const float scale[2]) {
+/* The snapped weights of a tile as digits. */
+static __device__ __forceinline__ void snap_weights(struct row_digits<TILE / 32> *out,
+                                                    const struct tile_scores *tile,
+                                                    const float scale[2]) {
     UNROLL
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < TILE / 32; i++)
         UNROLL
     for (int j = 0; j < 4; j++) {
-        /* a[j]: row g + j % 2 * 8, its positions in two neighbours of the scores. Mantissas in the
-         * low 16 bits: num_rint with the shift left in. */
+        /* Element j: row g + j % 2 * 8, its positions in two neighbours of the scores. */
         const float *s = tile->s[4 * i + j / 2 * 2] + j % 2 * 2;
         const float *t = tile->s[4 * i + j / 2 * 2 + 1] + j % 2 * 2;
-        uint32_t two = __byte_perm(num_bits(fmaf(s[0], scale[j % 2], 12582912.0f)),
-                                   num_bits(fmaf(s[1], scale[j % 2], 12582912.0f)), 0x5410);
-        uint32_t more = __byte_perm(num_bits(fmaf(t[0], scale[j % 2], 12582912.0f)),
-                                    num_bits(fmaf(t[1], scale[j % 2], 12582912.0f)), 0x5410);
-        out->low[i][j] = __byte_perm(two, more, 0x6420);
-        out->high[i][j] = __byte_perm(two, more, 0x7531);
+        split_four(&out->high[i][j], &out->low[i][j], s[0], s[1], t[0], t[1], scale[j % 2]);
     }
-}
-
-/* The four products of digits of 32 positions. */
-template <bool ADD>
-static __device__ __forceinline__ void
-multiply_digits(struct digit_sums<32> *sums, const uint32_t high[4], const uint32_t low[4],
-                shared_matrix v_high, shared_matrix v_low) {
-    wgmma_s8_s8<ADD>(sums->high, high, v_high);
-    wgmma_s8_u8<ADD>(sums->middle, high, v_low);
-    wgmma_u8_s8<true>(sums->middle, low, v_high);
-    wgmma_u8_u8<ADD>(sums->low, low, v_low);
-}
-
-/* Multiplies the weights of 128 positions with 64 dimensions of their values, adding to the sums of
- * the first half of the tile if ADD. */
-template <bool ADD>
-static __device__ __forceinline__ void
-multiply_values(struct digit_sums<32> *sums, const uint32_t high[4][4], const uint32_t low[4][4],
-                const unsigned char *values) {
-    const int column = column_bytes(VALUE_DIMS);
-    auto v_high = shared_matrix_at(values, column);
-    auto v_low = shared_matrix_at(values + 16 * VALUE_DIMS, column);
-    wgmma_begin();
-    multiply_digits<ADD>(sums, high[0], low[0], v_high, v_low);
-    UNROLL
-    for (int k = 1; k < 4; k++)
-        multiply_digits<true>(sums, high[k], low[k], shared_matrix_skip(v_high, 2 * k, column),
-                              shared_matrix_skip(v_low, 2 * k, column));
-    wgmma_end();
-    settle(sums);
 }
 
 /* What a thread has of the values of its rows, in float32: merges a tile's weighted sums of 64
  * dimensions into it. o[i] at i * THREADS has dimensions 8 i + 2 t and 8 i + 2 t + 1 of both rows.
  */
-static __device__ __forceinline__ void add_values(float4 *o, const struct digit_sums<32> *sums,
+static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sums)[32],
                                                   const struct row_pair *rows) {
     UNROLL
     for (int i = 0; i < 8; i++) {
@@ -303,8 +358,7 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
-            x[j] = (float)scaled_dot(sums->high[4 * i + j], sums->middle[4 * i + j],
-                                     sums->low[4 * i + j], rows->unit[j / 2]);
+            x[j] = (float)sums[4 * i + j] * rows->unit[j / 2];
         sum.x = old.x * rows->old_share[0] + x[0] * rows->new_share[0];
         sum.y = old.y * rows->old_share[0] + x[1] * rows->new_share[0];
         sum.z = old.z * rows->old_share[1] + x[2] * rows->new_share[1];
@@ -315,32 +369,28 @@ static __device__ __forceinline__ void add_values(float4 *o, const struct digit_
 }
 
 /* Keeps them instead: to[r] is where row r's 64 dimensions go. */
-static __device__ __forceinline__ void
-keep_values(float *const to[2], const struct digit_sums<32> *sums, const struct row_pair *rows) {
+static __device__ __forceinline__ void keep_values(float *const to[2], const int32_t (&sums)[32],
+                                                   const struct row_pair *rows) {
     UNROLL
     for (int i = 0; i < 8; i++)
         UNROLL
-    for (int r = 0; r < 2; r++) {
-        float x[2];
-        UNROLL
-        for (int j = 0; j < 2; j++)
-            x[j] = (float)scaled_dot(sums->high[4 * i + 2 * r + j], sums->middle[4 * i + 2 * r + j],
-                                     sums->low[4 * i + 2 * r + j], rows->unit[r]);
+    for (int r = 0; r < 2; r++)
         if (to[r])
-            *(float2 *)(to[r] + 8 * i + threadIdx.x % 4 * 2) = make_float2(x[0], x[1]);
-    }
+            *(float2 *)(to[r] + 8 * i + threadIdx.x % 4 * 2) =
+                make_float2((float)sums[4 * i + 2 * r] * rows->unit[r],
+                            (float)sums[4 * i + 2 * r + 1] * rows->unit[r]);
 }
 
-/* Sets 2^exponent of the keys and the values of a tile, two positions a thread. */
+/* Sets 2^(e-30) of the keys and 2^e of the values of a tile, two positions a thread. */
 template <bool VARIANT>
-static __device__ __forceinline__ void set_units(struct unit *k_unit, float *v_unit,
-                                                 char4 exponents) {
+static __device__ __forceinline__ void set_units(float *k_unit, float *v_unit, char4 exponents) {
     const signed char e[4] = {exponents.x, exponents.y, exponents.z, exponents.w};
     UNROLL
     for (int j = 0; j < 2; j++) {
         bool k_bad = VARIANT && e[2 * j] == NOT_FINITE,
              v_bad = VARIANT && e[2 * j + 1] == NOT_FINITE;
-        k_unit[2 * threadIdx.x + j] = unit_of(k_bad ? NAN : num_pow2(e[2 * j]));
+        k_unit[2 * threadIdx.x + j] =
+            k_bad ? NAN : num_pow2f(e[2 * j]) * 0x1p-30f; /* may be subnormal */
         v_unit[2 * threadIdx.x + j] = v_bad ? NAN : num_pow2f(e[2 * j + 1]);
     }
 }

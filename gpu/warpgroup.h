@@ -3,32 +3,33 @@
  * copies to shared memory of any size, started by one thread. PTX under nvcc (compute
  * capability 9.0, compiled for sm_90a), plain C in the emulation; the same bits.
  *
- *     d[64][N] = a b, or d += a b with ADD: 8-bit integers a[64][32] and b[32][N], 32-bit sums that
- *     wrap around; N is 32 (a from shared memory) or 64 (a from registers)
+ *     d[64][64] = a b, or d += a b with ADD: 8-bit integers a[64][32], from registers, and
+ *     b[32][64], from shared memory; 32-bit sums that wrap around
  *
  * Who holds what: warp w of the group has rows 16 w .. 16 w + 15 of a and d, lane = 4 g + t of it
  *
  *     d[4 i + j]: row g + j / 2 * 8, column 8 i + 2 t + j % 2
- *     a[0..3]:    as in mma (tensor_core.h), if a is given in registers
+ *     a[0..3]:    as in mma (tensor_core.h)
  *
  * In shared memory, a matrix lies in columns of 16 bytes along k; a column holds its rows (of b:
  * its columns) one after the other, 16 bytes each. struct shared_matrix says where.
  *
  * Rules for the caller
  * - All 128 threads of four warps whose first is a multiple of 4 call every function together.
- * - Products run in the background: between wgmma_begin and wgmma_end nobody may touch d, the
- *   registers of a, or the shared memory of a and b.
- * - a and b come to shared memory by bulk_copy. (wgmma does not see what threads wrote.)
+ * - Products run in the background: wgmma_begin, products, wgmma_end. Until wgmma_wait, which waits
+ *   for all that were begun, nobody may touch d, the registers of a, or the shared memory of b.
+ * - b comes to shared memory by bulk_copy. (wgmma does not see what threads wrote.)
  *
- * Bulk copies. A bulk_barrier stands for a series of rounds; in each, one thread starts any number
- * of copies, the last one by bulk_copy_last, and bulk_wait lets everybody wait for all of them.
+ * Bulk copies. A bulk_barrier stands for a series of rounds; in each, one thread starts a copy, and
+ * bulk_wait lets everybody wait for it.
  *
  *     thread 0:    bulk_barrier_start(&b); then __syncthreads()
- *     thread 0:    bulk_copy(&b, ...); bulk_copy_last(&b, ...);
- *     all threads: bulk_end_group(); ... bulk_wait<0>(&b, round % 2); then __syncthreads()
+ *     thread 0:    bulk_copy(&b, ...);
+ *     all threads: bulk_end_group(); ... bulk_wait(&b, round % 2, behind)
  *
- * bulk_wait<N>: N groups, of whatever barriers, were ended after the one that is waited for; only
- * the emulation counts them. Addresses and sizes are multiples of 16 bytes.
+ * behind: how many groups, of whatever barriers, were ended after the one that is waited for; only
+ * the emulation counts them, in which a thread waits for its own copies and then for the others.
+ * Addresses and sizes are multiples of 16 bytes.
  *
  * See the PTX manual's chapters on wgmma, cp.async.bulk and mbarrier.
  */
@@ -68,28 +69,31 @@ static inline void bulk_copy(struct bulk_barrier *, void *to, const void *from, 
     for (int at = 0; at < bytes; at += 16)
         emu_copy_start((char *)to + at, (const char *)from + at, 16);
 }
-static inline void bulk_copy_last(struct bulk_barrier *b, void *to, const void *from, int bytes) {
-    bulk_copy(b, to, from, bytes);
-}
 static inline void bulk_end_group(void) {
     emu_copy_commit();
 }
-template <int N> static inline void bulk_wait(struct bulk_barrier *, unsigned) {
-    emu_copy_wait(N);
+static inline void bulk_wait(struct bulk_barrier *, unsigned, int behind) {
+    emu_copy_wait((size_t)behind);
+    __syncthreads();
 }
+
+/* Any value, without an instruction. */
+#define ANY_FLOAT(x) ((x) = NAN)
 
 static inline void wgmma_begin(void) {
 }
 static inline void wgmma_end(void) {
 }
-template <int COUNT> static inline void wgmma_settle(int32_t (&)[COUNT]) {
+static inline void wgmma_wait(void) {
+}
+static inline void wgmma_settle(int32_t (&)[32]) {
 }
 
-template <int COUNT>
-void emu_wgmma(int32_t (&d)[COUNT], const uint32_t a[4], bool a_signed, struct shared_matrix b,
-               bool b_signed, bool add, const char *file, int line) {
+static inline void emu_wgmma(int32_t (&d)[32], const uint32_t a[4], bool a_signed,
+                             struct shared_matrix b, bool b_signed, bool add, const char *file,
+                             int line) {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int i = 0; i < COUNT / 4; i++) {
+    for (int i = 0; i < 8; i++) {
         const uint32_t columns[2] = {emu_matrix_word(&b, 8 * i + g, t),
                                      emu_matrix_word(&b, 8 * i + g, 4 + t)};
         for (int j = 0; j < 4; j++)
@@ -99,20 +103,10 @@ void emu_wgmma(int32_t (&d)[COUNT], const uint32_t a[4], bool a_signed, struct s
 }
 
 #define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
-    template <bool ADD, int COUNT>                                                                 \
-    inline void name(int32_t(&d)[COUNT], const uint32_t a[4], struct shared_matrix b,              \
+    template <bool ADD>                                                                            \
+    inline void name(int32_t(&d)[32], const uint32_t a[4], struct shared_matrix b,                 \
                      const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
         emu_wgmma(d, a, a_signed, b, b_signed, ADD, file, line);                                   \
-    }                                                                                              \
-    template <bool ADD, int COUNT>                                                                 \
-    inline void name(int32_t(&d)[COUNT], struct shared_matrix a, struct shared_matrix b,           \
-                     const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
-        int lane = (int)threadIdx.x % 32, t = lane % 4;                                            \
-        int row = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;                                       \
-        const uint32_t mine[4] = {emu_matrix_word(&a, row, t), emu_matrix_word(&a, row + 8, t),    \
-                                  emu_matrix_word(&a, row, 4 + t),                                 \
-                                  emu_matrix_word(&a, row + 8, 4 + t)};                            \
-        emu_wgmma(d, mine, a_signed, b, b_signed, ADD, file, line);                                \
     }
 
 #else
@@ -147,51 +141,41 @@ static __device__ __forceinline__ void bulk_barrier_start(struct bulk_barrier *b
                  "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(b))
                  : "memory");
 }
-static __device__ __forceinline__ void bulk_copy_bytes(struct bulk_barrier *b, void *to,
-                                                       const void *from, int bytes) {
+static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
+                                                 int bytes) {
+    SAMEBITS_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
     SAMEBITS_PTX(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
         "[%3];" ::"r"(shared_address(to)),
         "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
         : "memory");
 }
-static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
-                                                 int bytes) {
-    SAMEBITS_PTX(
-        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)),
-        "r"(bytes)
-        : "memory");
-    bulk_copy_bytes(b, to, from, bytes);
-}
-static __device__ __forceinline__ void bulk_copy_last(struct bulk_barrier *b, void *to,
-                                                      const void *from, int bytes) {
-    SAMEBITS_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(bytes)
-                 : "memory");
-    bulk_copy_bytes(b, to, from, bytes);
-}
 static __device__ __forceinline__ void bulk_end_group(void) {
 }
-template <int N>
-static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigned parity) {
+static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigned parity, int) {
     SAMEBITS_PTX("{\n.reg .pred p;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
                  "@!p bra again;\n}" ::"r"(shared_address(b)),
                  "r"(parity)
                  : "memory");
 }
+#define ANY_FLOAT(x) asm("" : "=f"(x))
+
 static __device__ __forceinline__ void wgmma_begin(void) {
     SAMEBITS_PTX("wgmma.fence.sync.aligned;" ::: "memory");
 }
 static __device__ __forceinline__ void wgmma_end(void) {
-    SAMEBITS_PTX("wgmma.commit_group.sync.aligned;\n"
-                 "wgmma.wait_group.sync.aligned 0;" ::
-                     : "memory");
+    SAMEBITS_PTX("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* After wgmma_end: the compiler must not read d before it. */
-template <int COUNT> static __device__ __forceinline__ void wgmma_settle(int32_t (&d)[COUNT]) {
+static __device__ __forceinline__ void wgmma_wait(void) {
+    SAMEBITS_PTX("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+/* After wgmma_wait: the compiler must not read d before it. */
+static __device__ __forceinline__ void wgmma_settle(int32_t (&d)[32]) {
     UNROLL
-    for (int i = 0; i < COUNT; i++)
+    for (int i = 0; i < 32; i++)
         asm volatile("" : "+r"(d[i])::"memory");
 }
 
@@ -200,38 +184,23 @@ template <int COUNT> static __device__ __forceinline__ void wgmma_settle(int32_t
 #define SAMEBITS_D8(how, i)                                                                        \
     how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]),          \
         how(d[i + 6]), how(d[i + 7])
-#define SAMEBITS_D_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define SAMEBITS_D_32                                                                              \
-    SAMEBITS_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "  \
-                  "%31"
-#define SAMEBITS_WGMMA_PTX(n, types, operands, add)                                                \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                                               \
-    "wgmma.mma_async.sync.aligned.m64n" n "k32.s32." types " " operands ", p;\n}"
-#define SAMEBITS_WGMMA_64(types, how, add)                                                         \
+#define SAMEBITS_WGMMA_PTX(types, how, add)                                                        \
     SAMEBITS_PTX(                                                                                  \
-        SAMEBITS_WGMMA_PTX("64", types, SAMEBITS_D_32 "}, {%32, %33, %34, %35}, %36", add)         \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                                           \
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32." types                                        \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "  \
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                       \
+        "{%32, %33, %34, %35}, %36, p;\n}"                                                         \
         : SAMEBITS_D8(how, 0), SAMEBITS_D8(how, 8), SAMEBITS_D8(how, 16), SAMEBITS_D8(how, 24)     \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define SAMEBITS_WGMMA_32(types, how, add)                                                         \
-    SAMEBITS_PTX(SAMEBITS_WGMMA_PTX("32", types, SAMEBITS_D_16 "}, %16, %17", add)                 \
-                 : SAMEBITS_D8(how, 0), SAMEBITS_D8(how, 8)                                        \
-                 : "l"(a), "l"(b))
 #define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
     template <bool ADD>                                                                            \
     static __device__ __forceinline__ void name(int32_t(&d)[32], const uint32_t a[4],              \
                                                 shared_matrix b) {                                 \
         if (ADD)                                                                                   \
-            SAMEBITS_WGMMA_64(types, "+r", "1");                                                   \
+            SAMEBITS_WGMMA_PTX(types, "+r", "1");                                                  \
         else                                                                                       \
-            SAMEBITS_WGMMA_64(types, "=r", "0");                                                   \
-    }                                                                                              \
-    template <bool ADD>                                                                            \
-    static __device__ __forceinline__ void name(int32_t(&d)[16], shared_matrix a,                  \
-                                                shared_matrix b) {                                 \
-        if (ADD)                                                                                   \
-            SAMEBITS_WGMMA_32(types, "+r", "1");                                                   \
-        else                                                                                       \
-            SAMEBITS_WGMMA_32(types, "=r", "0");                                                   \
+            SAMEBITS_WGMMA_PTX(types, "=r", "0");                                                  \
     }
 #endif
 

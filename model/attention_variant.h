@@ -132,6 +132,17 @@ NUM_FN float attention_score(const struct attention_variant *v, float s, int i, 
     return v->alibi_slopes ? s + slope * (float)(j - i) : s;
 }
 
+/* Whether it changes a score at all: num_score must then be made a score first. */
+NUM_FN bool attention_changes_scores(const struct attention_variant *v) {
+    return v->soft_cap > 0 || v->alibi_slopes;
+}
+
+/* The unit of what goes into the softmax; unit: of the query. */
+NUM_FN struct num_score_unit attention_score_unit(const struct attention_variant *v,
+                                                  struct num_score_unit unit) {
+    return attention_changes_scores(v) ? num_score_unit_natural() : unit;
+}
+
 /* A sink that is not finite is a fault of every row of its head, like a score that is not. */
 NUM_FN bool attention_sink_is_finite(float sink) {
     return num_magnitude(sink) < 0x7f800000u;

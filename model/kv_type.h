@@ -11,7 +11,8 @@
  * To attention every element is an integer, and a row has one exponent e, which stands for
  * integer * 2^(e - 15): an 8-bit mantissa is the high half of one of 16 bits, and an fp8 number is
  * a whole number of its smallest step, 2^-9 or 2^-16. So all sums of products stay exact: they are
- * below 2^41 with e4m3 and below 2^56 with e5m2, which a 64-bit integer holds.
+ * below 2^41 with e4m3 and below 2^56 with e5m2, which a 64-bit integer holds. (Then those of
+ * 16-bit mantissas, and they alone, are rounded down to multiples of 256: numerics.h.)
  *
  * A cache that kv_store did not write may hold NaN and infinity: a row with one of them, or with a
  * number that cannot be snapped, is a fault of every query that sees it.
@@ -37,7 +38,8 @@ NUM_FN bool kv_type_has_exponents(enum kv_type t) {
     return t == KV_BFP16 || t == KV_BFP8;
 }
 
-/* Whether mantissas have 16 bits, which are two digits for tensor cores. */
+/* Whether mantissas have 16 bits, which are two digits for tensor cores; sums of their products are
+ * then taken in units of 256 (num_floor_256). */
 NUM_FN bool kv_type_splits(enum kv_type t) {
     return t != KV_E4M3 && t != KV_E5M2;
 }
@@ -145,10 +147,15 @@ NUM_FN int kv_read_exponent(enum kv_type t, uint32_t largest) {
     return t == KV_FP16 ? num_row_exponent(num_bits(kv_float(t, largest))) : kv_fixed_exponent(t);
 }
 
-/* 2^e, or a NaN for a row that cannot be read: it makes one of its key's score, or of its value's
- * weight, and that is a fault of every query row that sees it. */
+/* 2^e, or a NaN for a row that cannot be read: it makes one of a value's weight, or of a key's
+ * score, and that is a fault of every query row that sees it. */
 NUM_FN double kv_unit(int e) {
     return e > BFP_MAX_EXPONENT ? (double)NAN : num_pow2(e);
+}
+
+/* What num_score wants of a key, with a NaN for the same. */
+NUM_FN float kv_score_unit(int e) {
+    return e > BFP_MAX_EXPONENT ? NAN : (float)num_pow2(e - 38);
 }
 
 /* The exponent of a bfp8 row whose largest num_magnitude is `largest`: the smallest e >= -100 with

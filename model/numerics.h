@@ -160,17 +160,6 @@ NUM_FN float num_exp(float x) {
     return y * num_float((rest - 128u + 127u) << 23);
 }
 
-/* num_exp for x <= 0 (not NaN), in fewer instructions: the same bits. Shifting by 64 more leaves
- * n + 64 in the low bits of `shifted`, which go to y's exponent as they are; the constant factor
- * takes the 64 back and is the one rounding of a subnormal result. */
-NUM_FN float num_exp_below_0(float x) {
-    const float shift = 12582912.0f + 64.0f;
-    x = fmaxf(x, -105.0f);
-    float shifted = fmaf(x, 0x1.715476p+0f, shift);
-    float y = num_exp_reduced(x, shifted - shift);
-    return num_float(num_bits(y) + (num_bits(shifted) << 23)) * 0x1p-64f;
-}
-
 /* silu(x) = x / (1 + e^-x) (Elfwing et al., 2017; SwiGLU: Shazeer, 2020). */
 NUM_FN float num_silu(float x) {
     return x / (1.0f + num_exp(-x));
@@ -258,10 +247,74 @@ NUM_FN uint32_t num_rint_positive(float x) {
     return num_bits(x + 8388608.0f) - num_bits(8388608.0f);
 }
 
-/* An attention score from the exact dot product of a query and a key: k_unit = 2^ek, q_unit =
- * 2^(eq-30) * scale. Only the product with scale and the conversion round. */
-NUM_FN float num_score(double dot, double k_unit, double q_unit) {
-    return (float)(dot * k_unit * q_unit);
+/* ---- attention --------------------------------------------------------------------------------
+ *
+ * Scores and weighted sums of values are sums of products of mantissas. Those of 16 bits are taken
+ * in units of 256, rounded down: far less than the rounding of the mantissas has taken from the sum
+ * before, and what is left is a 32-bit integer (of up to 512 products), so that no device needs 64
+ * bits or float64 for it.
+ */
+
+/* The largest multiple of 256 that is not above `sum`, an integer below 2^51: adding 1.5 * 2^60
+ * rounds to a multiple of 256, to the nearest one. */
+NUM_FN double num_floor_256(double sum) {
+    const double shift = 0x1.8p60;
+    return (sum - 127.5 + shift) - shift;
+}
+
+/* What makes scores of the numbers of num_score, for one row of queries. */
+struct num_score_unit {
+    double natural; /* a score is this times the number; */
+    float binary;   /* a score times log2(e), the same */
+};
+
+/* e: the exponent of the row. scale: what multiplies q * k. */
+NUM_FN struct num_score_unit num_score_unit_of(int e, double scale) {
+    struct num_score_unit unit;
+    unit.natural = num_pow2(e + 8) * scale;
+    unit.binary = (float)(unit.natural * 0x1.71547652b82fep+0);
+    return unit;
+}
+
+/* The same for scores that are given as they are. */
+NUM_FN struct num_score_unit num_score_unit_natural(void) {
+    struct num_score_unit unit = {1, 0x1.715476p+0f};
+    return unit;
+}
+
+/* A score but for the query's unit. sum: of the products, after num_floor_256 if that applies;
+ * k_unit: 2^(ek-38), where ek is the exponent of the key's row (or 2^(ek-30), of units of 256). */
+NUM_FN float num_score(float sum, float k_unit) {
+    return sum * k_unit;
+}
+
+/* The m of a tile, a score, from the largest number of num_score. Infinite when float32 cannot hold
+ * it, or the query's unit, or when that is negative, so that the largest number would be the lowest
+ * score: no softmax then. */
+NUM_FN float num_tile_max(float largest, struct num_score_unit unit) {
+    return unit.binary >= 0 && unit.binary < INFINITY ? (float)(largest * unit.natural) : INFINITY;
+}
+
+/*
+ * e^(s - m) = 2^t, t = below * binary, to within 2^-22 of itself: `below` <= 0 is what num_score
+ * gives less the largest one, `binary` the query's unit. 1 for t = 0, and 0 for t <= -127 and for a
+ * NaN; between -127 and -126 only the sign and the order of magnitude are right.
+ *
+ * t = n + r with |r| <= 1/2; 2^r is a polynomial, and n goes to its exponent as it is.
+ */
+NUM_FN float num_probability(float below, float binary) {
+    const float shift = 12582912.0f;
+    float t = below * binary;
+    t = t > -127.0f ? t : -127.0f;
+    float shifted = t + shift;
+    float r = t - (shifted - shift);
+    float q = 0x1.5bba18p-10f;
+    q = fmaf(q, r, 0x1.3cea88p-7f);
+    q = fmaf(q, r, 0x1.c6b752p-5f);
+    q = fmaf(q, r, 0x1.ebf9bcp-3f);
+    q = fmaf(q, r, 0x1.62e42ap-1f);
+    q = fmaf(q, r, 1.0f);
+    return num_float(num_bits(q) + (num_bits(shifted) << 23));
 }
 
 /* A probability p in [0, 1] as an integer in units of 2^-23: tiles sum these, so that the order of
@@ -282,6 +335,12 @@ NUM_FN float num_weight_in_units(float p, double unit) {
 
 NUM_FN float num_value_weight(float p, int e) {
     return num_weight_in_units(p, num_pow2(e));
+}
+
+/* A weighted sum of values. sum: of the products, after num_floor_256 if that applies; e: the
+ * exponent of the weights. */
+NUM_FN float num_weighted_value(float sum, int e) {
+    return sum * (float)num_pow2(e - 30);
 }
 
 /* ---- sampling ---------------------------------------------------------------------------------

@@ -92,7 +92,8 @@ struct kv_layer {
 
 struct attention_shape {
     int n_heads, n_kv_heads, head_dim; /* query head h reads kv head h / (n_heads / n_kv_heads) */
-    double scale;                      /* multiplies the scores, usually 1 / sqrt(head_dim) */
+    double scale;                      /* multiplies the scores, usually 1 / sqrt(head_dim); a
+                                          negative one is a fault of every query */
     enum kv_type kv_type; /* of the cache that a plan is for: it is right for every type, but what
                              pays depends on it */
 };
@@ -246,9 +247,9 @@ struct ops {
                       int n_tokens, int n_kv_heads, int head_dim);
 
     /* Causal attention of one sequence over its contiguous cache: the queries are the last
-     * n_tokens of kv_len positions, already appended. Tiles and merge order: numerics.h and the
-     * comment in ref/attention.c (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et
-     * al., 2022). */
+     * n_tokens of kv_len positions, already appended. Every operation, in its order:
+     * tutorials/numerics.md (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al.,
+     * 2022). */
     void (*attention)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                       const float *q,               /* [n_tokens, n_heads, head_dim] */
                       const struct kv_layer *kv, int n_tokens, int kv_len,
@@ -273,8 +274,9 @@ struct ops {
                           const struct attention_variant *variant, struct error *err);
 
     /* What a recording with a plan depends on, 0 ... N_PLAN_FORMS - 1: when every sequence has one
-     * query (or none: padding), it may be replayed with any such plan of the same form and number of
-     * sequences. (1: sequences share tiles.) Of more queries, what is launched depends on lengths. */
+     * query (or none: padding), it may be replayed with any such plan of the same form and number
+     * of sequences. (1: sequences share tiles.) Of more queries, what is launched depends on
+     * lengths. */
     int (*attention_plan_form)(const struct attention_plan *plan);
 
     /* Causal attention of the planned batch; kv is the pool, n_tokens = qo_indptr[n_sequences].

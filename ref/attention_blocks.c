@@ -53,12 +53,12 @@ struct block {
     double *scores;     /* [BLOCK_ROWS, TILE] dot products, then weights */
     double *values;     /* [BLOCK_ROWS, head_dim] weighted sums of the tile */
     double *k, *v;      /* [TILE, head_dim] the tile */
-    double *k_unit;     /* [TILE] 2^exponent of each key row, */
-    double *v_unit;     /* [TILE] of each value row; a NaN: it cannot be read */
+    double *v_unit;     /* [TILE] 2^exponent of each value row; a NaN: it cannot be read */
     int16_t *mantissas; /* [head_dim] */
     struct row rows[BLOCK_ROWS];
-    double q_unit[BLOCK_ROWS];            /* what makes a score of a dot product, but for k_unit */
-    float max[BLOCK_ROWS], l[BLOCK_ROWS]; /* the running m and l of each row */
+    struct num_score_unit unit[BLOCK_ROWS]; /* of each query, */
+    float k_unit[TILE];                     /* of each key; a NaN: it cannot be read */
+    float max[BLOCK_ROWS], l[BLOCK_ROWS];   /* the running m and l of each row */
 };
 
 static int group_of(const struct attention_call *c) {
@@ -116,7 +116,7 @@ static void load_queries(struct block *b, int first_tile) {
                                   b->rows[r].token);
         for (int d = 0; d < dim; d++)
             b->x[(size_t)r * (size_t)dim + (size_t)d] = b->mantissas[d];
-        b->q_unit[r] = num_pow2(e - 30) * (c->shape.scale * (double)c->kv.k.scale);
+        b->unit[r] = num_score_unit_of(e, c->shape.scale * (double)c->kv.k.scale);
         b->max[r] = first_tile ? b->work->max[number] : -INFINITY;
         b->l[r] = first_tile ? b->work->l[number] : 0;
         if (!first_tile)
@@ -124,17 +124,17 @@ static void load_queries(struct block *b, int first_tile) {
     }
 }
 
-/* A row as integers. Returns 2^exponent: a row stands for integer * 2^(exponent - 15). One that
+/* A row as integers. Returns the exponent: a row stands for integer * 2^(exponent - 15). One that
  * cannot be read becomes zeros, for the queries that do not see it. */
-static double widen_row(double *out, const struct kv_view *view, int64_t row, int64_t exponent_at,
-                        int dim) {
+static int widen_row(double *out, const struct kv_view *view, int64_t row, int64_t exponent_at,
+                     int dim) {
     enum kv_type t = view->type;
     const int16_t *from = (const int16_t *)view->data + row;
     if (t == KV_BFP16 && view->element_step == 1 &&
         view->group_step == view->x) { /* in one piece */
         for (int d = 0; d < dim; d++)
             out[d] = from[d];
-        return num_pow2(view->exponents[exponent_at]);
+        return view->exponents[exponent_at];
     }
     uint32_t largest = 0;
     for (int d = 0; d < dim && !kv_type_has_exponents(t); d++) {
@@ -148,7 +148,7 @@ static double widen_row(double *out, const struct kv_view *view, int64_t row, in
         uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
         out[d] = e > BFP_MAX_EXPONENT ? 0 : (double)kv_integer(t, bits, scale);
     }
-    return kv_unit(e);
+    return e;
 }
 
 static void load_tile(struct block *b, int first, int n) {
@@ -158,12 +158,12 @@ static void load_tile(struct block *b, int first, int n) {
     for (int j = 0; j < n; j++) {
         int position = first + j, page = pages ? pages[position / size] : 0;
         position = pages ? position % size : position;
-        b->k_unit[j] = widen_row(b->k + (size_t)j * (size_t)dim, &kv->k,
-                                 kv_view_row(&kv->k, page, position, b->head),
-                                 kv_view_exponent(&kv->k, page, position, b->head), dim);
-        b->v_unit[j] = widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
-                                 kv_view_row(&kv->v, page, position, b->head),
-                                 kv_view_exponent(&kv->v, page, position, b->head), dim);
+        b->k_unit[j] = kv_score_unit(widen_row(
+            b->k + (size_t)j * (size_t)dim, &kv->k, kv_view_row(&kv->k, page, position, b->head),
+            kv_view_exponent(&kv->k, page, position, b->head), dim));
+        b->v_unit[j] = kv_unit(widen_row(b->v + (size_t)j * (size_t)dim, &kv->v,
+                                         kv_view_row(&kv->v, page, position, b->head),
+                                         kv_view_exponent(&kv->v, page, position, b->head), dim));
     }
 }
 
@@ -201,10 +201,11 @@ static bool vary_scores(struct block *b, int r, int tile, int first, int end, fl
     const struct row *row = &b->rows[r];
     int at = before_of(&b->call->sequences[row->sequence]) + row->i; /* the query's position */
     float slope = v->alibi_slopes ? v->alibi_slopes[row->head] : 0;
+    double natural = attention_changes_scores(v) ? b->unit[r].natural : 1;
     bool visible = false;
     for (int j = first; j < end; j++) {
         bool sees = shows(b, r, tile + j);
-        s[j] = sees ? attention_score(v, s[j], at, tile + j, slope) : -INFINITY;
+        s[j] = sees ? attention_score(v, (float)(s[j] * natural), at, tile + j, slope) : -INFINITY;
         visible |= sees;
     }
     return visible;
@@ -224,11 +225,15 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
     const struct attention_variant *v = &b->call->variant;
     double *row = b->scores + (size_t)r * TILE;
     int first = f->first, end = f->end;
+    struct num_score_unit unit = attention_score_unit(v, b->unit[r]);
+    bool floors = kv_type_splits(b->call->kv.k.type);
     float s[TILE], w[TILE];
+    for (int j = first; j < end && floors; j++)
+        row[j] = num_floor_256(row[j]);
     for (int j = first; j < end; j++)
-        s[j] = num_score(row[j], b->k_unit[j], b->q_unit[r]);
+        s[j] = num_score((float)row[j], b->k_unit[j]);
     f->any = first < end;
-    if (v->mask_form || v->soft_cap > 0 || v->alibi_slopes)
+    if (v->mask_form || attention_changes_scores(v))
         f->any = vary_scores(b, r, tile, first, end, s);
     for (int j = 0; j < n_tile && !f->any; j++)
         row[j] = 0;
@@ -236,10 +241,15 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
         return;
     float max = -INFINITY;
     for (int j = first; j < end; j++)
+        s[j] = s[j] == s[j] ? s[j] : INFINITY; /* of a key that cannot be read, say */
+    for (int j = first; j < end; j++)
         max = s[j] > max ? s[j] : max;
+    f->max = num_tile_max(max, unit);
+    if (!isfinite(f->max))
+        ref_fault(b->call->dev, b->call->site, b->rows[r].token);
     uint32_t units = 0; /* at most 256 * 2^23: fits */
     for (int j = first; j < end; j++) {
-        s[j] = num_exp(s[j] - max);
+        s[j] = num_probability(s[j] - max, unit.binary);
         units += num_probability_units(s[j]);
     }
     for (int j = first; j < end; j++)
@@ -256,19 +266,16 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
         row[j] = mantissas[j - first];
     for (int j = end; j < n_tile; j++)
         row[j] = 0;
-    f->max = max;
     f->l = (float)units * 0x1p-23f;
 }
 
 /* Merges a tile's (m, l, o) into the row's. Each operation is rounded, in this order. */
 static void merge_row(float *o, float *m, float *l, const double *tile_o, float tile_m,
                       float tile_l, int exponent, int dim) {
-    float max = *m > tile_m ? *m : tile_m;
-    float a = num_exp(*m - max), b = num_exp(tile_m - max);
-    *l = *l * a + tile_l * b;
+    float a, b;
+    attention_merge_sums(m, l, tile_m, tile_l, &a, &b);
     for (int d = 0; d < dim; d++)
-        o[d] = o[d] * a + num_dot_to_float(tile_o[d], exponent - 30) * b;
-    *m = max;
+        o[d] = o[d] * a + num_weighted_value((float)tile_o[d], exponent) * b;
 }
 
 /* One tile, for all rows of the block that see something of it. */
@@ -297,6 +304,8 @@ static void block_tile(struct block *b, int tile) {
     for (int r = skip; r < skip + n_rows; r++)
         softmax_row(b, r, tile, n_tile, &found[r]);
     multiply(b->call->kv.v.type, false, n_rows, dim, n_tile, scores, TILE, b->v, values, dim);
+    for (size_t i = 0; i < (size_t)n_rows * (size_t)dim && kv_type_splits(b->call->kv.v.type); i++)
+        values[i] = num_floor_256(values[i]);
     for (int r = skip; r < skip + n_rows; r++)
         if (found[r].any)
             merge_row(b->call->y + place_of(b, r), &b->max[r], &b->l[r],
@@ -364,8 +373,7 @@ static void run_item(void *context, int item, int worker) {
     b.scores = b.values + BLOCK_ROWS * dim;
     b.k = b.scores + BLOCK_ROWS * TILE;
     b.v = b.k + TILE * dim;
-    b.k_unit = b.v + TILE * dim;
-    b.v_unit = b.k_unit + TILE;
+    b.v_unit = b.v + TILE * dim;
     b.mantissas = (int16_t *)(b.v_unit + TILE);
     run_block(&b);
 }
@@ -409,7 +417,7 @@ void ref_attend_all(const struct attention_call *c) {
         n_rows += (size_t)c->sequences[i].n_tokens * (size_t)c->shape.n_heads;
     }
     struct work w = {.call = c};
-    w.memory_each = BLOCK_ROWS * (dim * 2 + TILE) + TILE * (dim * 2 + 2) + dim;
+    w.memory_each = BLOCK_ROWS * (dim * 2 + TILE) + TILE * (dim * 2 + 1) + dim;
     w.memory = ref_scratch(c->dev, SCRATCH_SOFTMAX,
                            sizeof *w.memory * w.memory_each * (size_t)ref_n_threads(c->dev), c->op);
     w.items = ref_scratch(c->dev, SCRATCH_STATE,

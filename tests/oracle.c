@@ -74,6 +74,17 @@ double oracle_log_error(float x, float y) {
     return error_in_ulp(y, log((double)x));
 }
 
+double oracle_probability_error(float t, float p) {
+    if (!(t > -127))
+        return p == 0 && !signbit(p) ? 0 : INFINITY;
+    if (!(p > 0 && p <= 1))
+        return INFINITY;
+    if (t < -126)
+        return p < 0x1p-125f ? 0 : INFINITY;
+    long double exact = exp2l((long double)t);
+    return (double)(fabsl(p - exact) / exact);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* x * 2^shift to the nearest integer, ties to even; exact in double because |x| is a float. */
@@ -110,6 +121,11 @@ void oracle_snap_rows(struct bfp_rows y, const float *x, int n_rows, int n_cols)
     }
 }
 
+int64_t oracle_floor_256(int64_t sum) {
+    int64_t rest = sum % 256; /* the sign of sum */
+    return sum - rest - (rest < 0 ? 256 : 0);
+}
+
 static int64_t dot(const int16_t *a, const int16_t *b, int n) {
     int64_t sum = 0;
     for (int i = 0; i < n; i++)
@@ -120,10 +136,9 @@ static int64_t dot(const int16_t *a, const int16_t *b, int n) {
 void oracle_linear(float *y, struct bfp_rows x, struct bfp_rows w, int n_tokens, int n, int k) {
     for (int t = 0; t < n_tokens; t++)
         for (int i = 0; i < n; i++)
-            y[(size_t)t * (size_t)n + (size_t)i] =
-                oracle_round(dot(x.mantissas + (size_t)t * (size_t)k,
-                                 w.mantissas + (size_t)i * (size_t)k, k),
-                             x.exponents[t] + w.exponents[i] - 30);
+            y[(size_t)t * (size_t)n + (size_t)i] = oracle_round(
+                dot(x.mantissas + (size_t)t * (size_t)k, w.mantissas + (size_t)i * (size_t)k, k),
+                x.exponents[t] + w.exponents[i] - 30);
 }
 
 void oracle_embed(float *y, const int32_t *ids, struct bfp_rows w, int n_ids, int k) {
@@ -149,14 +164,14 @@ void oracle_rmsnorm(float *y, const float *x, const float *gain, int n_rows, int
     free(q);
 }
 
-void oracle_rope(float *x, const int32_t *positions, const float *cos_table,
-                 const float *sin_table, int n_tokens, int n_heads, int head_dim) {
+void oracle_rope(float *x, const int32_t *positions, const float *cos_table, const float *sin_table,
+                 int n_tokens, int n_heads, int head_dim) {
     int half = head_dim / 2;
     for (int t = 0; t < n_tokens; t++)
         for (int h = 0; h < n_heads; h++)
             for (int d = 0; d < half; d++) {
-                size_t low = ((size_t)t * (size_t)n_heads + (size_t)h) * (size_t)head_dim +
-                             (size_t)d;
+                size_t low =
+                    ((size_t)t * (size_t)n_heads + (size_t)h) * (size_t)head_dim + (size_t)d;
                 size_t high = low + (size_t)half;
                 size_t angle = (size_t)positions[t] * (size_t)half + (size_t)d;
                 volatile float a = x[low] * cos_table[angle], b = x[high] * sin_table[angle];
@@ -184,24 +199,31 @@ struct query {
     float m, l, *o;
 };
 
+/* An exact sum of products of mantissas, floored, and then scaled: each of the two steps to float32
+ * rounds once. */
+static float scaled_sum(int64_t sum, int exponent) {
+    return (float)ldexp((double)oracle_round(oracle_floor_256(sum), 0), exponent);
+}
+
 /* The tile's weights, snapped; its m and l. */
 static int tile_weights(int16_t *weights, float *m, float *l, const struct query *query,
                         const struct kv_layer *kv, const struct attention_shape *shape, int first,
                         int n) {
-    float s[256], w[256];
-    *m = -INFINITY;
+    double natural = ldexp(shape->scale, query->exponent + 8);
+    float binary = (float)(natural * 1.4426950408889634);
+    float u[256], w[256], largest = -INFINITY;
     for (int j = 0; j < n; j++) {
         size_t row = (size_t)(first + j) * (size_t)shape->n_kv_heads + (size_t)query->kv_head;
-        int64_t product =
-            dot(query->q, kv->k + row * (size_t)shape->head_dim, shape->head_dim);
-        double value = ldexp((double)product, query->exponent + kv->k_exponents[row] - 30);
-        s[j] = (float)(value * shape->scale);
-        *m = fmaxf(*m, s[j]);
+        int64_t product = dot(query->q, kv->k + row * (size_t)shape->head_dim, shape->head_dim);
+        u[j] = scaled_sum(product, kv->k_exponents[row] - 38);
+        largest = fmaxf(largest, u[j]);
     }
+    *m = (float)(largest * natural);
     int64_t units = 0;
     for (int j = 0; j < n; j++) {
         size_t row = (size_t)(first + j) * (size_t)shape->n_kv_heads + (size_t)query->kv_head;
-        float p = num_exp(s[j] - *m);
+        volatile float below = u[j] - largest;
+        float p = num_probability(below, binary);
         units += scaled_integer(p, 23);
         double weight = ldexp((double)p, kv->v_exponents[row]);
         w[j] = weight < 0x1p-126 ? 0 : (float)weight;
@@ -227,13 +249,13 @@ static void add_tile(struct query *query, const struct kv_layer *kv,
             sum += (int64_t)weights[j] * kv->v[row * (size_t)shape->head_dim + (size_t)d];
         }
         old = query->o[d] * a;
-        added = oracle_round(sum, e - 30) * b;
+        added = scaled_sum(sum, e - 30) * b;
         query->o[d] = old + added;
     }
 }
 
-void oracle_attention(float *y, const float *q, const struct kv_layer *kv, int n_tokens,
-                      int kv_len, const struct attention_shape *shape) {
+void oracle_attention(float *y, const float *q, const struct kv_layer *kv, int n_tokens, int kv_len,
+                      const struct attention_shape *shape) {
     int16_t *mantissas = malloc(sizeof *mantissas * (size_t)shape->head_dim);
     for (int row = 0; row < n_tokens * shape->n_heads; row++) {
         int token = row / shape->n_heads, head = row % shape->n_heads;
@@ -320,9 +342,8 @@ int32_t oracle_sample(const float *logits, const struct sampling *how, int vocab
     uint64_t *until = malloc(sizeof *until * (size_t)vocab), total = 0;
     oracle_kept(kept, logits, how, vocab);
     for (int i = 0; i < vocab; i++)
-        until[i] = total += kept[i] ? oracle_sampling_weight(logits[i], logits[best],
-                                                             how->temperature)
-                                    : 0;
+        until[i] = total +=
+            kept[i] ? oracle_sampling_weight(logits[i], logits[best], how->temperature) : 0;
     struct philox_key key = {{(uint32_t)how->seed, how->sequence}};
     struct philox_block block =
         num_philox(key, (struct philox_block){{how->position, (uint32_t)(how->seed >> 32), 0, 0}});

@@ -2,11 +2,11 @@
  * oracle.h - the ops once more, as slowly and plainly as possible.
  *
  * Written from the specification (docs and the comments of ops.h), not from ref/: sums are int64,
- * roundings are integer arithmetic, no BLAS, no blocks, no bit tricks. Two things are shared with
- * the engine, because they are part of the specification as source: num_exp, which test_numerics
- * and slow_numerics check against libm, and num_philox, which test_numerics checks against
- * published vectors. Everything is host memory. Rows that cannot be snapped are the caller's to
- * avoid.
+ * roundings are integer arithmetic, no BLAS, no blocks, no bit tricks. Three things are shared with
+ * the engine, because they are part of the specification as source: num_exp and num_probability,
+ * which test_numerics and slow_numerics check against libm, and num_philox, which test_numerics
+ * checks against published vectors. Everything is host memory. Rows that cannot be snapped are the
+ * caller's to avoid.
  */
 #ifndef SAMEBITS_TESTS_ORACLE_H
 #define SAMEBITS_TESTS_ORACLE_H
@@ -26,6 +26,13 @@ double oracle_exp_error(float x, float y);
 double oracle_tanh_error(float x, float y);
 double oracle_log_error(float x, float y);
 
+/* How far p, which num_probability gives for t, is from 2^t, relative to it; infinite if p breaks
+ * another rule: 0 from -127 down and of a NaN, in (0, 1] above, small between -127 and -126. */
+double oracle_probability_error(float t, float p);
+
+/* The largest multiple of 256 that is not above sum. */
+int64_t oracle_floor_256(int64_t sum);
+
 /* Snaps a row; ORACLE_NO_EXPONENT, with q all zero, when it cannot be stored. */
 int oracle_snap(int16_t *q, const float *x, int n);
 
@@ -41,11 +48,11 @@ void oracle_embed(float *y, const int32_t *ids, struct bfp_rows w, int n_ids, in
 void oracle_rmsnorm(float *y, const float *x, const float *gain, int n_rows, int n_cols,
                     double eps);
 
-void oracle_rope(float *x, const int32_t *positions, const float *cos_table,
-                 const float *sin_table, int n_tokens, int n_heads, int head_dim);
+void oracle_rope(float *x, const int32_t *positions, const float *cos_table, const float *sin_table,
+                 int n_tokens, int n_heads, int head_dim);
 
-void oracle_attention(float *y, const float *q, const struct kv_layer *kv, int n_tokens,
-                      int kv_len, const struct attention_shape *shape);
+void oracle_attention(float *y, const float *q, const struct kv_layer *kv, int n_tokens, int kv_len,
+                      const struct attention_shape *shape);
 
 void oracle_silu_mul(float *y, const float *gate, const float *up, size_t count);
 

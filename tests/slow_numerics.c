@@ -1,5 +1,6 @@
 /* num_exp, num_tanh and num_log of every float: less than 1 ulp off, and the rules for NaN, zeros
- * and signs. Prints the worst error of each. */
+ * and signs; num_probability of every float that is not positive: to within 2^-22. Prints the worst
+ * error of each. */
 #include "model/numerics.h"
 #include "tests/oracle.h"
 
@@ -19,7 +20,7 @@ static double exp_error(float x) {
     float y = num_exp(x);
     if (isnan(x))
         return isnan(y) ? 0 : INFINITY;
-    if (signbit(y) || (x <= 0 && num_bits(num_exp_below_0(x)) != num_bits(y)))
+    if (signbit(y))
         return INFINITY;
     return oracle_exp_error(x, y);
 }
@@ -40,6 +41,11 @@ static double log_error(float x) {
     if (isnan(x) || x <= 0 || isinf(x))
         return num_bits(y) == want ? 0 : INFINITY;
     return oracle_log_error(x, y);
+}
+
+/* In units of 2^-22 of the result. */
+static double probability_error(float t) {
+    return t > 0 ? 0 : oracle_probability_error(t, num_probability(t, 1)) * 0x1p22;
 }
 
 /* The floats whose bit patterns are first, first + N_PARTS, ...: each part has as much work. */
@@ -66,7 +72,7 @@ static void *sweep(void *argument) {
     return NULL;
 }
 
-static void assert_every_float(const char *name, double (*error)(float x)) {
+static void assert_every_float(const char *name, const char *unit, double (*error)(float x)) {
     struct part parts[N_PARTS], all = {0};
     pthread_t threads[N_PARTS];
     for (int i = 0; i < N_PARTS; i++) {
@@ -82,7 +88,7 @@ static void assert_every_float(const char *name, double (*error)(float x)) {
             all.worst_at = parts[i].worst_at;
         }
     }
-    print_message("%s: worst error %.4f ulp at %a, %llu wrong\n", name, all.worst,
+    print_message("%s: worst error %.4f %s at %a, %llu wrong\n", name, all.worst, unit,
                   (double)all.worst_at, (unsigned long long)all.n_wrong);
     assert_true(all.n_seen == (uint64_t)1 << 32);
     assert_int_equal(all.n_wrong, 0);
@@ -90,17 +96,22 @@ static void assert_every_float(const char *name, double (*error)(float x)) {
 
 static void test_exp_of_every_float(void **state) {
     (void)state;
-    assert_every_float("num_exp", exp_error);
+    assert_every_float("num_exp", "ulp", exp_error);
 }
 
 static void test_tanh_of_every_float(void **state) {
     (void)state;
-    assert_every_float("num_tanh", tanh_error);
+    assert_every_float("num_tanh", "ulp", tanh_error);
 }
 
 static void test_log_of_every_float(void **state) {
     (void)state;
-    assert_every_float("num_log", log_error);
+    assert_every_float("num_log", "ulp", log_error);
+}
+
+static void test_probability_of_every_float(void **state) {
+    (void)state;
+    assert_every_float("num_probability", "* 2^-22", probability_error);
 }
 
 int main(void) {
@@ -108,6 +119,7 @@ int main(void) {
         cmocka_unit_test(test_exp_of_every_float),
         cmocka_unit_test(test_tanh_of_every_float),
         cmocka_unit_test(test_log_of_every_float),
+        cmocka_unit_test(test_probability_of_every_float),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,6 +77,54 @@ static void test_bad_slopes_and_sinks(void **state) {
     }
 }
 
+/* Two queries over keys of zeros, with this scale; all numbers of the queries are q. */
+static void make_scaled(struct attend_case *c, struct random *r, int kind, double scale, float q) {
+    struct attend_wish wish = attend_anything(300);
+    wish.batch = 1;
+    wish.kv_len = 300;
+    wish.qo_len = kind % 2 ? 70 : 2; /* 70: the kernels for many rows */
+    wish.order = kind % 3;
+    wish.type = kind % N_KV_TYPES;
+    wish.window_left = -1;
+    wish.causal = 1;
+    wish.mask = MASK_NONE;
+    wish.cap = wish.sinks = wish.slopes = 0;
+    attend_case_make(c, r, &wish);
+    c->shape.scale = scale;
+    for (int i = 0; i < c->n_tokens * c->shape.n_heads * c->shape.head_dim; i++)
+        c->q[i] = q;
+    memset(c->k, 0,
+           sizeof *c->k * (size_t)(c->n_positions * c->shape.n_kv_heads) *
+               (size_t)c->shape.head_dim);
+    c->layout.k_scale = 1;
+}
+
+/* A query's unit that float32 cannot hold is a fault, even where all its scores are 0; and one with
+ * which the largest sum would not be the largest score. */
+static void test_units_of_queries(void **state) {
+    static const double bad[] = {-0.5, NAN, INFINITY, 0x1p100};
+    struct test_device *t = *state;
+    struct random r = {913};
+    for (int kind = 0; kind < 12; kind++) {
+        struct attend_case c;
+        float *y, *lse;
+        for (int i = 0; i < COUNT(bad); i++) {
+            make_scaled(&c, &r, kind, bad[i], 0x1p30f);
+            expect_fault(t, &c, 0);
+            attend_case_free(&c);
+        }
+        make_scaled(&c, &r, kind, 1, 0x1p119f);
+        expect_fault(t, &c, 0);
+        attend_case_free(&c);
+        make_scaled(&c, &r, kind, 1, 0x1p118f);
+        attend_run(t, &c, &y, &lse);
+        attend_expect_as_reference(&c, y, lse);
+        free(y);
+        free(lse);
+        attend_case_free(&c);
+    }
+}
+
 /* What a cache that kv_store did not write may hold of a type: numbers that are no fault, and bits
  * that are: NaN, infinity, and a bf16 number that no snapped row can have. */
 static const struct foreign_bits {
@@ -309,6 +357,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_query_faults),
         cmocka_unit_test(test_bad_slopes_and_sinks),
+        cmocka_unit_test(test_units_of_queries),
         cmocka_unit_test(test_foreign_caches),
         cmocka_unit_test(test_scores_of_minus_infinity),
     };

@@ -218,7 +218,7 @@ static void test_large_groups(void **state) {
 static void test_any_scale(void **state) {
     struct test_device *t = *state;
     struct random r = {34};
-    static const double scales[] = {1, 0.1, 1e-30, 0, -0.5, 7.25, 1.0 / 3};
+    static const double scales[] = {1, 0.1, 1e-30, 0, 0.5, 7.25, 1.0 / 3};
     for (size_t i = 0; i < COUNT(scales); i++) {
         struct problem p = make_problem(&r, 4, 2, 32, 9, 270, ORDINARY);
         p.shape.scale = scales[i];

@@ -4,7 +4,7 @@
 PyTorch: bf16, contiguous K and V, cuDNN, grouped heads without copies, CUDA graph replay, medians;
 K and V of several batches take turns, 1 GiB together. Both read two bytes for each element of K and V.
 
-    python3 tests/bench/paged_beside_pytorch.py [path of bench_paged]
+    python3 tests/bench/paged_beside_pytorch.py [path of bench_paged [its arguments]]
 """
 import re
 import statistics
@@ -55,7 +55,7 @@ def pytorch_seconds(n, length, qo_len=1):
 
 def main():
     bench = sys.argv[1] if len(sys.argv) > 1 else "build/gpu/bench/bench_paged"
-    text = subprocess.run([bench], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([bench, *sys.argv[2:]], capture_output=True, text=True, check=True).stdout
     print(text, flush=True)
     print(f"PyTorch {torch.__version__}\n")
     print("sequences x positions   ours us  PyTorch us  ratio")
@@ -64,7 +64,10 @@ def main():
         theirs = pytorch_seconds(int(n), int(length)) * 1e6
         print(f"{n + ' x ' + length:22} {ours:9.1f} {theirs:11.1f} {ours / theirs:6.2f}", flush=True)
     print("\nprefill, causal          ours us  PyTorch us  our share")
-    for n, length, ours in re.findall(r"^ *(\d+) x +(\d+) tokens: +([\d.]+) us", text, re.M):
+    for n, length, new, ours in re.findall(r"^ +(\d+) +(\d+) +(\d+) +([\d.]+) +[\d.]+ +[\d.]+$",
+                                           text, re.M):
+        if new != length:
+            continue
         theirs = pytorch_seconds(int(n), int(length), int(length)) * 1e6
         share = theirs / float(ours) * 100
         print(f"{n + ' x ' + length:22} {float(ours):9.1f} {theirs:11.1f} {share:8.1f} %", flush=True)
