@@ -4,6 +4,7 @@
  */
 #include "tests/attend_cases.h"
 
+#include <float.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -353,6 +354,33 @@ static void test_scores_of_minus_infinity(void **state) {
     }
 }
 
+/* A slope with which all scores of a tile that is not the row's own are -infinity: no softmax
+ * there. */
+static void test_slopes_too_steep(void **state) {
+    struct test_device *t = *state;
+    struct random r = {914};
+    for (int kind = 0; kind < 6; kind++) {
+        struct attend_wish wish = attend_anything(600);
+        struct attend_case c;
+        wish.batch = 1;
+        wish.kv_len = 600;
+        wish.qo_len = kind % 3 == 2 ? 70 : 1 + kind % 3; /* 70: the kernels for many rows */
+        wish.page_size = 16;
+        wish.order = kind / 3 ? KV_VLLM : KV_NHD;
+        wish.type = KV_BFP16;
+        wish.kv_heads = wish.group = 1;
+        wish.causal = 1;
+        wish.mask = MASK_NONE;
+        wish.slopes = 1;
+        wish.cap = 0;
+        attend_case_make(&c, &r, &wish);
+        c.variant.window_left = -1;
+        c.alibi_slopes[0] = FLT_MAX;
+        expect_fault(t, &c, 0);
+        attend_case_free(&c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_query_faults),
@@ -360,6 +388,7 @@ int main(void) {
         cmocka_unit_test(test_units_of_queries),
         cmocka_unit_test(test_foreign_caches),
         cmocka_unit_test(test_scores_of_minus_infinity),
+        cmocka_unit_test(test_slopes_too_steep),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

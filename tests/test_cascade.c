@@ -110,31 +110,34 @@ static void test_random_trees(void **state) {
 }
 
 /* A tile that all share, and two more that pairs share: so few lists of rows, for so many kv heads,
- * that both of the two are one item, which does not begin its rows' chains. */
+ * that both of the two are one item, which does not begin its rows' chains. Once with more rows
+ * than a warp has in its first registers, and more dimensions than one product. */
 static void test_deeper_stretches_of_several_tiles(void **state) {
     struct test_device *t = *state;
     struct random r = {1007};
-    struct attend_wish wish = attend_anything(4 * 800);
-    struct attend_case c;
-    wish.batch = 4;
-    wish.long_ones = true;
-    wish.kv_len = 800;
-    wish.qo_len = 1;
-    wish.kv_heads = 4;
-    wish.group = 2;
-    wish.head_dim = 32;
-    wish.page_size = 16;
-    wish.order = KV_NHD;
-    wish.type = KV_BFP16;
-    wish.mask = MASK_NONE;
-    attend_case_make(&c, &r, &wish);
-    attend_set_type(&c, KV_BFP16, 1);
-    c.variant = attention_variant_causal();
-    share_pages(&c, 1, 0, 48);
-    share_pages(&c, 2, 0, 16);
-    share_pages(&c, 3, 2, 48);
-    expect_same_either_way(t, &c);
-    attend_case_free(&c);
+    for (int wide = 0; wide < 2; wide++) {
+        struct attend_wish wish = attend_anything(4 * 800);
+        struct attend_case c;
+        wish.batch = 4;
+        wish.long_ones = true;
+        wish.kv_len = 800;
+        wish.qo_len = 1;
+        wish.kv_heads = 4;
+        wish.group = wide ? 8 : 2;
+        wish.head_dim = wide ? 96 : 32;
+        wish.page_size = 16;
+        wish.order = KV_NHD;
+        wish.type = KV_BFP16;
+        wish.mask = MASK_NONE;
+        attend_case_make(&c, &r, &wish);
+        attend_set_type(&c, KV_BFP16, 1);
+        c.variant = attention_variant_causal();
+        share_pages(&c, 1, 0, 48);
+        share_pages(&c, 2, 0, 16);
+        share_pages(&c, 3, 2, 48);
+        expect_same_either_way(t, &c);
+        attend_case_free(&c);
+    }
 }
 
 /* As many rows as fill row lists, to one row more and one less, over groups that 64 is no multiple

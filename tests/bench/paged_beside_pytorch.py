@@ -59,8 +59,8 @@ def main():
     print(text, flush=True)
     print(f"PyTorch {torch.__version__}\n")
     print("sequences x positions   ours us  PyTorch us  ratio")
-    for n, length in re.findall(r"^(\d+) x (\d+) +4 ", text, re.M):
-        ours = float(re.search(rf"^{n} x {length} +4 +([\d.]+)", text, re.M)[1])
+    for n, length in re.findall(r"^(\d+) ?x ?(\d+) +4 ", text, re.M):
+        ours = float(re.search(rf"^{n} ?x ?{length} +4 +([\d.]+)", text, re.M)[1])
         theirs = pytorch_seconds(int(n), int(length)) * 1e6
         print(f"{n + ' x ' + length:22} {ours:9.1f} {theirs:11.1f} {ours / theirs:6.2f}", flush=True)
     print("\nprefill, causal          ours us  PyTorch us  our share")
