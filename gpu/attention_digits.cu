@@ -314,7 +314,16 @@ split_value_rows(const struct split_arguments *s, struct part part, uint4 (*tile
     }
 }
 
-__global__ static void __launch_bounds__(THREADS, 8) split_rows(struct split_arguments s) {
+/* So few registers a thread that a processor is full of threads, 2048 of them; before compute
+ * capability 8.0 it has room for 1024. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define SPLIT_BLOCKS 4
+#else
+#define SPLIT_BLOCKS 8
+#endif
+
+__global__ static void __launch_bounds__(THREADS, SPLIT_BLOCKS)
+    split_rows(struct split_arguments s) {
     SHARED(uint4, tile, [TILE][WORDS / 4]);
     int block = (int)blockIdx.x, before_values = s.query_blocks + s.key_blocks;
     if (block < s.query_blocks)
