@@ -93,7 +93,8 @@ struct kv_layer {
 struct attention_shape {
     int n_heads, n_kv_heads, head_dim; /* query head h reads kv head h / (n_heads / n_kv_heads) */
     double scale;                      /* multiplies the scores, usually 1 / sqrt(head_dim); a
-                                          negative one is a fault of every query */
+                                          negative one is a fault of every query, unless
+                                          a soft cap or slopes change the scores */
     enum kv_type kv_type; /* of the cache that a plan is for: it is right for every type, but what
                              pays depends on it */
 };

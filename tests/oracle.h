@@ -4,7 +4,7 @@
  * Written from the specification (docs and the comments of ops.h), not from ref/: sums are int64,
  * roundings are integer arithmetic, no BLAS, no blocks, no bit tricks. Three things are shared with
  * the engine, because they are part of the specification as source: num_exp and num_probability,
- * which test_numerics and slow_numerics check against libm, and num_philox, which test_numerics
+ * which test_numerics* and slow_numerics check against libm, and num_philox, which test_numerics
  * checks against published vectors. Everything is host memory. Rows that cannot be snapped are the
  * caller's to avoid.
  */

@@ -1,6 +1,7 @@
-/* Every function of numerics.h against exact arithmetic: integers, or long double where each step
- * is exact in its 64 bits. */
+/* The functions of numerics.h against exact arithmetic: integers, or long double where each step is
+ * exact in its 64 bits. Those of attention: test_numerics_attention.c. */
 #include "model/kv_type.h"
+#include "tests/assert_bits.h"
 #include "tests/oracle.h"
 #include "tests/random.h"
 
@@ -14,12 +15,6 @@
 #include <cmocka.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
-
-static void assert_bits(float got, float want) {
-    if (num_bits(got) != num_bits(want))
-        fail_msg("want %a (%08x), got %a (%08x)", (double)want, num_bits(want), (double)got,
-                 num_bits(got));
-}
 
 /* ---- exp and silu ---------------------------------------------------------------------------- */
 
@@ -206,200 +201,6 @@ static void test_tanh_and_log_have_these_bits(void **state) {
         fail_msg("the hash is %016llx", (unsigned long long)hash);
 }
 
-/* ---- attention: probabilities ---------------------------------------------------------------- */
-
-static void assert_probability(float t) {
-    float p = num_probability(t, 1);
-    double error = oracle_probability_error(t, p);
-    if (!(error <= 0x1p-22))
-        fail_msg("num_probability(%a) = %a is off by 2^%.2f", (double)t, (double)p, log2(error));
-}
-
-/* Densely where weights are not 0, and about the bounds of n, of the normal results and of 0. */
-static void test_probability_is_close(void **state) {
-    (void)state;
-    for (uint32_t bits = 0; bits < num_bits(INFINITY); bits += 1009)
-        assert_probability(-num_float(bits));
-    for (uint32_t bits = num_bits(0x1p-26f); bits < num_bits(128.0f); bits += 37)
-        assert_probability(-num_float(bits));
-    static const float edges[] = {0x1p-26f, 0x1p-25f, 0x1p-24f, 0.5f,   1,   1.5f,   2,
-                                  24,       125.5f,   126,      126.5f, 127, 127.5f, 128};
-    for (size_t i = 0; i < COUNT(edges); i++)
-        for (uint32_t step = 0; step < 20000; step++)
-            assert_probability(-num_float(num_bits(edges[i]) - 10000 + step));
-}
-
-static void test_probability_exact_cases(void **state) {
-    (void)state;
-    static const float binaries[] = {0, 0x1p-149f,      0x1p-126f, 0x1p-60f, 0.125f,
-                                     1, 0x1.715476p+0f, 0x1p60f,   FLT_MAX};
-    for (size_t i = 0; i < COUNT(binaries); i++) {
-        assert_bits(num_probability(0.0f, binaries[i]), 1);
-        assert_bits(num_probability(-0.0f, binaries[i]), 1);
-        assert_bits(num_probability(-0x1p-149f, binaries[i] < 1 ? binaries[i] : 1), 1);
-        assert_bits(num_probability(-INFINITY, binaries[i]), 0); /* of 0: a NaN */
-        assert_bits(num_probability(NAN, binaries[i]), 0);
-        assert_bits(num_probability(-NAN, binaries[i]), 0);
-    }
-    assert_bits(num_probability(-0x1p-100f, 0x1p-100f), 1); /* the product is -0 */
-    assert_bits(num_probability(-FLT_MAX, 0), 1);
-    assert_bits(num_probability(-FLT_MAX, FLT_MAX), 0); /* the product is -infinity */
-    assert_bits(num_probability(-FLT_MAX, 1), 0);
-    assert_bits(num_probability(-127, 1), 0);
-    assert_bits(num_probability(-127.5f, 1), 0);
-    assert_bits(num_probability(-254, 0.5f), 0);
-    for (int n = 0; n <= 126; n++)
-        assert_bits(num_probability((float)-n, 1), ldexpf(1, -n));
-}
-
-/* Only the product of the two arguments matters, and it is rounded before anything else. */
-static void test_probability_rounds_the_product(void **state) {
-    (void)state;
-    struct random r = {10};
-    for (int i = 0; i < 1000000; i++) {
-        float below = -ldexpf(fabsf(random_normal(&r)), random_int(&r, -30, 90));
-        float binary =
-            ldexpf(1 + 0x1p-23f * (float)random_int(&r, 0, (1 << 23) - 1), random_int(&r, -90, 6));
-        double product = (double)below * binary; /* exact */
-        assert_bits(num_probability(below, binary), num_probability((float)product, 1));
-    }
-}
-
-/* As with num_exp: many polynomials would do, this one is meant. */
-static void test_probability_has_these_bits(void **state) {
-    (void)state;
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (uint32_t bits = num_bits(0x1p-26f); bits <= num_bits(128.0f); bits += 59)
-        hash = (hash ^ num_bits(num_probability(-num_float(bits), 1))) * 0x100000001b3u;
-    if (hash != 0x09800f683853e92eu)
-        fail_msg("the hash is %016llx", (unsigned long long)hash);
-}
-
-/* ---- attention: sums and units --------------------------------------------------------------- */
-
-static void assert_floors(int64_t sum) {
-    double got = num_floor_256((double)sum);
-    int64_t want = oracle_floor_256(sum);
-    assert_true(want % 256 == 0 && want <= sum && sum - want < 256);
-    if (!(got == (double)want))
-        fail_msg("num_floor_256(%lld) = %.1f", (long long)sum, got);
-}
-
-static void test_floor_256(void **state) {
-    (void)state;
-    struct random r = {11};
-    for (int64_t sum = -70000; sum <= 70000; sum++)
-        assert_floors(sum);
-    for (int length = 17; length <= 51; length++)
-        for (int64_t rest = -300; rest <= 300; rest++) {
-            int64_t sum = ((int64_t)1 << length) + (length == 51 ? -300 : 0) + rest;
-            if (sum >= (int64_t)1 << 51)
-                break;
-            assert_floors(sum);
-            assert_floors(-sum);
-        }
-    for (int i = 0; i < 1000000; i++) {
-        int64_t sum = (int64_t)(random_bits64(&r) >> random_int(&r, 13, 63));
-        assert_floors(sum);
-        assert_floors(-sum);
-    }
-    /* 512 products of the largest mantissas: 32 bits in units of 256. */
-    double largest = 512.0 * BFP_MAX_MANTISSA * BFP_MAX_MANTISSA;
-    assert_true(num_floor_256(largest) / 256 <= INT32_MAX);
-    assert_true(num_floor_256(-largest) / 256 >= INT32_MIN);
-}
-
-static void test_score(void **state) {
-    (void)state;
-    for (int e = -100; e <= 127; e++)
-        assert_bits(kv_score_unit(e), ldexpf(1, e - 38));
-    assert_true(isnan(kv_score_unit(BFP_MAX_EXPONENT + 1)));
-    assert_bits(num_score(-256, kv_score_unit(-100)), -0x1p-130f); /* subnormal units: exact, */
-    assert_bits(num_score(0x800001, kv_score_unit(-100)), 0x1.000002p-115f);
-    assert_bits(num_score(0x1.8p-11f, 0x1p-138f), 0x1p-148f); /* or rounded: a tie */
-    assert_true(isnan(num_score(0, kv_score_unit(BFP_MAX_EXPONENT + 1))));
-    struct random r = {12};
-    for (int i = 0; i < 1000000; i++) {
-        float sum = ldexpf(random_normal(&r), random_int(&r, 8, 48));
-        int e = random_int(&r, -100, 127);
-        assert_bits(num_score(sum, kv_score_unit(e)), (float)ldexp((double)sum, e - 38));
-    }
-}
-
-/* x times log2(e), rounded to float; to within the rounding of two doubles before. */
-static bool is_binary_of(float binary, double x) {
-    long double exact = (long double)x * 1.442695040888963407359924681L;
-    long double largest = 0x1.ffffffp127L; /* from here on, infinity */
-    if (fabsl(exact) >= largest * (1 + 0x1p-50L))
-        return isinf(binary) && (binary < 0) == (x < 0);
-    if (isinf(binary))
-        return fabsl(exact) >= largest * (1 - 0x1p-50L);
-    long double ulp = fabsl(exact) < 0x1p-126L ? 0x1p-149L : ldexpl(1, ilogbl(exact) - 23);
-    return fabsl(binary - exact) <= ulp * (0.5L + 0x1p-26L);
-}
-
-static void test_score_unit(void **state) {
-    (void)state;
-    static const double scales[] = {1, 0.125, 0.08838834764831845, 1.0 / 3, 7.25, 0, 1e-30, 1e30};
-    for (int e = -100; e <= 128; e++)
-        for (size_t i = 0; i < COUNT(scales); i++) {
-            struct num_score_unit unit = num_score_unit_of(e, scales[i]);
-            assert_true(unit.natural == ldexp(scales[i], e + 8));
-            if (!is_binary_of(unit.binary, unit.natural))
-                fail_msg("exponent %d, scale %g: %a is the binary unit of %a", e, scales[i],
-                         (double)unit.binary, unit.natural);
-        }
-    struct num_score_unit natural = num_score_unit_natural();
-    assert_true(natural.natural == 1);
-    assert_bits(natural.binary, num_score_unit_of(-8, 1).binary);
-    assert_true(isnan(num_score_unit_of(0, NAN).binary));
-    /* log2(e) is rounded after it was multiplied: 9 times its float is 0x1.9f7f04p+3. */
-    assert_bits(num_score_unit_of(-8, 9).binary, 0x1.9f7f06p+3f);
-    assert_bits(num_score_unit_of(127, 1).binary, INFINITY);
-}
-
-static void test_tile_max(void **state) {
-    (void)state;
-    struct num_score_unit third = num_score_unit_of(-8, 1.0 / 3), two = num_score_unit_of(-7, 1);
-    struct num_score_unit huge = num_score_unit_of(120, 1), over = num_score_unit_of(120, 0.75);
-    assert_bits(num_tile_max(3, third), 1);
-    assert_bits(num_tile_max(-0x1p-149f, third), -0.0f);
-    assert_bits(num_tile_max(FLT_MAX, third), (float)(FLT_MAX / 3.0));
-    assert_bits(num_tile_max(FLT_MAX, two), INFINITY);
-    assert_bits(num_tile_max(-FLT_MAX, two), -INFINITY);
-    assert_bits(num_tile_max(-INFINITY, two), -INFINITY);
-    assert_bits(num_tile_max(INFINITY, two), INFINITY);
-    assert_bits(num_tile_max(0x1p-149f, num_score_unit_of(20, 1)), 0x1p-121f);
-    assert_bits(num_tile_max(0, huge), INFINITY);         /* the unit is beyond float32, */
-    assert_bits(num_tile_max(0x1p-100f, over), INFINITY); /* or only its log2(e) times is, */
-    assert_bits(num_tile_max(0, num_score_unit_of(120, 0.5)), 0); /* or nothing */
-    assert_bits(num_tile_max(0, num_score_unit_of(0, NAN)), INFINITY);
-    assert_bits(num_tile_max(1, num_score_unit_of(-8, -1)), INFINITY);
-    assert_bits(num_tile_max(1, num_score_unit_of(-8, 0)), 0);
-    assert_bits(num_tile_max(1, num_score_unit_of(-8, -0.0)), -0.0f);
-    struct random r = {13};
-    for (int i = 0; i < 1000000; i++) {
-        float largest = ldexpf(random_normal(&r), random_int(&r, -60, 60));
-        struct num_score_unit unit = num_score_unit_of(random_int(&r, -100, 60), 1.0 / 3);
-        assert_bits(num_tile_max(largest, unit), (float)((double)largest * unit.natural));
-    }
-}
-
-static void test_weighted_value(void **state) {
-    (void)state;
-    assert_bits(num_weighted_value(0x1p30f, 0), 1);
-    assert_bits(num_weighted_value(-256, -100), -0x1p-122f);
-    assert_bits(num_weighted_value(0x1.8p-20f, -100), 0x1p-149f); /* 1.5 * 2^-150 */
-    assert_bits(num_weighted_value(0x1p30f, 127), 0x1p127f);
-    assert_bits(num_weighted_value(0x1p31f, 127), INFINITY);
-    struct random r = {14};
-    for (int i = 0; i < 1000000; i++) {
-        float sum = ldexpf(random_normal(&r), random_int(&r, 8, 38));
-        int e = random_int(&r, -100, 127);
-        assert_bits(num_weighted_value(sum, e), (float)ldexp((double)sum, e - 30));
-    }
-}
-
 /* ---- rounding to integers, powers of two ----------------------------------------------------- */
 
 static void test_powers_of_two(void **state) {
@@ -426,21 +227,6 @@ static void test_rounding_ties_to_even(void **state) {
         assert_true(num_rint(x) == lrintl((long double)x));
         assert_true(num_rint(-x) == lrintl(-(long double)x));
         assert_true(num_rint_positive(x) == (uint32_t)lrintl((long double)x));
-    }
-}
-
-static void test_probability_units(void **state) {
-    (void)state;
-    assert_int_equal(num_probability_units(0), 0);
-    assert_int_equal(num_probability_units(1), 1 << 23);
-    assert_int_equal(num_probability_units(0x1p-24f), 0); /* ties: to 0, to 2, to 2 */
-    assert_int_equal(num_probability_units(0x3p-24f), 2);
-    assert_int_equal(num_probability_units(0x5p-24f), 2);
-    assert_int_equal(num_probability_units(0x1.000002p-24f), 1);
-    assert_int_equal(num_probability_units(0x1.fffffep-1f), 1 << 23); /* the tie below 1: even */
-    for (uint32_t bits = 0; bits <= num_bits(1.0f); bits += 509) {
-        float p = num_float(bits);
-        assert_true(num_probability_units(p) == (uint32_t)lrintl(ldexpl(p, 23)));
     }
 }
 
@@ -654,28 +440,6 @@ static void test_dot_ties(void **state) {
     assert_bits(num_dot_to_float(-1, -230), -0.0f);
 }
 
-static void test_value_weight(void **state) {
-    (void)state;
-    assert_bits(num_value_weight(1, -126), 0x1p-126f);
-    assert_bits(num_value_weight(nextafterf(1, 0), -126), 0); /* would round up to 2^-126 */
-    assert_bits(num_value_weight(0.5f, -126), 0);
-    assert_bits(num_value_weight(0x1p-26f, -100), 0x1p-126f);
-    assert_bits(num_value_weight(nextafterf(0x1p-26f, 0), -100), 0);
-    assert_bits(num_value_weight(1, 127), 0x1p127f);
-    assert_bits(num_value_weight(0x1p-149f, 23), 0x1p-126f);
-    assert_bits(num_value_weight(0x1p-149f, 22), 0);
-    assert_bits(num_value_weight(0x3p-149f, 127), 0x3p-22f);
-    assert_bits(num_value_weight(0, 127), 0);
-    assert_true(isnan(num_value_weight(NAN, 0)));
-    struct random r = {8};
-    for (int i = 0; i < 1000000; i++) {
-        float p = num_float((uint32_t)random_int(&r, 0, (int)num_bits(1.0f)));
-        int e = random_int(&r, -100, 127);
-        long double exact = ldexpl((long double)p, e);
-        assert_bits(num_value_weight(p, e), exact < 0x1p-126L ? 0 : (float)exact);
-    }
-}
-
 /* ---- random numbers -------------------------------------------------------------------------- */
 
 /* From kat_vectors of Random123, the authors' own library. */
@@ -736,18 +500,8 @@ int main(void) {
         cmocka_unit_test(test_log_where_it_is_hard),
         cmocka_unit_test(test_tanh_and_log_exact_cases),
         cmocka_unit_test(test_tanh_and_log_have_these_bits),
-        cmocka_unit_test(test_probability_is_close),
-        cmocka_unit_test(test_probability_exact_cases),
-        cmocka_unit_test(test_probability_rounds_the_product),
-        cmocka_unit_test(test_probability_has_these_bits),
-        cmocka_unit_test(test_floor_256),
-        cmocka_unit_test(test_score),
-        cmocka_unit_test(test_score_unit),
-        cmocka_unit_test(test_tile_max),
-        cmocka_unit_test(test_weighted_value),
         cmocka_unit_test(test_powers_of_two),
         cmocka_unit_test(test_rounding_ties_to_even),
-        cmocka_unit_test(test_probability_units),
         cmocka_unit_test(test_sampling_weight),
         cmocka_unit_test(test_snap_maxima_at_the_limit),
         cmocka_unit_test(test_snap_small_values),
@@ -755,7 +509,6 @@ int main(void) {
         cmocka_unit_test(test_snap_refuses_what_it_cannot_store),
         cmocka_unit_test(test_dot_rounds_once),
         cmocka_unit_test(test_dot_ties),
-        cmocka_unit_test(test_value_weight),
         cmocka_unit_test(test_philox_known_answers),
         cmocka_unit_test(test_mul_high),
     };
