@@ -3,20 +3,20 @@
  *
  * A stretch of shared tiles is work for versions 2 and 3 of attention (attention.h:
  * attention_work): its rows are those of all members, 64 together, and what they find is kept. Row
- * groups of version 4 then have what is each sequence's own, and keep that, too. In the end the
- * chain of each row is merged, tile after tile (attention_merge.cu), as if it had gone through all
- * of them alone.
+ * groups of version 4 then have what is each sequence's own. Between them, the chain of each row is
+ * merged, tile after tile (attention_merge.cu), and the row group goes on from there, as if it had
+ * gone through all tiles alone.
  *
  *     plan   the stretches, cut into items that keep all processors busy; a row list is 64 rows
- *     run    split to digits, items; the row groups; the chains
+ *     run    split to digits, items; the chains; the row groups
  */
 #include "gpu/attention_plan.h"
 
 enum { TILE = ATTENTION_TILE };
 
-/* Sharing costs some 40 us for its kernels, and pays when it saves more reads than that. Measured:
+/* Sharing costs some 30 us for its kernels, and pays when it saves more reads than that. Measured:
  * tests/bench/README.md. */
-static const int64_t least_bytes_less = (int64_t)400 << 20;
+static const int64_t least_bytes_less = (int64_t)300 << 20;
 
 static struct cascade_rule sharing_pays(const struct attention_shape *shape) {
     int64_t tile = (int64_t)TILE * shape->n_kv_heads * shape->head_dim * 4; /* bytes of k and v */
@@ -98,10 +98,9 @@ static void fill_stretch(struct wide_arrays *f, const struct cascade *c,
     }
 }
 
-/* Room for each token's segments, and places for what its row groups keep. Returns the places. */
-static int fill_chains(struct wide_arrays *f, const struct cascade *c, const struct paged_batch *b,
-                       int heads_per_group) {
-    int places = 0;
+/* Room for each token's segments. */
+static void fill_chains(struct wide_arrays *f, const struct cascade *c,
+                        const struct paged_batch *b) {
     memset(f->chains, 0, sizeof *f->chains * (size_t)b->qo_indptr[b->n_sequences]);
     for (int i = 0; i < c->n_stretches; i++) {
         const struct shared_stretch *s = &c->stretches[i];
@@ -109,18 +108,12 @@ static int fill_chains(struct wide_arrays *f, const struct cascade *c, const str
             for (int t = b->qo_indptr[c->members[k]]; t < b->qo_indptr[c->members[k] + 1]; t++)
                 f->chains[t].n_segments++;
     }
-    for (int i = 0; i < b->n_sequences; i++) {
-        int first = b->qo_indptr[i], n_tokens = b->qo_indptr[i + 1] - first;
-        int own = c->own_tile[i], each = blocks_of(paged_batch_kv_len(b, i), TILE) - own;
-        for (int t = first; t < first + n_tokens && own; t++) {
-            struct token_chain *chain = &f->chains[t];
-            int n = chain->n_segments;
-            *chain = {f->n.segments, 0, own, places, each};
+    for (int i = 0; i < b->n_sequences; i++)
+        for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1] && c->own_tile[i]; t++) {
+            int n = f->chains[t].n_segments;
+            f->chains[t] = {f->n.segments, 0, c->own_tile[i]};
             f->n.segments += n;
         }
-        places += own ? each * blocks_of(n_tokens * heads_per_group, GROUP_ROWS) : 0;
-    }
-    return places;
 }
 
 void attention_plan_cascade_free(struct device *dev, struct cascade_plan *p) {
@@ -155,7 +148,7 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
         return 0;
     }
     struct wide_arrays *f = &shared->wide.host;
-    shared->own_places = fill_chains(f, c, b, heads_per_group);
+    fill_chains(f, c, b);
     for (int i = 0; i < c->n_stretches; i++)
         fill_stretch(f, c, b, &c->stretches[i], heads_per_group, each);
     f->counts[COUNT_ROW_LISTS] = f->n.row_lists;
@@ -171,6 +164,8 @@ void gpu_attention_shared(struct gpu_device *gpu, const struct attention_argumen
                           const struct attention_plan *plan) {
     struct attention_arguments all = *a;
     all.page_size = plan->arrays.page_size;
-    if (attention_plan_has_cascade(plan))
-        gpu_attention_many_rows(gpu, &all, kv, variant, &plan->shared.work);
+    if (!attention_plan_has_cascade(plan))
+        return;
+    gpu_attention_many_rows(gpu, &all, kv, variant, &plan->shared.work);
+    gpu_attention_chains(gpu, a, variant, plan->n_tokens, &plan->shared.wide, false);
 }

@@ -41,7 +41,7 @@ template <int DIM, kv_type TYPE> struct decode_sizes {
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
     static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
-    static const int BLOCKS = DIM * BYTES * DIGIT_BYTES > 256 ? 1 : 2; /* on a processor */
+    static const int BLOCKS = decode_blocks(DIM, TYPE); /* on a processor */
     static const int ROW_BYTES = BYTES * DIM; /* of a position in a chunk */
     static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
     static const int COLUMNS = ROW_BYTES / 16;
@@ -363,12 +363,14 @@ template <int DIM, kv_type TYPE> struct loader {
         cp_async_commit();
     }
 
-    /* The first chunks of the first tile. cursors: the first one is set; sets the second. */
+    /* The first chunks of the first tile. cursors: the first one is set; sets the second. shares:
+     * the kernels before this one worked on shared tiles, and waited for all before. */
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
-                                          struct tile_cursor cursors[]) {
+                                          struct tile_cursor cursors[], bool shares) {
         int n = positions_of(&at->group, at->tile);
         fetch_page(at, n);
-        wait_for_previous_kernel(); /* the plan is older */
+        if (!shares)
+            wait_for_previous_kernel(); /* the plan is older */
         fetch_exponents(at, n, 0);
         store_units(0);
         if (threadIdx.x == 0)

@@ -49,6 +49,28 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
         s->o[i][j] = s->o[i][j] * old_share + t->o[i][j] * new_share;
 }
 
+/* Begins the rows of a group with what they found in shared tiles; the kernel before this one
+ * merged it. Those that do not exist are like the last one. */
+template <class size>
+static __device__ __forceinline__ void
+go_on_from_shared_tiles(struct stretch<size> *s, const struct row_group *g,
+                        const struct attention_arguments *a, const struct shared_states *shared) {
+    int row = min((int)(threadIdx.x % 32 / 4), g->n_rows - 1);
+    size_t token = (size_t)(g->first_token + token_of(a, g, row));
+    const float *state =
+        shared->rows + (token * (size_t)a->n_heads + (size_t)query_head(a, g, row)) *
+                           (size_t)kept_floats(shared->dim);
+    wait_for_previous_kernel();
+    s->m = state[shared->dim];
+    s->l = state[shared->dim + 1];
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        if (column_of_warp(i) < size::COLUMNS)
+            s->o[i][j] = state[first_dim<size>(i) + j];
+}
+
 /* Values that are not finite: faults of the rows that see them, and nothing to the others. o: of
  * the tile. */
 template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
@@ -189,7 +211,7 @@ template <int DIM, enum kv_type TYPE, bool VARIANT>
 __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCKS)
     decode(struct attention_arguments a, struct decode_cache cache,
            struct attention_variant variant, struct plan_arrays plan,
-           struct partial_results partial) {
+           struct partial_results partial, struct shared_states shared) {
     typedef struct decode_sizes<DIM, TYPE> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
@@ -211,7 +233,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
     chunks.cache = &cache;
     chunks.plan = &plan;
     chunks.memory = mem;
-    chunks.begin(&begin, cursors);
+    chunks.begin(&begin, cursors, shared.rows != NULL);
     if (a.head_dim < DIM)
         clear_padding<size>(mem.ring, a.head_dim);
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
@@ -237,22 +259,20 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
             s.m = -INFINITY;
             s.l = 0;
             s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
+            if (!size::FP8 && at->group.continues && first == 0)
+                go_on_from_shared_tiles(&s, &at->group, &a, &shared);
         }
         struct tile_result<size> tile;
         run_tile<DIM, TYPE, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
                                      &variant);
-        bool kept = at->group.kept >= 0;
-        if (kept) {
-            keep<DIM, size>(&partial, at->group.kept + at->tile, at->group.n_rows, tile.o, tile.m,
-                            tile.l);
-        } else if (first) { /* of a split, not its beginning: each tile for itself */
+        if (first) { /* of a split, not its beginning: each tile for itself */
             const struct decode_split *split = &plan.splits[share.split_first];
             keep<DIM, size>(&partial, split->partial + 1 + at->tile - split->first_end,
                             at->group.n_rows, tile.o, tile.m, tile.l);
         }
         goes_on = next->left > 0;
         begins = !goes_on || next->tile == 0;
-        if (begins && first == 0 && !kept) {
+        if (begins && first == 0) {
             if (at->tile + 1 == at->group.n_tiles)
                 write_result<VARIANT>(&s, at, &a, &variant, size::FP8 ? cache.v_scale : 1);
             else
@@ -268,6 +288,9 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    const struct attention_plan *plan) {
     typedef struct decode_sizes<DIM, TYPE> size;
     struct partial_results partial = {plan->partial, a->n_kv_heads};
+    struct shared_states shared = {};
+    if (attention_plan_has_cascade(plan))
+        shared = {plan->shared.wide.states, wide_dim(plan->shape.head_dim)};
     if (!gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)decode<DIM, TYPE, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -275,12 +298,12 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                 "attention's shared memory"))
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
-    if (plan->n_tiles <= EARLY_TILES * plan->n_shares)
+    if (shared.rows || plan->n_tiles <= EARLY_TILES * plan->n_shares)
         GPU_LAUNCH_EARLY(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
-                         *cache, *variant, plan->arrays, partial);
+                         *cache, *variant, plan->arrays, partial, shared);
     else
         GPU_LAUNCH(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
-                   *variant, plan->arrays, partial);
+                   *variant, plan->arrays, partial, shared);
 }
 
 /* The few sizes. */

@@ -5,6 +5,7 @@
  */
 #include "gpu/attention.h"
 #include "gpu/attention_plan.h"
+#include "gpu/tensor_core.h"
 
 enum { TILE = ATTENTION_TILE, SIDE_DIMS = 32, THREADS = 256, WARPS = THREADS / 32 };
 
@@ -22,11 +23,12 @@ static __device__ __forceinline__ void put_digits(uint8_t *first, int rows, int 
     *(uint32_t *)(at + 16 * rows) = low;
 }
 
-/* Column 0 of row `row` of rows that lie in groups of `rows`. */
+/* Column 0 of row `row` of a tile, whose rows lie in groups of `rows`. (Numbers of 32 bits: in a
+ * division, those of 64 take several times as long.) */
 static __device__ __forceinline__ uint8_t *row_of(uint8_t *groups, int rows, int bytes_per_row,
-                                                  size_t row) {
-    return groups + row / (size_t)rows * (size_t)group_bytes(rows, bytes_per_row) +
-           row % (size_t)rows * 16;
+                                                  int row) {
+    unsigned group = (unsigned)row / (unsigned)rows, in_group = (unsigned)row % (unsigned)rows;
+    return groups + group * (unsigned)group_bytes(rows, bytes_per_row) + in_group * 16;
 }
 
 /* ---- queries, and any rows ---------------------------------------------------------------------
@@ -38,7 +40,7 @@ struct split_arguments {
     struct kv_views kv;
     struct attention_work work; /* empty: of the sequence of the arguments */
     struct attention_digits out;
-    int query_blocks, key_blocks; /* of blockIdx.x, the rest is the values' */
+    int query_blocks, key_blocks; /* of blockIdx.y, the rest is the values' */
 };
 
 /* A block's part of the queries, keys or values of a kv head: number `block` of n_blocks. */
@@ -47,11 +49,11 @@ struct part {
 };
 
 /* A warp snaps one row of queries; a lane takes four neighbouring dimensions at a time. */
-static __device__ __forceinline__ void split_queries(const struct split_arguments *s,
+static __device__ __forceinline__ void split_queries(const struct split_arguments *s, int kv_head,
                                                      struct part part) {
     const struct attention_arguments *a = &s->a;
     const struct attention_digits *out = &s->out;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, kv_head = (int)blockIdx.y;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int n = s->work.items ? s->work.counts[COUNT_ROW_LISTS] : out->n_groups;
     for (int i = part.block * WARPS + warp; i < n * QUERY_ROWS; i += part.n_blocks * WARPS) {
         struct row_list list =
@@ -69,7 +71,9 @@ static __device__ __forceinline__ void split_queries(const struct split_argument
         bool bad = e > BFP_MAX_EXPONENT;
         e = bad ? BFP_MIN_EXPONENT : e;
         size_t number = (size_t)kv_head * (size_t)(out->n_groups * QUERY_ROWS) + (size_t)i;
-        uint8_t *to = row_of(out->queries, QUERY_ROWS, out->dim, number);
+        uint8_t *to = out->queries +
+                      number / QUERY_ROWS * (size_t)group_bytes(QUERY_ROWS, out->dim) +
+                      number % QUERY_ROWS * 16;
         for (int word = lane; word < out->dim / 4; word += 32) {
             int m[4];
             UNROLL
@@ -141,12 +145,12 @@ static __device__ __forceinline__ int mantissa_of(const struct kv_view *v, int64
 }
 
 /* A warp has a position: it splits the key and notes both exponents. */
-static __device__ __forceinline__ void split_keys(const struct split_arguments *s,
+static __device__ __forceinline__ void split_keys(const struct split_arguments *s, int kv_head,
                                                   struct part part) {
     const struct attention_digits *out = &s->out;
     const struct kv_view *k = &s->kv.k;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, dim = s->a.head_dim;
-    int kv_head = (int)blockIdx.y, n = tiles_of(s) * TILE;
+    int n = tiles_of(s) * TILE;
     for (int i = part.block * WARPS + warp; i < n; i += part.n_blocks * WARPS) {
         struct position_place at = place_of(s, i / TILE, i % TILE);
         bool exists = at.page >= 0;
@@ -171,21 +175,22 @@ static __device__ __forceinline__ void split_keys(const struct split_arguments *
 }
 
 __global__ static void __launch_bounds__(THREADS) split_any(struct split_arguments s) {
-    int block = (int)blockIdx.x;
+    int head = (int)blockIdx.x, block = (int)blockIdx.y;
     if (block < s.query_blocks)
-        split_queries(&s, {block, s.query_blocks});
+        split_queries(&s, head, {block, s.query_blocks});
     else
-        split_keys(&s, {block - s.query_blocks, s.key_blocks});
+        split_keys(&s, head, {block - s.query_blocks, s.key_blocks});
 }
 
 /* A block turns 32 dimensions of a tile of values on their side; after split_any. */
 __global__ static void __launch_bounds__(THREADS) split_any_values(struct split_arguments s) {
     SHARED(int16_t, tile, [TILE][SIDE_DIMS + 2]);
+    let_next_kernel_start();
     const struct attention_digits *out = &s.out;
     const struct kv_view *v = &s.kv.v;
-    int kv_head = (int)blockIdx.y, sides = out->dim / SIDE_DIMS, n = tiles_of(&s) * sides;
+    int kv_head = (int)blockIdx.x, sides = out->dim / SIDE_DIMS, n = tiles_of(&s) * sides;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    for (int k = (int)blockIdx.x; k < n; k += (int)gridDim.x) {
+    for (int k = (int)blockIdx.y; k < n; k += (int)gridDim.y) {
         int t = k / sides, first = k % sides * SIDE_DIMS, d = first + lane;
         for (int j = warp; j < TILE; j += WARPS) {
             struct position_place at = place_of(&s, t, j);
@@ -203,8 +208,8 @@ __global__ static void __launch_bounds__(THREADS) split_any_values(struct split_
             UNROLL
             for (int j = 0; j < 4; j++)
                 m[j] = tile[4 * word / 32 * 32 + value_slot(4 * word % 32 + j)][side];
-            put_digits(row_of(values, out->value_dims, TILE, (size_t)(first + side)),
-                       out->value_dims, word, m);
+            put_digits(row_of(values, out->value_dims, TILE, first + side), out->value_dims, word,
+                       m);
         }
         __syncthreads(); /* the next tile takes its place */
     }
@@ -212,11 +217,25 @@ __global__ static void __launch_bounds__(THREADS) split_any_values(struct split_
 
 /* ---- rows of bfp16 in one piece ----------------------------------------------------------------
  *
- * What the engine has, and NHD and HND caches: 16 elements, a column of digits, are two loads and
- * two stores of 16 bytes; and nothing has to wait for the rows' exponents, so queries, keys and
- * values are split by one kernel.
+ * What the engine has, and NHD and HND caches: eight elements are a load of 16 bytes, and a column
+ * of digits is a store; and nothing has to wait for the rows' exponents, so queries, keys and
+ * values are split by one kernel. The blocks of all kv heads go side by side: so do their rows.
  */
-enum { WORDS = SIDE_DIMS / 2 + 4 /* of a row of values in shared memory: 16-byte vectors */ };
+enum { KEY_ROWS = 128, KEY_DIMS = 64 /* of a block, at most */ };
+
+static __host__ __device__ constexpr int parts_of_key(int dim) {
+    return (dim + KEY_DIMS - 1) / KEY_DIMS;
+}
+
+/* What a block has in shared memory: its rows' beginnings, and its part of them, with 16 bytes
+ * behind each row, so that neighbouring ones lie in different banks. */
+struct rows_memory {
+    const int16_t *rows[TILE];
+    union {
+        uint4 keys[KEY_ROWS][KEY_DIMS / 8 + 1];
+        uint4 values[TILE][SIDE_DIMS / 8 + 1];
+    };
+};
 
 /* The digits of eight mantissas of 16 bytes: their high ones, and their low ones. */
 static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uint4 m) {
@@ -226,89 +245,104 @@ static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uin
     low->y = __byte_perm(m.z, m.w, 0x6420);
 }
 
-/* Eight mantissas of a row from dimension d on; zeros behind its end. */
-static __device__ __forceinline__ uint4 load_vector(const struct kv_view *v, int64_t row, int d,
-                                                    int dim) {
-    return d < dim ? *(const uint4 *)((const int16_t *)v->data + row + d) : make_uint4(0, 0, 0, 0);
+/* Eight mantissas of a row from dimension d on; zeros behind its end, and where there is no row:
+ * NULL. */
+static __device__ __forceinline__ uint4 load_vector(const int16_t *row, int d, int dim) {
+    return row && d < dim ? *(const uint4 *)(row + d) : make_uint4(0, 0, 0, 0);
 }
 
-/* Writes a column of a row's digits. */
-static __device__ __forceinline__ void put_column(uint8_t *first, int rows, int column,
-                                                  uint4 m[2]) {
-    uint2 high[2], low[2];
-    split_vector(&high[0], &low[0], m[0]);
-    split_vector(&high[1], &low[1], m[1]);
-    uint8_t *at = first + column * column_bytes(rows);
-    *(uint4 *)at = make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
-    *(uint4 *)(at + 16 * rows) = make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
+/* Where the row of a position begins; NULL: there is none. */
+static __device__ __forceinline__ const int16_t *
+row_at(const struct kv_view *v, const struct position_place *at, int kv_head) {
+    return at->page < 0 ? NULL
+                        : (const int16_t *)v->data + kv_view_row(v, at->page, at->in_page, kv_head);
 }
 
-/* A thread has a column of a key; neighbouring threads have neighbouring keys, whose columns lie
- * side by side. */
-static __device__ __forceinline__ void split_key_rows(const struct split_arguments *s,
-                                                      struct part part) {
+/* A block has KEY_DIMS dimensions of KEY_ROWS keys: whole lines come in, and whole lines go out, in
+ * which neighbouring keys' columns lie side by side. */
+static __device__ __forceinline__ void split_key_rows(const struct split_arguments *s, int kv_head,
+                                                      struct part part, struct rows_memory *mem) {
+    enum { VECTORS = KEY_DIMS / 8, COLUMNS = KEY_DIMS / 16 };
     const struct attention_digits *out = &s->out;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, columns = out->dim / 16;
-    int kv_head = (int)blockIdx.y, n = tiles_of(s) * TILE;
-    for (int i = part.block * 32 + lane; i < n; i += part.n_blocks * 32) {
-        struct position_place at = place_of(s, i / TILE, i % TILE);
-        bool exists = at.page >= 0;
-        int64_t row = exists ? kv_view_row(&s->kv.k, at.page, at.in_page, kv_head) : 0;
-        uint8_t *to = row_of(tile_of(out, kv_head, i / TILE), out->keys, out->dim, i % TILE);
-        for (int c = warp; c < columns; c += WARPS) {
-            uint4 m[2];
-            UNROLL
-            for (int j = 0; j < 2; j++)
-                m[j] = load_vector(&s->kv.k, row, 16 * c + 8 * j, exists ? s->a.head_dim : 0);
-            put_column(to, out->keys, c, m);
-        }
-        if (warp == 0) {
-            size_t number = (size_t)kv_head * (size_t)out->n_tiles * TILE + (size_t)i;
-            char2 e = make_char2(0, 0);
-            if (exists) {
-                int64_t k = kv_view_exponent(&s->kv.k, at.page, at.in_page, kv_head);
-                int64_t v = kv_view_exponent(&s->kv.v, at.page, at.in_page, kv_head);
-                e = make_char2(s->kv.k.exponents[k], s->kv.v.exponents[v]);
+    int parts = parts_of_key(out->dim), n = tiles_of(s) * (TILE / KEY_ROWS) * parts;
+    int j = (int)threadIdx.x, column = column_bytes(out->keys);
+    for (int k = part.block; k < n; k += part.n_blocks) {
+        int first_key = k / parts * KEY_ROWS, first = k % parts * KEY_DIMS, tile = first_key / TILE;
+        if (j < KEY_ROWS) {
+            int i = first_key + j;
+            struct position_place at = place_of(s, tile, i % TILE);
+            mem->rows[j] = row_at(&s->kv.k, &at, kv_head);
+            if (first == 0) {
+                char2 e = make_char2(0, 0);
+                if (at.page >= 0) {
+                    int64_t key = kv_view_exponent(&s->kv.k, at.page, at.in_page, kv_head);
+                    int64_t value = kv_view_exponent(&s->kv.v, at.page, at.in_page, kv_head);
+                    e = make_char2(s->kv.k.exponents[key], s->kv.v.exponents[value]);
+                }
+                ((char2 *)
+                     out->exponents)[(size_t)kv_head * (size_t)out->n_tiles * TILE + (size_t)i] = e;
             }
-            ((char2 *)out->exponents)[number] = e;
         }
+        __syncthreads();
+        UNROLL
+        for (int i = 0; i < KEY_ROWS * VECTORS / THREADS; i++) {
+            int row = (j + i * THREADS) / VECTORS, vector = j % VECTORS;
+            mem->keys[row][vector] = load_vector(mem->rows[row], first + 8 * vector, s->a.head_dim);
+        }
+        __syncthreads();
+        UNROLL
+        for (int i = 0; i < KEY_ROWS * COLUMNS / THREADS; i++) {
+            int row = j % KEY_ROWS, c = (j + i * THREADS) / KEY_ROWS;
+            if (first + 16 * c >= out->dim)
+                break;
+            uint2 high[2], low[2];
+            split_vector(&high[0], &low[0], mem->keys[row][2 * c]);
+            split_vector(&high[1], &low[1], mem->keys[row][2 * c + 1]);
+            uint8_t *to =
+                row_of(tile_of(out, kv_head, tile), out->keys, out->dim, first_key % TILE + row) +
+                (first / 16 + c) * column;
+            *(uint4 *)to = make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
+            *(uint4 *)(to + column / 2) = make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
+        }
+        __syncthreads(); /* the next keys take their place */
     }
 }
 
-/* A block turns SIDE_DIMS dimensions of a tile of values on their side, through `tile`: shared
- * memory. A thread packs 16 positions of a dimension, a column. */
-static __device__ __forceinline__ void
-split_value_rows(const struct split_arguments *s, struct part part, uint4 (*tile)[WORDS / 4]) {
+/* A block turns SIDE_DIMS dimensions of a tile of values on their side: ldmatrix hands a lane two
+ * positions of a dimension, and value_slot orders them just so. */
+static __device__ __forceinline__ void split_value_rows(const struct split_arguments *s,
+                                                        int kv_head, struct part part,
+                                                        struct rows_memory *mem) {
     enum { VECTORS = SIDE_DIMS / 8 };
     const struct attention_digits *out = &s->out;
-    int kv_head = (int)blockIdx.y, sides = out->dim / SIDE_DIMS, n = tiles_of(s) * sides;
+    int sides = out->dim / SIDE_DIMS, n = tiles_of(s) * sides;
+    int j = (int)threadIdx.x, lane = j % 32, warp = j / 32, column = column_bytes(out->value_dims);
     for (int k = part.block; k < n; k += part.n_blocks) {
         int t = k / sides, first = k % sides * SIDE_DIMS;
+        struct position_place at = place_of(s, t, j);
+        mem->rows[j] = row_at(&s->kv.v, &at, kv_head);
+        __syncthreads();
         UNROLL
         for (int i = 0; i < VECTORS; i++) {
-            int j = ((int)threadIdx.x + i * THREADS) / VECTORS, vector = (int)threadIdx.x % VECTORS;
-            struct position_place at = place_of(s, t, j);
-            bool exists = at.page >= 0;
-            int64_t row = exists ? kv_view_row(&s->kv.v, at.page, at.in_page, kv_head) : 0;
-            tile[j][vector] =
-                load_vector(&s->kv.v, row, first + 8 * vector, exists ? s->a.head_dim : 0);
+            int row = (j + i * THREADS) / VECTORS, vector = j % VECTORS;
+            mem->values[row][vector] =
+                load_vector(mem->rows[row], first + 8 * vector, s->a.head_dim);
         }
         __syncthreads();
+        /* A warp has 32 positions, two columns; lane 4 g + t has bytes 4 t ... of dimension g. */
         uint8_t *values = tile_of(out, kv_head, t) + group_bytes(TILE, out->dim);
-        for (int i = (int)threadIdx.x; i < SIDE_DIMS * (TILE / 16); i += THREADS) {
-            int side = i % SIDE_DIMS, column = i / SIDE_DIMS;
-            const int16_t *from = (const int16_t *)tile[16 * column / 32 * 32] + side;
-            uint4 m[2];
-            uint32_t *words = (uint32_t *)m;
+        uint8_t *to = row_of(values, out->value_dims, TILE, first + lane / 4) + 2 * warp * column +
+                      lane % 4 * 4;
+        UNROLL
+        for (int vector = 0; vector < VECTORS; vector++) {
+            uint32_t m[4]; /* of 8 positions each */
+            ldmatrix_x4_trans(m, &mem->values[32 * warp + lane][vector]);
             UNROLL
-            for (int w = 0; w < 8; w++) {
-                int slot = 16 * column % 32 + 2 * w;
-                uint32_t even = (uint16_t)from[value_slot(slot) * 2 * WORDS];
-                uint32_t odd = (uint16_t)from[value_slot(slot + 1) * 2 * WORDS];
-                words[w] = even | odd << 16;
+            for (int c = 0; c < 2; c++) {
+                uint8_t *at_column = to + c * column + vector * 8 * 16;
+                *(uint32_t *)at_column = __byte_perm(m[2 * c], m[2 * c + 1], 0x7531);
+                *(uint32_t *)(at_column + column / 2) = __byte_perm(m[2 * c], m[2 * c + 1], 0x6420);
             }
-            put_column(row_of(values, out->value_dims, TILE, (size_t)(first + side)),
-                       out->value_dims, column, m);
         }
         __syncthreads(); /* the next tile takes its place */
     }
@@ -324,14 +358,17 @@ split_value_rows(const struct split_arguments *s, struct part part, uint4 (*tile
 
 __global__ static void __launch_bounds__(THREADS, SPLIT_BLOCKS)
     split_rows(struct split_arguments s) {
-    SHARED(uint4, tile, [TILE][WORDS / 4]);
-    int block = (int)blockIdx.x, before_values = s.query_blocks + s.key_blocks;
+    SHARED(struct rows_memory, memory);
+    let_next_kernel_start();
+    int head = (int)blockIdx.x, block = (int)blockIdx.y;
+    int before_values = s.query_blocks + s.key_blocks;
     if (block < s.query_blocks)
-        split_queries(&s, {block, s.query_blocks});
+        split_queries(&s, head, {block, s.query_blocks});
     else if (block < before_values)
-        split_key_rows(&s, {block - s.query_blocks, s.key_blocks});
+        split_key_rows(&s, head, {block - s.query_blocks, s.key_blocks}, &memory);
     else
-        split_value_rows(&s, {block - before_values, (int)gridDim.x - before_values}, tile);
+        split_value_rows(&s, head, {block - before_values, (int)gridDim.y - before_values},
+                         &memory);
 }
 
 static bool in_vectors(const struct kv_view *v, int head_dim) {
@@ -350,6 +387,12 @@ bool gpu_attention_can_split(const struct kv_views *kv) {
         if (!kv_type_splits(v->type) || v->scale != 1)
             return false;
     return true;
+}
+
+/* Blocks for n parts of queries, keys or values, which loop over them: three of these fit into a
+ * grid's second dimension. */
+static unsigned blocks_for(const struct gpu_device *gpu, size_t n, int heads) {
+    return gpu_attention_blocks(gpu, n < MOST_ITEM_BLOCKS / 3 ? n : MOST_ITEM_BLOCKS / 3, heads);
 }
 
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
@@ -371,24 +414,24 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     d->exponents =
         (int8_t *)(d->tiles + kv_heads * (size_t)d->n_tiles * (size_t)tile_bytes(d->dim));
     d->query_exponents = d->exponents + 2 * kv_heads * (size_t)d->n_tiles * TILE;
-    size_t n_tiles = (size_t)(work ? work->n_tiles : d->n_tiles), n_keys = n_tiles * TILE;
+    size_t n_tiles = (size_t)(work ? work->n_tiles : d->n_tiles);
     size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
     bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
     int heads = a->n_kv_heads, sides = d->dim / SIDE_DIMS;
-    unsigned queries =
-        d->without_queries ? 0 : gpu_attention_blocks(gpu, gpu_blocks(n_rows, WARPS), heads);
-    unsigned keys = gpu_attention_blocks(gpu, gpu_blocks(n_keys, vectors ? 32 : WARPS), heads);
-    unsigned values = gpu_attention_blocks(gpu, n_tiles * (size_t)sides, heads);
+    size_t key_parts = vectors ? n_tiles * (size_t)(TILE / KEY_ROWS * parts_of_key(d->dim))
+                               : gpu_blocks(n_tiles * TILE, WARPS);
+    unsigned queries = d->without_queries ? 0 : blocks_for(gpu, gpu_blocks(n_rows, WARPS), heads);
+    /* At least one: version 3 starts before this kernel ends, and takes it that all before have. */
+    unsigned keys = blocks_for(gpu, key_parts ? key_parts : 1, heads);
+    unsigned values = blocks_for(gpu, n_tiles * (size_t)sides, heads);
     struct split_arguments s = {*a, *kv,          work ? *work : (struct attention_work){},
                                 *d, (int)queries, (int)keys};
-    if (queries + keys == 0)
-        return !gpu->failed;
     if (vectors) {
-        GPU_LAUNCH(gpu, split_rows, dim3(queries + keys + values, (unsigned)heads), THREADS, 0, s);
+        GPU_LAUNCH(gpu, split_rows, dim3((unsigned)heads, queries + keys + values), THREADS, 0, s);
     } else {
-        GPU_LAUNCH(gpu, split_any, dim3(queries + keys, (unsigned)heads), THREADS, 0, s);
+        GPU_LAUNCH(gpu, split_any, dim3((unsigned)heads, queries + keys), THREADS, 0, s);
         if (values)
-            GPU_LAUNCH(gpu, split_any_values, dim3(values, (unsigned)heads), THREADS, 0, s);
+            GPU_LAUNCH(gpu, split_any_values, dim3((unsigned)heads, values), THREADS, 0, s);
     }
     return !gpu->failed;
 }

@@ -3,8 +3,8 @@
  * what it found; this merges it, tile after tile, in the one order that the result depends on.
  *
  *     splits   row groups that several shares worked on (attention_plan.h: struct decode_split)
- *     chains   rows whose tiles were work of the kernels for many rows (struct token_chain): what
- *              their row lists gave, then, of sequences that share tiles, their own row group
+ *     chains   rows whose tiles were work of the kernels for many rows (struct token_chain): of
+ *              long sequences; and of tiles that are shared, where row groups go on
  *
  * The chain of a row is short, a few operations a tile. What takes time is fetching the results, so
  * a thread block has one row, and all of a section's results are on their way together. The kernel
@@ -38,16 +38,15 @@ struct split_results {
     }
 };
 
-/* What row lists left of a row, and its row group. */
+/* What row lists left of a row. */
 struct chain_results {
-    const float *wide, *narrow; /* of place 0 and this kv head */
+    const float *kept; /* of place 0 and this kv head */
     const struct chain_segment *segments;
     const struct row_list *row_lists;
-    size_t wide_next, narrow_next; /* from place to place */
-    int wide_dim, narrow_dim;
+    size_t next; /* from place to place */
+    int dim;
     int n_segments, n;
     int head_in_group, heads_per_group; /* of the row's query head */
-    int own_place, own_row;             /* of the row group, and which of its rows */
 
     /* The row in the tokens of a segment, and its row list. */
     __device__ __forceinline__ int row_in(int s) const {
@@ -58,25 +57,18 @@ struct chain_results {
     }
 
     __device__ __forceinline__ struct kept_row at(int i) const {
-        for (int s = 0; s < n_segments; s++) {
-            const struct row_list *list = list_of(s);
-            if (i >= list->n_results) {
-                i -= list->n_results;
-                continue;
-            }
-            return {wide + (size_t)(list->place + i) * wide_next +
-                        (size_t)(row_in(s) % QUERY_ROWS * kept_floats(wide_dim)),
-                    wide_dim};
-        }
-        return {narrow + (size_t)(own_place + i) * narrow_next +
-                    (size_t)(own_row * kept_floats(narrow_dim)),
-                narrow_dim};
+        int s = 0;
+        while (i >= list_of(s)->n_results)
+            i -= list_of(s++)->n_results;
+        return {kept + (size_t)(list_of(s)->place + i) * next +
+                    (size_t)(row_in(s) % QUERY_ROWS * kept_floats(dim)),
+                dim};
     }
 };
 
 /* What the results of a section count for. */
 struct section_shares {
-    float old[LONGEST_SECTION], fresh[LONGEST_SECTION], l[LONGEST_SECTION];
+    float4 of[LONGEST_SECTION];           /* what was before, the result; its l; 0 */
     float m;                              /* of all up to the last of them */
     const float *values[LONGEST_SECTION]; /* of each result */
 };
@@ -108,9 +100,8 @@ static __device__ float work_out_shares(struct section_shares *shares, float m,
         before = lane ? before : m;
         m = __shfl_sync(0xffffffffu, max, LANES - 1);
         if (i * LANES + lane < n) {
-            shares->old[i * LANES + lane] = num_exp(before - max);
-            shares->fresh[i * LANES + lane] = num_exp(ml[i].x - max);
-            shares->l[i * LANES + lane] = ml[i].y;
+            shares->of[i * LANES + lane] =
+                make_float4(num_exp(before - max), num_exp(ml[i].x - max), ml[i].y, 0);
         }
     }
     return m;
@@ -121,15 +112,14 @@ struct merged_row {
     int token, head;
 };
 
-/* Merges all results of a row, and writes it. tiles: shared memory [section, dim], dim head_dim
- * rounded up to whole vectors. */
+/* Merges all results of a row, and writes it; or leaves a result of all of them in `state`. tiles:
+ * shared memory [section, dim], dim head_dim rounded up to whole vectors. */
 template <class Results>
 static __device__ __forceinline__ void
 merge_row(const struct attention_arguments *a, const struct attention_variant *variant,
           const Results &results, struct merged_row row, float *tiles,
-          struct section_shares *shares, int section, float v_scale) {
-    int d = (int)threadIdx.x, vectors = (a->head_dim + VECTOR - 1) / VECTOR;
-    int dim = vectors * VECTOR;
+          struct section_shares *shares, int section, float v_scale, float *state) {
+    int d = (int)threadIdx.x, dim = (a->head_dim + VECTOR - 1) / VECTOR * VECTOR;
     struct kept_row begin = results.at(0);
     float o = 0, m = begin.values[begin.dim], l = begin.values[begin.dim + 1];
     if (d < dim)
@@ -139,8 +129,9 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
         if (d < n)
             shares->values[d] = results.at(first + d).values;
         __syncthreads();
-        for (int i = d; i < n * vectors; i += (int)blockDim.x)
-            cp_async_16(tiles + i * VECTOR, shares->values[i / vectors] + i % vectors * VECTOR);
+        for (int i = d / LANES; i < n; i += (int)blockDim.x / LANES) /* a warp copies a result */
+            for (int j = d % LANES * VECTOR; j < dim; j += LANES * VECTOR)
+                cp_async_16(tiles + i * dim + j, shares->values[i] + j);
         cp_async_commit();
         if (d < LANES) {
             m = work_out_shares(shares, m, results, first, n);
@@ -153,15 +144,22 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
         if (d < dim) {
             UNROLL_8
             for (int j = 0; j < n; j++) {
-                float old = shares->old[j], fresh = shares->fresh[j];
-                bool sees = fresh >= 0; /* not a NaN: the row sees something of the tile */
-                float next_l = l * old + shares->l[j] * fresh;
-                float next_o = o * old + tiles[j * dim + d] * fresh;
+                float4 share = shares->of[j];
+                bool sees = share.y >= 0; /* not a NaN: the row sees something of the tile */
+                float next_l = l * share.x + share.z * share.y;
+                float next_o = o * share.x + tiles[j * dim + d] * share.y;
                 l = sees ? next_l : l;
                 o = sees ? next_o : o;
             }
         }
         __syncthreads(); /* the section's memory is used again */
+    }
+    if (state) {
+        if (d < dim)
+            state[d] = o;
+        if (d == 0)
+            *(float2 *)(state + begin.dim) = make_float2(m, l);
+        return;
     }
     size_t place = (size_t)row.token * (size_t)a->n_heads + (size_t)row.head;
     if (variant->sinks) { /* a tile of values that are 0 */
@@ -201,63 +199,47 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
     results.begin = partial + (size_t)split.partial * results.next +
                     (size_t)((head * GROUP_ROWS + row) * kept_floats(dim));
     merge_row(&a, &variant, results, {token, head * group + (g.first_row + row) % group}, tiles,
-              &shares, section, v_scale);
+              &shares, section, v_scale, NULL);
 }
 
-/* Where chains find what they merge. */
+/* Where chains find what they merge; and where it goes, [n_tokens, n_heads, kept_floats], NULL: to
+ * y. */
 struct chain_memory {
     const struct token_chain *chains;
     const struct chain_segment *segments;
     const struct row_list *row_lists;
-    const float *wide, *narrow;
-    int wide_dim, narrow_dim;
+    const float *kept;
+    float *states;
+    int dim;
 };
-
-/* Results of the row group of a row, if it has one: as many as its rows see tiles, at least one. */
-static __device__ int own_results(const struct attention_variant *v, const struct plan_arrays *plan,
-                                  const struct token_chain *chain, int sequence, int row,
-                                  int heads_per_group) {
-    if (!chain->own_places)
-        return 0;
-    int n_tokens = plan->qo_indptr[sequence + 1] - plan->qo_indptr[sequence];
-    int length = plan->kv_lens[sequence];
-    int last = min(row / GROUP_ROWS * GROUP_ROWS + GROUP_ROWS, n_tokens * heads_per_group) - 1;
-    int end = attention_end(v, length - n_tokens, last / heads_per_group, length);
-    return max(1, (end + TILE - 1) / TILE - chain->own_tile);
-}
 
 /* blockIdx: a token and a query head. */
 __global__ static void merge_chains(struct attention_arguments a, struct attention_variant variant,
-                                    struct plan_arrays plan, struct chain_memory memory,
-                                    int section) {
+                                    struct chain_memory memory, int section) {
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
+    let_next_kernel_start();
     int token = (int)blockIdx.x, head = (int)blockIdx.y, group = a.n_heads / a.n_kv_heads;
-    struct token_chain chain = memory.chains[token];
-    if (!chain.n_segments)
-        return;
-    int sequence = plan.token_sequence[token], kv_head = head / group;
-    int row = (token - plan.qo_indptr[sequence]) * group + head % group; /* of the sequence */
+    struct token_chain chain = memory.chains[token]; /* the plan is older than the results */
     struct chain_results r;
+    size_t rows = (size_t)(QUERY_ROWS * kept_floats(memory.dim));
+    r.kept = memory.kept + (size_t)(head / group) * rows;
+    r.next = (size_t)a.n_kv_heads * rows;
     r.segments = memory.segments + chain.first_segment;
     r.n_segments = chain.n_segments;
-    r.wide_dim = memory.wide_dim;
-    r.narrow_dim = memory.narrow_dim;
-    size_t wide = (size_t)(QUERY_ROWS * kept_floats(r.wide_dim));
-    size_t narrow = (size_t)(GROUP_ROWS * kept_floats(r.narrow_dim));
-    r.wide = memory.wide + (size_t)kv_head * wide;
-    r.narrow = memory.narrow + (size_t)kv_head * narrow;
-    r.wide_next = (size_t)a.n_kv_heads * wide;
-    r.narrow_next = (size_t)a.n_kv_heads * narrow;
     r.row_lists = memory.row_lists;
+    r.dim = memory.dim;
     r.head_in_group = head % group;
     r.heads_per_group = group;
-    r.n = own_results(&variant, &plan, &chain, sequence, row, group);
+    r.n = 0;
     for (int s = 0; s < chain.n_segments; s++)
         r.n += r.list_of(s)->n_results;
-    r.own_place = chain.own_place + row / GROUP_ROWS * chain.own_places;
-    r.own_row = row % GROUP_ROWS;
-    merge_row(&a, &variant, r, {token, head}, tiles, &shares, section, 1);
+    wait_for_previous_kernel();
+    if (!r.n)
+        return;
+    size_t row = (size_t)token * (size_t)a.n_heads + (size_t)head;
+    float *state = memory.states ? memory.states + row * (size_t)kept_floats(memory.dim) : NULL;
+    merge_row(&a, &variant, r, {token, head}, tiles, &shares, section, 1, state);
 }
 
 /* Results of `results` that a block of `kernel` has room for at once, at least; and asks for that
@@ -300,16 +282,19 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
 }
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct attention_variant *variant,
-                          const struct attention_plan *plan, const struct wide_plan *wide,
-                          int narrow_dim) {
+                          const struct attention_variant *variant, int n_tokens,
+                          const struct wide_plan *wide, bool finishes) {
     size_t bytes;
     int section = section_for(gpu, (const void *)merge_chains, a->head_dim, LANES, &bytes);
     const struct wide_arrays *w = &wide->device;
-    struct chain_memory memory = {w->chains,     w->segments,           w->row_lists, wide->kept,
-                                  plan->partial, wide_dim(a->head_dim), narrow_dim};
-    dim3 grid((unsigned)plan->n_tokens, (unsigned)a->n_heads);
+    struct chain_memory memory = {w->chains,
+                                  w->segments,
+                                  w->row_lists,
+                                  wide->kept,
+                                  finishes ? NULL : wide->states,
+                                  wide_dim(a->head_dim)};
+    dim3 grid((unsigned)n_tokens, (unsigned)a->n_heads);
     if (section)
-        GPU_LAUNCH(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant,
-                   plan->arrays, memory, section);
+        GPU_LAUNCH_EARLY(gpu, merge_chains, grid, threads_for(a->head_dim), bytes, *a, *variant,
+                         memory, section);
 }

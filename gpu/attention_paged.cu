@@ -285,9 +285,6 @@ void gpu_attention_short(struct gpu_device *gpu, const struct attention_argument
     gpu_attention_shared(gpu, a, kv, variant, plan);
     gpu_attention_decode(gpu, a, cache, variant, plan);
     gpu_attention_merge(gpu, a, cache, variant, plan);
-    if (attention_plan_has_cascade(plan))
-        gpu_attention_chains(gpu, a, variant, plan, &plan->shared.wide,
-                             decode_dim(a->head_dim, decode_has_few(cache, variant)));
 }
 
 /* Version 4: row groups together, and long sequences together. */

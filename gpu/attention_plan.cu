@@ -135,7 +135,8 @@ static int fill(struct device *dev, struct attention_plan *p, const struct paged
     short_tokens = short_tokens > SHORT_TOKENS ? short_tokens : (int)SHORT_TOKENS;
     p->short_tokens = kv_type_splits(shape->kv_type) ? short_tokens : INT32_MAX;
     int n_groups = attention_plan_count_groups(p, b, heads_per_group);
-    int blocks = gpu_of(dev)->n_processors * 2; /* at once */
+    int dim = decode_dim(shape->head_dim, true);
+    int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type); /* at once */
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
     struct layout l = lay_out(b, n_groups, p->n_shares);
     if (reserve(dev, p, l.bytes, err))

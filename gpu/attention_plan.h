@@ -7,7 +7,7 @@
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
  *     attention_decode_floats.cu   the same over caches of floats
- *     attention_merge.cu   its end, where several thread blocks worked on a sequence
+ *     attention_merge.cu   the end, where several thread blocks worked on a sequence
  *     attention_wide.cu    work for the kernels for many rows (versions 2 and 3 of attention):
  *     attention_long.cu    sequences of many tokens
  *     attention_cascade.cu tiles that sequences share, before version 4
@@ -22,7 +22,7 @@
 
 enum {
     GROUP_ROWS = 8,
-    MOST_SHORT_ROWS = 64, /* of a kv head: sequences with more go to the kernels for many rows, if
+    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the kernels for many rows, if
                              those can read the cache (measured: tests/bench/README.md), */
     SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
 };
@@ -35,8 +35,7 @@ struct row_group {
     int32_t first_tile, n_tiles;    /* the tiles that they see: counted from the first one here, and
                                        in shares and splits */
     int32_t length;                 /* of the sequence */
-    int32_t kept; /* where the results of its tiles are kept, a place each, for the
-                     chains of its rows; -1: the rows are finished */
+    int32_t continues; /* 1: its rows go on from what they found in shared tiles (token_chain) */
 };
 
 /*
@@ -79,9 +78,9 @@ struct plan_arrays {
 };
 
 /*
- * Rows whose results are kept are merged in the end, a chain for each token: the results of the row
- * lists that it lies in (a segment each: of the stretches that its sequence is a member of, or of
- * its long sequence), then those of its row group, if it has one.
+ * What the kernels for many rows keep is merged later, a chain for each token: the results of the
+ * row lists that it lies in, a segment each. These are of its long sequence, and all; or of the
+ * stretches that its sequence is a member of, and its row group goes on from there.
  */
 struct chain_segment {
     int32_t row_list; /* the first of those that the token lies in one of */
@@ -91,7 +90,12 @@ struct chain_segment {
 struct token_chain {
     int32_t first_segment, n_segments; /* 0: nothing is to be merged */
     int32_t own_tile;                  /* the first that is not shared */
-    int32_t own_place, own_places;     /* of the sequence's first row group; of each; 0: no group */
+};
+
+/* Device memory: [n_tokens, n_heads, kept_floats], what rows found in shared tiles. */
+struct shared_states {
+    const float *rows; /* NULL: there are none */
+    int dim;           /* wide_dim */
 };
 
 /* Elements of the arrays of a wide_plan. */
@@ -118,8 +122,9 @@ struct wide_plan {
     unsigned char *host_bytes, *device_bytes;
     size_t bytes;
     uint8_t *digits; /* device; may be NULL */
-    float *kept;
-    size_t digits_bytes, kept_bytes;
+    float *kept;     /* device: the results of all places, */
+    float *states;   /* and shared_states; may be NULL */
+    size_t digits_bytes, kept_bytes, states_bytes;
 };
 
 /* The shared tiles of a batch. */
@@ -127,7 +132,6 @@ struct cascade_plan {
     struct cascade cascade;
     struct wide_plan wide;
     struct attention_work work;
-    int own_places; /* of row groups, from place 0 on */
     bool no_memory; /* there was none: not asked for again */
 };
 
@@ -166,6 +170,12 @@ static inline int decode_dim(int head_dim, bool few) {
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
 }
 
+/* How many of version 4's thread blocks work on a processor at once. There is room for three where
+ * elements are bytes, but only e4m3 gains by it: it computes more than it waits for memory. */
+static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type) {
+    return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : type == KV_E4M3 ? 3 : 2;
+}
+
 /* Whether the variant is what attention_paged does. */
 static inline bool attention_is_causal_only(const struct attention_variant *v) {
     return v->causal && v->window_left < 0 && !(v->soft_cap > 0) && !v->mask_form &&
@@ -195,12 +205,13 @@ static const size_t most_kept_bytes = (size_t)1 << 29;
 
 size_t wide_kept_bytes(int places, const struct attention_shape *shape);
 
-/* Makes room for n, and for as many digits (0: none are kept here). What there is not enough of
- * grows by half. Then the arrays of wide.host are empty: their sizes are 0. Returns 0, or -1 with
- * err set: no memory; everything is freed then. */
+/* Makes room for n. goes_on: row groups go on from its chains, so there are shared_states; and room
+ * for digits of its own, because passes like these are recorded. What there is not enough of grows
+ * by half. Then the arrays of wide.host are empty: their sizes are 0. Returns 0, or -1 with err
+ * set: no memory; everything is freed then. */
 int wide_plan_reserve(struct device *dev, struct wide_plan *wide,
-                      const struct attention_shape *shape, const struct wide_sizes *n,
-                      bool with_digits, struct error *err);
+                      const struct attention_shape *shape, const struct wide_sizes *n, bool goes_on,
+                      struct error *err);
 void wide_plan_free(struct device *dev, struct wide_plan *wide);
 
 /* A row list over n_tiles tiles, cut into items of `each`; its digits begin at tile `tile` of its
@@ -231,8 +242,7 @@ int attention_plan_long(struct device *dev, struct attention_plan *p, const stru
 void attention_plan_long_free(struct device *dev, struct long_plan *p);
 
 /* Tiles that sequences share. attention_plan_cascade finds them, where that pays; it is called
- * before the shares are made, which leave them out, and gives results of row groups their places.
- * Returns 0, or -1 with err set. */
+ * before the shares are made, which leave them out. Returns 0, or -1 with err set. */
 int attention_plan_cascade(struct device *dev, struct attention_plan *p,
                            const struct paged_batch *b, struct error *err);
 void attention_plan_cascade_free(struct device *dev, struct cascade_plan *p);
@@ -246,12 +256,10 @@ void gpu_attention_shared(struct gpu_device *gpu, const struct attention_argumen
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_plan *plan);
 
-/* The end of the chains. narrow_dim: decode_dim of the row groups' results; any where there are
- * none. */
+/* Merges the chains of a work. finishes: they are all, and y is written; else the states are. */
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct attention_variant *variant,
-                          const struct attention_plan *plan, const struct wide_plan *wide,
-                          int narrow_dim);
+                          const struct attention_variant *variant, int n_tokens,
+                          const struct wide_plan *wide, bool finishes);
 
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */

@@ -52,9 +52,8 @@ static void fill_groups(struct row_group *out, const struct attention_plan *p,
             if (out->first_tile < chain.own_tile)
                 out->first_tile = chain.own_tile;
             out->n_tiles = blocks_of(out->kv_len, TILE) - out->first_tile;
-            out->kept =
-                chain.own_tile ? chain.own_place + first / GROUP_ROWS * chain.own_places : -1;
-            if (out->n_tiles <= 0) { /* an empty one: zeros are written */
+            out->continues = chain.own_tile > 0;
+            if (out->n_tiles <= 0) { /* an empty one: what was shared, or zeros, are written */
                 out->first_tile = chain.own_tile;
                 out->kv_len = chain.own_tile * TILE;
                 out->n_tiles = 1;
@@ -90,8 +89,7 @@ static void find_cut(struct cut *at, int64_t *before, const struct row_group *gr
 
 static void clear_shares(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits) {
-    p->n_splits = p->longest_split = 0;
-    p->n_partial = attention_plan_has_cascade(p) ? p->shared.own_places : 0;
+    p->n_splits = p->longest_split = p->n_partial = 0;
     memset(shares, 0, sizeof *shares * (size_t)p->n_shares);
     memset(splits, 0, sizeof *splits * (size_t)p->n_shares);
 }
@@ -112,8 +110,6 @@ static void begin_share(struct decode_share *s, const struct row_group *groups, 
 static void split_at(struct attention_plan *p, struct decode_share *share,
                      struct decode_split *splits, const struct row_group *groups, struct cut begin,
                      struct cut end) {
-    if (groups[end.group].kept >= 0) /* its tiles are kept one by one anyway */
-        return;
     if (begin.group != end.group || !begin.tile) { /* this share has the group's beginning */
         struct decode_split *d = &splits[p->n_splits++];
         d->partial = p->n_partial;
