@@ -137,14 +137,12 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
     }
 }
 
-/* The tiles of an item, for the rows of a block. is_first: of the block's items; the kernel that
- * writes the digits may still be at work. */
+/* The tiles of an item, for the rows of a block. */
 template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_item *item, bool is_first, const struct block_memory *mem,
-         struct bulk_copies *copies) {
+         const struct wide_item *item, const struct block_memory *mem, struct bulk_copies *copies) {
     typedef struct warpgroup_sizes<DIM> size;
     /* There are not enough registers to keep larger queries while values are multiplied. */
     const bool AGAIN = DIM > 128;
@@ -171,16 +169,13 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     chunks.ring = mem->ring;
     chunks.tiles_left = n_tiles;
     chunks.n_last = (n_last + KEYS - 1) / KEYS;
+    wait_for_previous_kernel(); /* it writes the digits, and may still be at work */
+    for (int i = 0; i < STAGES; i++)
+        chunks.start();
     struct row_digits<DIM / 32> queries;
     rows.q_unit = mem->q_unit + my_row;
-    for (int i = 0; i < STAGES && !is_first; i++)
-        chunks.start();
     if (!AGAIN)
         load_queries<DIM>(&queries, mem->q_unit + my_row, rows.query, a);
-    if (is_first)
-        wait_for_previous_kernel();
-    for (int i = 0; i < STAGES && is_first; i++)
-        chunks.start();
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
         (const char4 *)(in->exponents +
@@ -284,8 +279,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         __syncthreads(); /* the barriers are ready; all are done with the units of the item before
                           */
         struct wide_item item = item_of(&a, &work, &in, i);
-        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, i == (int)blockIdx.y, &mem,
-                               &copies);
+        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem, &copies);
     }
     if (!n)
         wait_for_previous_kernel();
@@ -311,8 +305,14 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
-    GPU_LAUNCH_EARLY(gpu, (attention_3<DIM, VARIANT>), gpu_attention_grid(gpu, a, work, &d),
-                     THREADS, size::SHARED_BYTES, *a, d, *variant, all);
+    dim3 grid = gpu_attention_grid(gpu, a, work, &d);
+    /* Where blocks come and go for long, an early start of the first ones is no gain. */
+    if (grid.x * grid.y <= (unsigned)(2 * gpu->n_processors))
+        GPU_LAUNCH_EARLY(gpu, (attention_3<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d,
+                         *variant, all);
+    else
+        GPU_LAUNCH(gpu, (attention_3<DIM, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, d,
+                   *variant, all);
 }
 
 template <bool VARIANT>
