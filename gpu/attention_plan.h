@@ -7,7 +7,7 @@
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
  *     attention_decode_floats.cu   the same over caches of floats
- *     attention_merge.cu   the end, where several thread blocks worked on a sequence
+ *     attention_merge.cu   the results of several thread blocks, merged in order
  *     attention_wide.cu    work for the kernels for many rows (versions 2 and 3 of attention):
  *     attention_long.cu    sequences of many tokens
  *     attention_cascade.cu tiles that sequences share, before version 4

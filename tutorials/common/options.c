@@ -174,10 +174,13 @@ static int parse_int(const char *name, const char *text, int min, int max, int *
 static int parse_float(const char *name, const char *text, float min, float max, float *out,
                        struct error *err) {
     char *end;
+    errno = 0;
     float value = strtof(text, &end);
     if (end == text || *end || !(value >= min && value <= max))
         return error_set(err, "--%s %s: must be a number from %g to %g", name, text, (double)min,
                          (double)max);
+    if (errno) /* it would count as 0, which means something else */
+        return error_set(err, "--%s %s: too close to 0; give 0, or more than 1e-37", name, text);
     *out = value;
     return 0;
 }
@@ -427,6 +430,20 @@ static int check_verify(const struct options *o, struct error *err) {
     return 0;
 }
 
+/* What is written must go to different files. */
+static int check_files(const struct options *o, struct error *err) {
+    const struct {
+        const char *name, *path;
+    } files[] = {{"json", o->json}, {"trace", o->trace}, {"dump-logits", o->dump_logits}};
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < i; j++)
+            if (files[i].path && files[j].path && !strcmp(files[i].path, files[j].path))
+                return error_set(err,
+                                 "--%s and --%s: both would write %s; give them different files",
+                                 files[j].name, files[i].name, files[i].path);
+    return 0;
+}
+
 static int check_combination(const struct options *o, struct error *err) {
     int tasks = !!o->prompt + !!o->prompts + !!o->random + !!o->messages + o->chat + !!o->tokenize;
     if (tasks > 1)
@@ -440,7 +457,7 @@ static int check_combination(const struct options *o, struct error *err) {
     if (o->kv_blocks && o->kv_memory)
         return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
                               "one");
-    return o->verify ? check_verify(o, err) : 0;
+    return check_files(o, err) || (o->verify && check_verify(o, err)) ? -1 : 0;
 }
 
 int options_parse(struct options *out, int argc, char **argv, const struct phase *phase,
