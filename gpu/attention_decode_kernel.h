@@ -49,8 +49,9 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
         s->o[i][j] = s->o[i][j] * old_share + t->o[i][j] * new_share;
 }
 
-/* Begins the rows of a group with what they found in shared tiles; the kernel before this one
- * merged it. Those that do not exist are like the last one. */
+/* Begins the rows of a group with what they found in shared tiles. The kernel before this one
+ * merges that: it is waited for here and not before, so that the first keys are on their way
+ * already. Rows that do not exist are like the last one. */
 template <class size>
 static __device__ __forceinline__ void
 go_on_from_shared_tiles(struct stretch<size> *s, const struct row_group *g,

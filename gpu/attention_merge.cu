@@ -68,7 +68,7 @@ struct chain_results {
 
 /* What the results of a section count for. */
 struct section_shares {
-    float4 of[LONGEST_SECTION];           /* what was before, the result; its l; 0 */
+    float4 of[LONGEST_SECTION];           /* x: of what is before, y: of the result; z: its l */
     float m;                              /* of all up to the last of them */
     const float *values[LONGEST_SECTION]; /* of each result */
 };
