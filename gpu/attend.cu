@@ -100,7 +100,7 @@ __global__ static void __launch_bounds__(TILE)
                 if (value_rows[i] >= 0)
                     sum += weights[i] * integer_of(v, value_rows[i], d, value_exponents[i]);
             float o = num_weighted_value(rounded_sum(v->type, sum), t.exponent);
-            y[d] = y[d] * share.before + o * share.tile;
+            y[d] = num_merge(y[d], share.before, o, share.tile);
         }
         __syncthreads(); /* the next tile writes weights again */
     }

@@ -135,7 +135,7 @@ static __device__ __forceinline__ int16_t softmax_tile(struct tile_softmax *t, f
     struct num_score_unit unit = attention_score_unit(&a->variant, unit_of(r, a));
     float largest = row_max<WARPS>(sees ? s : -INFINITY, part->floats);
     t->m = num_tile_max(largest, unit);
-    float p = sees ? num_probability(s - largest, unit.binary) : 0;
+    float p = sees ? num_probability(s, num_window_of(largest, unit.binary)) : 0;
     t->l = (float)row_sum<WARPS>(sees ? num_probability_units(p) : 0, part->words) * 0x1p-23f;
     float w = sees ? num_weight_in_units(p, kv_unit(v_exponent)) : 0;
     int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part->words));
@@ -174,7 +174,7 @@ static __device__ __forceinline__ void finish_row(const struct attend_arguments 
         if (!attention_sink_is_finite(sink) && j == 0)
             gpu_fault(a->fault, a->site, r->token);
         for (int d = j; d < dim; d += TILE)
-            y[d] = y[d] * share.before + 0.0f * share.tile;
+            y[d] = num_merge(y[d], share.before, 0, share.tile);
     }
     if (j == 0)
         attention_note_sums(v, r->row, m, l);

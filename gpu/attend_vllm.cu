@@ -337,7 +337,7 @@ static __device__ __forceinline__ void add_values(const struct tile_work *w, int
         weigh_rows<TYPE, N>(w, first);
         if ((int)threadIdx.x < at_once && d < dim) {
             float o = tile_value(w, exponent);
-            y[d] = share ? y[d] * share->before + o * share->tile : o;
+            y[d] = share ? num_merge(y[d], share->before, o, share->tile) : o;
         }
         __syncthreads(); /* the next rows use the sums again */
     }
@@ -441,7 +441,7 @@ __global__ static void __launch_bounds__(TILE)
             if (from[1] == 0)
                 continue;
             struct tile_shares share = merge_tile(&m, &l, from[0], from[1]);
-            o = o * share.before + from[2 + d] * share.tile;
+            o = num_merge(o, share.before, from[2 + d], share.tile);
         }
         y[d] = o;
     }

@@ -68,7 +68,7 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
         if (sees)
             s = num_score(dot_with_key(&a, query, row), kv_score_unit(a.kv.k_exponents[row]));
         float largest = row_max<WARPS>(s, part_float), tile_m = num_tile_max(largest, unit);
-        float p = sees ? num_probability(s - largest, unit.binary) : 0;
+        float p = sees ? num_probability(s, num_window_of(largest, unit.binary)) : 0;
         uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
         float w = sees ? num_value_weight(p, a.kv.v_exponents[row]) : 0;
         int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
@@ -78,9 +78,8 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
         e = bad ? BFP_MIN_EXPONENT : e;
         weights[j] = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
         __syncthreads();
-        float new_m = m > tile_m ? m : tile_m;
-        float old_share = num_exp(m - new_m), new_share = num_exp(tile_m - new_m);
-        l = l * old_share + (float)units * 0x1p-23f * new_share;
+        float old_share, new_share;
+        attention_merge_sums(&m, &l, tile_m, (float)units * 0x1p-23f, &old_share, &new_share);
         int n = min(TILE, visible - tile);
         for (int d = j; d < a.head_dim; d += TILE) {
             long long sum = 0;
@@ -89,9 +88,8 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
                 sum += weights[i] * a.kv.v[v_row * (size_t)a.head_dim + (size_t)d];
             }
             float *o = &a.y[at + (size_t)d];
-            *o = *o * old_share + num_weighted_value((float)(sum & -256), e) * new_share;
+            *o = num_merge(*o, old_share, num_weighted_value((float)(sum & -256), e), new_share);
         }
-        m = new_m;
         __syncthreads(); /* the next tile writes weights again */
     }
     for (int d = j; d < a.head_dim; d += TILE)

@@ -34,19 +34,20 @@ template <class size> struct stretch {
 /* What one tile gives for row g. */
 template <class size> struct tile_result { float o[size::SHARE][size::EACH], m, l; };
 
-/* Merges a tile's result. */
+/* Merges a tile's result. Not by attention_merge_sums, which spares one of the two exponentials: to
+ * find out which takes longer than to have both at once. */
 template <class size>
 static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
                                                   const struct tile_result<size> *t) {
     float max = s->m > t->m ? s->m : t->m;
     float old_share = num_exp(s->m - max), new_share = num_exp(t->m - max);
-    s->l = s->l * old_share + t->l * new_share;
+    s->l = num_merge(s->l, old_share, t->l, new_share);
     s->m = max;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
-        s->o[i][j] = s->o[i][j] * old_share + t->o[i][j] * new_share;
+        s->o[i][j] = num_merge(s->o[i][j], old_share, t->o[i][j], new_share);
 }
 
 /* Begins the rows of a group with what they found in shared tiles. The kernel before this one

@@ -146,8 +146,8 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
             for (int j = 0; j < n; j++) {
                 float4 share = shares->of[j];
                 bool sees = share.y >= 0; /* not a NaN: the row sees something of the tile */
-                float next_l = l * share.x + share.z * share.y;
-                float next_o = o * share.x + tiles[j * dim + d] * share.y;
+                float next_l = num_merge(l, share.x, share.z, share.y);
+                float next_o = num_merge(o, share.x, tiles[j * dim + d], share.y);
                 l = sees ? next_l : l;
                 o = sees ? next_o : o;
             }
@@ -167,7 +167,7 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
         attention_merge_sink(variant->sinks[row.head], &m, &l, &old, &fresh);
         if (!attention_sink_is_finite(variant->sinks[row.head]) && d == 0)
             gpu_fault(a->fault, a->site, row.token);
-        o = o * old + 0.0f * fresh;
+        o = num_merge(o, old, 0, fresh);
     }
     if (d == 0)
         attention_note_sums(variant, place, m, l);

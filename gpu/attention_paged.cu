@@ -146,7 +146,8 @@ static __device__ struct tile_result run_tile(const struct query_row *r,
     float largest = row_max<WARPS>(s, m->part_float);
     struct num_score_unit unit = num_score_unit_of(r->exponent, a->scale);
     result.m = num_tile_max(largest, unit);
-    float p = j < n ? num_probability(s - largest, unit.binary) : 0;
+    struct num_window window = num_window_of(largest, unit.binary);
+    float p = j < n ? num_probability(s, window) : 0;
     uint32_t units = row_sum<WARPS>(j < n ? num_probability_units(p) : 0, m->part);
     result.l = (float)units * 0x1p-23f;
     float w = j < n ? num_value_weight(p, a->kv.v_exponents[cache_row(r, a, plan, tile + j)]) : 0;
@@ -196,13 +197,11 @@ __global__ static void __launch_bounds__(TILE)
         a.y[r.at + (size_t)d] = 0;
     for (int tile = 0; tile < r.visible; tile += TILE) {
         struct tile_result t = run_tile(&r, &a, &plan, &mem, tile, token);
-        float new_m = m > t.m ? m : t.m;
-        float old_share = num_exp(m - new_m), new_share = num_exp(t.m - new_m);
-        l = l * old_share + t.l * new_share;
-        m = new_m;
+        float old_share, new_share;
+        attention_merge_sums(&m, &l, t.m, t.l, &old_share, &new_share);
         for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE) {
             float *o = &a.y[r.at + (size_t)d];
-            *o = *o * old_share + weighted_value(&mem, &t, d) * new_share;
+            *o = num_merge(*o, old_share, weighted_value(&mem, &t, d), new_share);
         }
     }
     for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE)
@@ -249,11 +248,9 @@ __global__ static void __launch_bounds__(TILE)
         float m = -INFINITY, l = 0, o = 0;
         for (int tile = 0; tile * TILE < r.visible; tile++) {
             const float *from = partial_of(partial, &a, most_tiles, token, head, tile);
-            float new_m = m > from[0] ? m : from[0];
-            float old_share = num_exp(m - new_m), new_share = num_exp(from[0] - new_m);
-            l = l * old_share + from[1] * new_share;
-            o = o * old_share + from[2 + d] * new_share;
-            m = new_m;
+            float old_share, new_share;
+            attention_merge_sums(&m, &l, from[0], from[1], &old_share, &new_share);
+            o = num_merge(o, old_share, from[2 + d], new_share);
         }
         a.y[r.at + (size_t)d] = l > 0 ? o / l : o;
     }

@@ -182,7 +182,7 @@ static __device__ __forceinline__ uint32_t rows_sum(uint32_t x) {
 
 /* Where a tile's softmax begins: the largest score of each row, its unit, and what is wrong. */
 struct tile_top {
-    float base[2], binary[2];
+    struct num_window window[2];
     bool bad[2];
 };
 
@@ -205,8 +205,7 @@ find_top(const struct tile_scores *tile, struct row_pair *rows, int tile_first, 
         rows->sees[r] = VARIANT ? m == m : rows->query[r].end > tile_first;
         /* A score that float32 cannot hold, or nothing but -infinity. */
         top.bad[r] = rows->sees[r] && num_magnitude(rows->tile_m[r]) >= 0x7f800000u;
-        top.base[r] = m;
-        top.binary[r] = unit.binary;
+        top.window[r] = num_window_of(m, unit.binary);
     }
     return top;
 }
@@ -229,7 +228,7 @@ softmax(struct tile_scores *tile, float scale[2], struct row_pair *rows, int til
     for (int i = 0; i < 64; i++) {
         float *s = &tile->s[i / 4][i % 4];
         bool hidden = VARIANT && *s != *s;
-        float p = num_probability(*s - top.base[i % 2], top.binary[i % 2]);
+        float p = num_probability(*s, top.window[i % 2]);
         units[i % 2] += num_probability_units(p);
         /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
         *s = p * v_unit[i / 4 * 16 + i % 4 / 2 * 8 + lane / 4];
@@ -309,9 +308,9 @@ add_values(float *o, float *const to[2], bool merges, const struct weight_digits
             continue;
         }
         if (rows->sees[0])
-            sum.x = sum.x * rows->old_share[0] + x * rows->new_share[0];
+            sum.x = num_merge(sum.x, rows->old_share[0], x, rows->new_share[0]);
         if (rows->sees[1])
-            sum.y = sum.y * rows->old_share[1] + y * rows->new_share[1];
+            sum.y = num_merge(sum.y, rows->old_share[1], y, rows->new_share[1]);
         *at = sum;
     }
 }
@@ -373,7 +372,7 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
     bool divides = l > 0 && !(VARIANT && v->m);
     for (int d = lane / 4; d < a->head_dim; d += 8) {
         float sum = o[d * 8 + lane % 4 * 2 + r];
-        float x = VARIANT && v->sinks ? sum * old + 0.0f * fresh : sum;
+        float x = VARIANT && v->sinks ? num_merge(sum, old, 0, fresh) : sum;
         y[d] = divides ? x / l : x;
     }
 }

@@ -309,6 +309,7 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
         unit = attention_score_unit(variant, unit);
     x->tile_m = num_tile_max(m, unit);
     bool bad = sees && num_magnitude(x->tile_m) >= 0x7f800000u; /* float cannot hold it */
+    struct num_window window = num_window_of(m, unit.binary);
     uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
     float heaviest = 0;
     const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
@@ -319,7 +320,7 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
         UNROLL
         for (int i = half; i < half + N / 2; i++) {
             bool hides = s[i] != s[i];
-            float p = num_probability(s[i] - m, unit.binary);
+            float p = num_probability(s[i], window);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
             s[i] = is_fp8<TYPE>::value ? p : p * num_float(value_units[i / 2 * PART + i % 2]);

@@ -130,7 +130,7 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
         const float *sum = (const float *)&o[i * THREADS] + 2 * r;
         for (int j = 0; j < 2; j++) {
             int d = 8 * i + 2 * t + j;
-            float x = VARIANT && v->sinks ? sum[j] * old + 0.0f * fresh : sum[j];
+            float x = VARIANT && v->sinks ? num_merge(sum[j], old, 0, fresh) : sum[j];
             if (d < a->head_dim)
                 y[d] = divides ? x / l : x;
         }
@@ -188,7 +188,8 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         if (AGAIN)
             load_queries<DIM>(&queries, mem->q_unit + my_row, rows.query, a);
         struct tile_scores scores;
-        float top[2] = {-INFINITY, -INFINITY}, scale[2];
+        float top[2], scale[2];
+        int32_t top_bits[2] = {INT32_MIN, INT32_MIN};
         auto prepare = [&]() {
             /* Nobody reads the units of the last tile any more: its values came after a barrier. */
             set_units<VARIANT>(mem->k_unit, mem->v_unit, exponents);
@@ -197,7 +198,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             __syncthreads();
         };
         auto score = [&](int part, const int32_t(&sums)[32]) {
-            score_keys(scores.s + part * COLUMNS / 8, top, sums, mem->k_unit + part * COLUMNS);
+            score_keys(scores.s + part * COLUMNS / 8, top_bits, sums, mem->k_unit + part * COLUMNS);
         };
         if (n > KEYS) {
             multiply<TILE / COLUMNS, KEYS, DIM / 32>(&queries, &chunks, prepare, score);
@@ -205,13 +206,13 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             multiply<KEYS / COLUMNS, KEYS, DIM / 32>(&queries, &chunks, prepare, score);
             leave_out(scores.s + KEYS / 8);
         }
-        if (VARIANT) {
+        bool hides = VARIANT || first + TILE > least_visible;
+        if (VARIANT)
             vary(&scores, first, &rows, variant);
-            find_largest(top, &scores, NAN);
-        } else if (first + TILE > least_visible) {
+        else if (hides)
             mask(&scores, first, &rows);
-            find_largest(top, &scores, -INFINITY);
-        }
+        if (!largest_of_bits(top, top_bits) || hides)
+            find_largest(top, &scores, VARIANT ? NAN : -INFINITY);
         softmax<VARIANT>(&scores, top, scale, &rows, first, n, mem->v_unit, a, variant);
         struct row_digits<TILE / 32> weights;
         snap_weights(&weights, &scores, scale);
@@ -226,6 +227,10 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
                 if (item->merges && rows.sees[r])
                     attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
                                          &rows.old_share[r], &rows.new_share[r]);
+                if (!rows.sees[r]) { /* its sums are 0: old values stay as they are, -0 too */
+                    rows.old_share[r] = 1;
+                    rows.new_share[r] = -0.0f;
+                }
                 if (kept[r])
                     keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
                                   rows.tile_l[r]);

@@ -189,17 +189,21 @@ struct row_pair {
     float unit[2];                       /* 2^(e-22), e of the tile's weights */
 };
 
-/* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores, and the largest. */
-static __device__ __forceinline__ void score_keys(float s[8][4], float largest[2],
+/* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores, and the largest: its
+ * bits as a signed integer, which order like numbers if one of them is not negative. The hardware
+ * compares three integers at a time, and two floats. */
+static __device__ __forceinline__ void score_keys(float s[8][4], int32_t largest[2],
                                                   const int32_t (&sums)[32], const float *k_unit) {
     UNROLL
     for (int i = 0; i < 8; i++) {
         const float2 unit = *(const float2 *)(k_unit + 8 * i + threadIdx.x % 4 * 2);
         UNROLL
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4; j++)
             s[i][j] = num_score((float)sums[4 * i + j], j % 2 ? unit.y : unit.x);
-            largest[j / 2] = fmaxf(largest[j / 2], s[i][j]);
-        }
+        UNROLL
+        for (int r = 0; r < 2; r++)
+            largest[r] = max(max(largest[r], (int32_t)num_bits(s[i][2 * r])),
+                             (int32_t)num_bits(s[i][2 * r + 1]));
     }
 }
 
@@ -246,6 +250,24 @@ static __device__ __forceinline__ void find_largest(float largest[2],
         largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], tile->s[i / 4][i % 4]);
 }
 
+/* The largest score of each row from what score_keys has found. False if a warp cannot tell,
+ * because all of a thread's scores are negative. */
+static __device__ __forceinline__ bool largest_of_bits(float largest[2], const int32_t bits[2]) {
+    largest[0] = num_float((uint32_t)bits[0]);
+    largest[1] = num_float((uint32_t)bits[1]);
+    return !__any_sync(0xffffffffu, (bits[0] | bits[1]) < 0);
+}
+
+/* Takes from scores what their windows want to have taken, most often nothing. */
+static __device__ __forceinline__ void make_near(struct tile_scores *tile,
+                                                 const struct num_window window[2]) {
+    if (!__any_sync(0xffffffffu, window[0].less != 0 || window[1].less != 0))
+        return;
+    UNROLL
+    for (int i = 0; i < 128; i++)
+        tile->s[i / 4][i % 4] -= window[i / 2 % 2].less;
+}
+
 /* Maximum and sum over the four lanes that share a row. */
 static __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -274,7 +296,7 @@ softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair 
         int tile_first, int n, const float *v_unit, const struct attention_arguments *a,
         const struct attention_variant *v) {
     const int STEP = 64; /* positions */
-    float binary[2];
+    struct num_window window[2];
     uint32_t units[2] = {0, 0}, largest[2] = {0, 0}; /* of weights, whose bits order like them */
     bool bad[2];
     UNROLL
@@ -282,13 +304,14 @@ softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair 
         struct num_score_unit unit = rows->q_unit[8 * r];
         if (VARIANT)
             unit = attention_score_unit(v, unit);
-        binary[r] = unit.binary;
         top[r] = quad_max(top[r]);
+        window[r] = num_window_of(top[r], unit.binary);
         rows->sees[r] = VARIANT ? top[r] == top[r] : rows->query[r].end > tile_first;
         rows->tile_m[r] = num_tile_max(top[r], unit);
         /* A score that float32 cannot hold, or nothing but -infinity. */
         bad[r] = rows->sees[r] && num_magnitude(rows->tile_m[r]) >= 0x7f800000u;
     }
+    make_near(tile, window);
     UNROLL
     for (int c = 0; c < TILE; c += STEP) {
         UNROLL
@@ -302,7 +325,7 @@ softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair 
                     continue;
                 }
                 bool hidden = VARIANT && *s != *s;
-                float p = num_probability(*s - top[j / 2], binary[j / 2]);
+                float p = num_probability_near(*s, window[j / 2]);
                 /* num_probability_units; the bits of 2^23 come off below */
                 units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
                 /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
@@ -359,12 +382,11 @@ static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sum
         UNROLL
         for (int j = 0; j < 4; j++)
             x[j] = (float)sums[4 * i + j] * rows->unit[j / 2];
-        sum.x = old.x * rows->old_share[0] + x[0] * rows->new_share[0];
-        sum.y = old.y * rows->old_share[0] + x[1] * rows->new_share[0];
-        sum.z = old.z * rows->old_share[1] + x[2] * rows->new_share[1];
-        sum.w = old.w * rows->old_share[1] + x[3] * rows->new_share[1];
-        o[i * THREADS] = make_float4(rows->sees[0] ? sum.x : old.x, rows->sees[0] ? sum.y : old.y,
-                                     rows->sees[1] ? sum.z : old.z, rows->sees[1] ? sum.w : old.w);
+        sum.x = num_merge(old.x, rows->old_share[0], x[0], rows->new_share[0]);
+        sum.y = num_merge(old.y, rows->old_share[0], x[1], rows->new_share[0]);
+        sum.z = num_merge(old.z, rows->old_share[1], x[2], rows->new_share[1]);
+        sum.w = num_merge(old.w, rows->old_share[1], x[3], rows->new_share[1]);
+        o[i * THREADS] = sum;
     }
 }
 

@@ -17,7 +17,7 @@ __global__ static void merge_rows(struct attention_state to, struct attention_st
     attention_merge_sums(&m, &l, with.m[row], with.l[row], &old, &fresh);
     size_t first = (size_t)row * (size_t)head_dim;
     for (size_t d = first + (size_t)lane; d < first + (size_t)head_dim; d += LANES)
-        to.o[d] = to.o[d] * old + with.o[d] * fresh;
+        to.o[d] = num_merge(to.o[d], old, with.o[d], fresh);
     __syncwarp(); /* all have read m and l */
     if (lane == 0) {
         to.m[row] = m;

@@ -151,10 +151,11 @@ NUM_FN bool attention_sink_is_finite(float sink) {
 /* Merges sums behind m and l; the values so far then count for *old, those that come for *fresh. */
 NUM_FN void attention_merge_sums(float *m, float *l, float with_m, float with_l, float *old,
                                  float *fresh) {
-    float max = *m > with_m ? *m : with_m;
-    *old = num_exp(*m - max);
-    *fresh = num_exp(with_m - max);
-    *l = *l * *old + with_l * *fresh;
+    bool stays = *m > with_m;
+    float max = stays ? *m : with_m, less = num_exp((stays ? with_m : *m) - max);
+    *old = stays ? 1 : less; /* e^0 */
+    *fresh = stays ? less : 1;
+    *l = num_merge(*l, *old, with_l, *fresh);
     *m = max;
 }
 

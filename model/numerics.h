@@ -265,20 +265,20 @@ NUM_FN double num_floor_256(double sum) {
 /* What makes scores of the numbers of num_score, for one row of queries. */
 struct num_score_unit {
     double natural; /* a score is this times the number; */
-    float binary;   /* a score times log2(e), the same */
+    float binary;   /* a score times log2(e) / 128, the same: 1 stands for 2^128 */
 };
 
 /* e: the exponent of the row. scale: what multiplies q * k. */
 NUM_FN struct num_score_unit num_score_unit_of(int e, double scale) {
     struct num_score_unit unit;
     unit.natural = num_pow2(e + 8) * scale;
-    unit.binary = (float)(unit.natural * 0x1.71547652b82fep+0);
+    unit.binary = (float)(unit.natural * 0x1.71547652b82fep-7);
     return unit;
 }
 
 /* The same for scores that are given as they are. */
 NUM_FN struct num_score_unit num_score_unit_natural(void) {
-    struct num_score_unit unit = {1, 0x1.715476p+0f};
+    struct num_score_unit unit = {1, 0x1.715476p-7f};
     return unit;
 }
 
@@ -289,32 +289,69 @@ NUM_FN float num_score(float sum, float k_unit) {
 }
 
 /* The m of a tile, a score, from the largest number of num_score. Infinite when float32 cannot hold
- * it, or the query's unit, or when that is negative, so that the largest number would be the lowest
+ * it, or unit.binary, or when that is negative, so that the largest number would be the lowest
  * score: no softmax then. */
 NUM_FN float num_tile_max(float largest, struct num_score_unit unit) {
     return unit.binary >= 0 && unit.binary < INFINITY ? (float)(largest * unit.natural) : INFINITY;
 }
 
+/* x, but 0 below 0 and for a NaN, and 1 above 1. */
+NUM_FN float num_saturate(float x) {
+#ifdef __CUDA_ARCH__
+    return __saturatef(x); /* a part of the operation before it, at no cost */
+#else
+    x = x > 0 ? x : 0;
+    return x < 1 ? x : 1;
+#endif
+}
+
 /*
- * e^(s - m) = 2^t, t = below * binary, to within 2^-22 of itself: `below` <= 0 is what num_score
- * gives less the largest one, `binary` the query's unit. 1 for t = 0, and 0 for t <= -127 and for a
- * NaN; between -127 and -126 only the sign and the order of magnitude are right.
+ * The scores of one row and tile that have a probability: u, what num_score gives, is at
  *
- * t = n + r with |r| <= 1/2; 2^r is a polynomial, and n goes to its exponent as it is.
+ *     (u - less) * binary + base        the largest one at 127/128, what is 2^127 times less at 0
+ *
+ * less is 0 wherever base < 1 leaves the largest one exactly there, so that a kernel may leave it
+ * out; scores that are large against 1, or all negative, are made small first. No number at all, or
+ * a row that sees nothing (largest = -infinity), has a less that is not 0, and probabilities 0.
  */
-NUM_FN float num_probability(float below, float binary) {
-    const float shift = 12582912.0f;
-    float t = below * binary;
-    t = t > -127.0f ? t : -127.0f;
-    float shifted = t + shift;
-    float r = t - (shifted - shift);
-    float q = 0x1.5bba18p-10f;
-    q = fmaf(q, r, 0x1.3cea88p-7f);
-    q = fmaf(q, r, 0x1.c6b752p-5f);
-    q = fmaf(q, r, 0x1.ebf9bcp-3f);
-    q = fmaf(q, r, 0x1.62e42ap-1f);
+struct num_window {
+    float binary, base, less;
+};
+
+NUM_FN struct num_window num_window_of(float largest, float binary) {
+    const float top = 127.0f / 128;
+    struct num_window w = {binary, fmaf(-largest, binary, top), 0};
+    if (!(w.base < 1 && w.base > -1)) {
+        w.less = largest;
+        w.base = top;
+    }
+    return w;
+}
+
+/*
+ * e^(s - m) = 2^t, to within 2^-16 of itself, for u - less, where s is the score of u and m the
+ * largest one. 1 for t = 0, and 0 for t <= -127 and for a NaN; between -127 and -126 only the sign
+ * and the order of magnitude are right.
+ *
+ * x = (t + 127) / 128 = n / 128 + r with |r| <= 1/256; 2^(128 r) is a polynomial, to within 2^-18,
+ * and n - 127 goes to its exponent as it is.
+ */
+NUM_FN float num_probability_near(float u, struct num_window w) {
+    const float shift = 0x1.8p16f - 127.0f / 128; /* leaves multiples of 1/128, and n - 127 */
+    float x = num_saturate(fmaf(u, w.binary, w.base));
+    float shifted = x + shift;
+    float r = x - (shifted - shift);
+    float q = 0x1.3a02cap+21f;
+    q = fmaf(q, r, 0x1.c9fc4cp+16f);
+    q = fmaf(q, r, 0x1.ec0378p+11f);
+    q = fmaf(q, r, 0x1.62e12cp+6f);
     q = fmaf(q, r, 1.0f);
     return num_float(num_bits(q) + (num_bits(shifted) << 23));
+}
+
+/* The same for any u. */
+NUM_FN float num_probability(float u, struct num_window w) {
+    return num_probability_near(u - w.less, w);
 }
 
 /* A probability p in [0, 1] as an integer in units of 2^-23: tiles sum these, so that the order of
@@ -341,6 +378,11 @@ NUM_FN float num_value_weight(float p, int e) {
  * exponent of the weights. */
 NUM_FN float num_weighted_value(float sum, int e) {
     return sum * (float)num_pow2(e - 30);
+}
+
+/* Two results as one, a value or a sum: what each counts for is its share. */
+NUM_FN float num_merge(float before, float old_share, float fresh, float new_share) {
+    return fmaf(fresh, new_share, before * old_share);
 }
 
 /* ---- sampling ---------------------------------------------------------------------------------

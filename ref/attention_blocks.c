@@ -247,9 +247,10 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
     f->max = num_tile_max(max, unit);
     if (!isfinite(f->max))
         ref_fault(b->call->dev, b->call->site, b->rows[r].token);
+    struct num_window window = num_window_of(max, unit.binary);
     uint32_t units = 0; /* at most 256 * 2^23: fits */
     for (int j = first; j < end; j++) {
-        s[j] = num_probability(s[j] - max, unit.binary);
+        s[j] = num_probability(s[j], window);
         units += num_probability_units(s[j]);
     }
     for (int j = first; j < end; j++)
@@ -275,7 +276,7 @@ static void merge_row(float *o, float *m, float *l, const double *tile_o, float 
     float a, b;
     attention_merge_sums(m, l, tile_m, tile_l, &a, &b);
     for (int d = 0; d < dim; d++)
-        o[d] = o[d] * a + num_weighted_value((float)tile_o[d], exponent) * b;
+        o[d] = num_merge(o[d], a, num_weighted_value((float)tile_o[d], exponent), b);
 }
 
 /* One tile, for all rows of the block that see something of it. */

@@ -19,7 +19,7 @@ static void merge_row(void *context, int row, int worker) {
         return;
     attention_merge_sums(m, l, s->with.m[row], s->with.l[row], &old, &fresh);
     for (size_t d = 0; d < dim; d++)
-        o[d] = o[d] * old + with[d] * fresh;
+        o[d] = num_merge(o[d], old, with[d], fresh);
 }
 
 void ref_merge_states(struct device *dev, const struct attention_state *to,

@@ -210,7 +210,7 @@ static int tile_weights(int16_t *weights, float *m, float *l, const struct query
                         const struct kv_layer *kv, const struct attention_shape *shape, int first,
                         int n) {
     double natural = ldexp(shape->scale, query->exponent + 8);
-    float binary = (float)(natural * 1.4426950408889634);
+    float binary = (float)(natural * 1.4426950408889634 / 128);
     float u[256], w[256], largest = -INFINITY;
     for (int j = 0; j < n; j++) {
         size_t row = (size_t)(first + j) * (size_t)shape->n_kv_heads + (size_t)query->kv_head;
@@ -222,8 +222,7 @@ static int tile_weights(int16_t *weights, float *m, float *l, const struct query
     int64_t units = 0;
     for (int j = 0; j < n; j++) {
         size_t row = (size_t)(first + j) * (size_t)shape->n_kv_heads + (size_t)query->kv_head;
-        volatile float below = u[j] - largest;
-        float p = num_probability(below, binary);
+        float p = num_probability(u[j], num_window_of(largest, binary));
         units += scaled_integer(p, 23);
         double weight = ldexp((double)p, kv->v_exponents[row]);
         w[j] = weight < 0x1p-126 ? 0 : (float)weight;
@@ -239,8 +238,8 @@ static void add_tile(struct query *query, const struct kv_layer *kv,
     int e = tile_weights(weights, &tile_m, &tile_l, query, kv, shape, first, n);
     float m = fmaxf(query->m, tile_m);
     float a = num_exp(query->m - m), b = num_exp(tile_m - m);
-    volatile float old = query->l * a, added = tile_l * b;
-    query->l = old + added;
+    volatile float old = query->l * a;
+    query->l = fmaf(tile_l, b, old);
     query->m = m;
     for (int d = 0; d < shape->head_dim; d++) {
         int64_t sum = 0;
@@ -249,8 +248,7 @@ static void add_tile(struct query *query, const struct kv_layer *kv,
             sum += (int64_t)weights[j] * kv->v[row * (size_t)shape->head_dim + (size_t)d];
         }
         old = query->o[d] * a;
-        added = scaled_sum(sum, e - 30) * b;
-        query->o[d] = old + added;
+        query->o[d] = fmaf(scaled_sum(sum, e - 30), b, old);
     }
 }
 

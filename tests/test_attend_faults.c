@@ -114,10 +114,10 @@ static void test_units_of_queries(void **state) {
             expect_fault(t, &c, 0);
             attend_case_free(&c);
         }
-        make_scaled(&c, &r, kind, 1, 0x1p119f);
+        make_scaled(&c, &r, kind, 1, 0x1p126f);
         expect_fault(t, &c, 0);
         attend_case_free(&c);
-        make_scaled(&c, &r, kind, 1, 0x1p118f);
+        make_scaled(&c, &r, kind, 1, 0x1p125f);
         attend_run(t, &c, &y, &lse);
         attend_expect_as_reference(&c, y, lse);
         free(y);

@@ -27,6 +27,7 @@ enum kind {
     TINY_VALUES,   /* value rows below 2^-95, where weights reach 2^-126 */
     HEAVY_QUERIES, /* some scores of a row tie, some are 0, some win */
     CLIMBING,      /* the maximum grows with every key: every merge rescales what came before */
+    ONE_SIGN,      /* all scores of a row are negative, or all positive */
     N_KINDS
 };
 
@@ -51,6 +52,9 @@ static void fill_query(struct random *r, float *q, int n, enum kind kind) {
         q[i] = kind == EQUAL_SCORES ? 0 : kind == CLIMBING ? 1 : ldexpf(random_normal(r), scale);
     if (kind == HEAVY_QUERIES)
         random_fill(r, q, (size_t)n, HEAVY_TAILED);
+    bool negative = kind == ONE_SIGN && random_int(r, 0, 1);
+    for (int i = 0; kind == ONE_SIGN && i < n; i++)
+        q[i] = negative ? -fabsf(q[i]) : fabsf(q[i]);
 }
 
 static void fill_key_and_value(struct random *r, float *k, float *v, int n, int position,
@@ -58,6 +62,8 @@ static void fill_key_and_value(struct random *r, float *k, float *v, int n, int 
     random_fill(r, k, (size_t)n, kind == HEAVY_QUERIES && position % 3 ? SPARSE : NORMAL);
     for (int i = 0; kind == CLIMBING && i < n; i++)
         k[i] = (float)(position % 700) / 64;
+    for (int i = 0; kind == ONE_SIGN && i < n; i++)
+        k[i] = fabsf(k[i]);
     int e = kind == WILD_VALUES   ? random_int(r, -90, 90)
             : kind == TINY_VALUES ? random_int(r, -120, -95)
                                   : 0;
@@ -75,7 +81,8 @@ static struct problem make_problem(struct random *r, int n_heads, int n_kv_heads
     p.q = host_array((size_t)n_tokens * (size_t)q_cols(&p), sizeof *p.q);
     p.k = host_rows(p.n_slots * n_kv_heads, head_dim);
     p.v = host_rows(p.n_slots * n_kv_heads, head_dim);
-    fill_query(r, p.q, n_tokens * q_cols(&p), kind);
+    for (int row = 0; row < n_tokens * n_heads; row++)
+        fill_query(r, p.q + (size_t)row * (size_t)head_dim, head_dim, kind);
     for (int row = 0; row < kv_len * n_kv_heads; row++) {
         fill_key_and_value(r, k, v, head_dim, row / n_kv_heads, kind);
         p.k.exponents[row] = (int8_t)oracle_snap(p.k.mantissas + row * head_dim, k, head_dim);

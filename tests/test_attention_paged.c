@@ -66,8 +66,8 @@ static size_t row_of(const struct problem *p, int sequence, int position, int he
 }
 
 /* How hard it is: ordinary texts; queries so large that one key gets everything; values whose
- * exponents differ, so that weights are flushed. */
-enum kind { ORDINARY, ONE_WINNER, WILD_VALUES, N_KINDS };
+ * exponents differ, so that weights are flushed; scores that are all negative, or all positive. */
+enum kind { ORDINARY, ONE_WINNER, WILD_VALUES, ONE_SIGN, N_KINDS };
 
 static void fill(struct random *r, struct problem *p, enum kind kind) {
     int dim = p->shape.head_dim;
@@ -83,6 +83,8 @@ static void fill(struct random *r, struct problem *p, enum kind kind) {
         for (int j = 0; j < p->kv_len[i] * p->shape.n_kv_heads; j++) {
             size_t at = row_of(p, i, j / p->shape.n_kv_heads, j % p->shape.n_kv_heads);
             random_fill(r, x, (size_t)dim, NORMAL);
+            for (int d = 0; kind == ONE_SIGN && d < dim; d++)
+                x[d] = fabsf(x[d]);
             p->k.exponents[at] = (int8_t)oracle_snap(p->k.mantissas + at * (size_t)dim, x, dim);
             int e = kind == WILD_VALUES ? random_int(r, -90, 90) : 0;
             for (int d = 0; d < dim; d++)
@@ -92,6 +94,8 @@ static void fill(struct random *r, struct problem *p, enum kind kind) {
     p->q = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *p->q);
     for (size_t i = 0; i < (size_t)p->n_tokens * q_size(p); i++)
         p->q[i] = ldexpf(random_normal(r), kind == ONE_WINNER ? 30 : 0);
+    for (size_t i = 0; kind == ONE_SIGN && i < (size_t)p->n_tokens * q_size(p); i++)
+        p->q[i] = i / (size_t)dim % 2 ? -fabsf(p->q[i]) : fabsf(p->q[i]);
     free(x);
 }
 

@@ -18,11 +18,16 @@
 
 /* ---- probabilities --------------------------------------------------------------------------- */
 
+/* The probability of what is so far below a largest score of 0. */
+static float probability(float below, float binary) {
+    return num_probability(below, num_window_of(0, binary));
+}
+
 static void assert_probability(float t) {
-    float p = num_probability(t, 1);
+    float p = probability(t, 0x1p-7f);
     double error = oracle_probability_error(t, p);
-    if (!(error <= 0x1p-22))
-        fail_msg("num_probability(%a) = %a is off by 2^%.2f", (double)t, (double)p, log2(error));
+    if (!(error <= 0x1p-17))
+        fail_msg("probability(%a) = %a is off by 2^%.2f", (double)t, (double)p, log2(error));
 }
 
 /* Densely where weights are not 0, and about the bounds of n, of the normal results and of 0. */
@@ -41,38 +46,86 @@ static void test_probability_is_close(void **state) {
 
 static void test_probability_exact_cases(void **state) {
     (void)state;
-    static const float binaries[] = {0, 0x1p-149f,      0x1p-126f, 0x1p-60f, 0.125f,
-                                     1, 0x1.715476p+0f, 0x1p60f,   FLT_MAX};
+    static const float binaries[] = {0,       0x1p-149f,      0x1p-126f, 0x1p-60f, 0.125f,
+                                     0x1p-7f, 0x1.715476p-7f, 0x1p60f,   FLT_MAX};
     for (size_t i = 0; i < COUNT(binaries); i++) {
-        assert_bits(num_probability(0.0f, binaries[i]), 1);
-        assert_bits(num_probability(-0.0f, binaries[i]), 1);
-        assert_bits(num_probability(-0x1p-149f, binaries[i] < 1 ? binaries[i] : 1), 1);
-        assert_bits(num_probability(-INFINITY, binaries[i]), 0); /* of 0: a NaN */
-        assert_bits(num_probability(NAN, binaries[i]), 0);
-        assert_bits(num_probability(-NAN, binaries[i]), 0);
+        assert_bits(probability(0.0f, binaries[i]), 1);
+        assert_bits(probability(-0.0f, binaries[i]), 1);
+        assert_bits(probability(-0x1p-149f, binaries[i] < 1 ? binaries[i] : 1), 1);
+        assert_bits(probability(-INFINITY, binaries[i]), 0); /* of 0: a NaN */
+        assert_bits(probability(NAN, binaries[i]), 0);
+        assert_bits(probability(-NAN, binaries[i]), 0);
+        /* A row that sees nothing. */
+        assert_bits(num_probability(-INFINITY, num_window_of(-INFINITY, binaries[i])), 0);
+        assert_bits(num_probability(NAN, num_window_of(NAN, binaries[i])), 0);
     }
-    assert_bits(num_probability(-0x1p-100f, 0x1p-100f), 1); /* the product is -0 */
-    assert_bits(num_probability(-FLT_MAX, 0), 1);
-    assert_bits(num_probability(-FLT_MAX, FLT_MAX), 0); /* the product is -infinity */
-    assert_bits(num_probability(-FLT_MAX, 1), 0);
-    assert_bits(num_probability(-127, 1), 0);
-    assert_bits(num_probability(-127.5f, 1), 0);
-    assert_bits(num_probability(-254, 0.5f), 0);
+    assert_bits(probability(-0x1p-100f, 0x1p-100f), 1); /* the product is -0 */
+    assert_bits(probability(-FLT_MAX, 0), 1);
+    assert_bits(probability(-FLT_MAX, FLT_MAX), 0); /* the product is -infinity */
+    assert_bits(probability(-FLT_MAX, 1), 0);
+    assert_bits(probability(-127, 0x1p-7f), 0);
+    assert_bits(probability(-127.5f, 0x1p-7f), 0);
+    assert_bits(probability(-254, 0x1p-8f), 0);
     for (int n = 0; n <= 126; n++)
-        assert_bits(num_probability((float)-n, 1), ldexpf(1, -n));
+        assert_bits(probability((float)-n, 0x1p-7f), ldexpf(1, -n));
 }
 
-/* Only the product of the two arguments matters, and it is rounded before anything else. */
-static void test_probability_rounds_the_product(void **state) {
+/* The window of a largest score: that score has the probability 1, exactly, no score has more, and
+ * all are close, whether the largest score is taken off first or not. */
+static void test_probability_in_windows(void **state) {
     (void)state;
     struct random r = {10};
-    for (int i = 0; i < 1000000; i++) {
-        float below = -ldexpf(fabsf(random_normal(&r)), random_int(&r, -30, 90));
-        float binary =
-            ldexpf(1 + 0x1p-23f * (float)random_int(&r, 0, (1 << 23) - 1), random_int(&r, -90, 6));
-        double product = (double)below * binary; /* exact */
-        assert_bits(num_probability(below, binary), num_probability((float)product, 1));
+    int n_near = 0, n_tries = 1000000;
+    for (int i = 0; i < n_tries; i++) {
+        float largest = ldexpf(random_normal(&r), random_int(&r, -20, 20));
+        float top =
+            fabsf(random_normal(&r)) * (float)random_int(&r, 0, 2); /* largest, times that */
+        float binary = num_float(num_bits(top / largest) & 0x7fffffffu);
+        binary = binary < INFINITY ? binary : 1;
+        struct num_window w = num_window_of(largest, binary);
+        n_near += w.less == 0;
+        assert_true(w.less == 0 || num_bits(w.less) == num_bits(largest));
+        assert_bits(num_probability(largest, w), 1);
+        long double t = -128 * fabsl((long double)random_normal(&r)) / random_int(&r, 1, 100);
+        float u = (float)(largest + (binary > 0 ? t / 128 / binary : 0));
+        u = u < largest ? u : nextafterf(largest, -INFINITY);
+        float p = num_probability(u, w);
+        t = 128 * ((long double)u - largest) * binary;
+        assert_true(p >= 0 && p <= 1);
+        if (w.less == 0)
+            assert_bits(num_probability_near(u, w), p);
+        if (t >= -126 && !(fabsl(p - exp2l(t)) <= exp2l(t) * 0x1p-16L))
+            fail_msg("%a of %a, %a: %a", (double)u, (double)largest, (double)binary, (double)p);
     }
+    assert_in_range(n_near, n_tries / 4, n_tries * 3 / 4);
+}
+
+/* A largest score is taken off where 127/128 less it, in units of the window, is not below 1. */
+static void test_windows_that_are_far(void **state) {
+    (void)state;
+    static const struct {
+        float largest;
+        bool far;
+    } cases[] = {{0, false},
+                 {-0.0f, false},
+                 {1, false},
+                 {-0x1p-8f, false},
+                 {-0x1p-7f, true},
+                 {0x1.fap+0f, false},
+                 {0x1.fdfffep+0f, false},
+                 {0x1.fep+0f, true},
+                 {-1, true},
+                 {FLT_MAX, true},
+                 {-FLT_MAX, true},
+                 {-INFINITY, true}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct num_window w = num_window_of(cases[i].largest, 1);
+        assert_bits(w.less, cases[i].far ? cases[i].largest : 0);
+        assert_bits(w.binary, 1);
+        assert_bits(w.base, cases[i].far ? 127.0f / 128 : 127.0f / 128 - cases[i].largest);
+    }
+    struct num_window w = num_window_of(0.1f, 0.3f); /* one rounding */
+    assert_bits(w.base, (float)(127.0 / 128 - (double)0.1f * (double)0.3f));
 }
 
 /* As with num_exp: many polynomials would do, this one is meant. */
@@ -80,8 +133,8 @@ static void test_probability_has_these_bits(void **state) {
     (void)state;
     uint64_t hash = 0xcbf29ce484222325u;
     for (uint32_t bits = num_bits(0x1p-26f); bits <= num_bits(128.0f); bits += 59)
-        hash = (hash ^ num_bits(num_probability(-num_float(bits), 1))) * 0x100000001b3u;
-    if (hash != 0x09800f683853e92eu)
+        hash = (hash ^ num_bits(probability(-num_float(bits), 0x1p-7f))) * 0x100000001b3u;
+    if (hash != 0x38a5ad1a34ad5307u)
         fail_msg("the hash is %016llx", (unsigned long long)hash);
 }
 
@@ -151,9 +204,9 @@ static void test_score(void **state) {
     }
 }
 
-/* x times log2(e), rounded to float; to within the rounding of two doubles before. */
+/* x times log2(e) / 128, rounded to float; to within the rounding of two doubles before. */
 static bool is_binary_of(float binary, double x) {
-    long double exact = (long double)x * 1.442695040888963407359924681L;
+    long double exact = (long double)x * 1.442695040888963407359924681L / 128;
     long double largest = 0x1.ffffffp127L; /* from here on, infinity */
     if (fabsl(exact) >= largest * (1 + 0x1p-50L))
         return isinf(binary) && (binary < 0) == (x < 0);
@@ -179,14 +232,14 @@ static void test_score_unit(void **state) {
     assert_bits(natural.binary, num_score_unit_of(-8, 1).binary);
     assert_true(isnan(num_score_unit_of(0, NAN).binary));
     /* log2(e) is rounded after it was multiplied: 9 times its float is 0x1.9f7f04p+3. */
-    assert_bits(num_score_unit_of(-8, 9).binary, 0x1.9f7f06p+3f);
+    assert_bits(num_score_unit_of(-8, 9).binary, 0x1.9f7f06p-4f);
     assert_bits(num_score_unit_of(127, 1).binary, INFINITY);
 }
 
 static void test_tile_max(void **state) {
     (void)state;
     struct num_score_unit third = num_score_unit_of(-8, 1.0 / 3), two = num_score_unit_of(-7, 1);
-    struct num_score_unit huge = num_score_unit_of(120, 1), over = num_score_unit_of(120, 0.75);
+    struct num_score_unit huge = num_score_unit_of(127, 1), over = num_score_unit_of(127, 0.75);
     assert_bits(num_tile_max(3, third), 1);
     assert_bits(num_tile_max(-0x1p-149f, third), -0.0f);
     assert_bits(num_tile_max(FLT_MAX, third), (float)(FLT_MAX / 3.0));
@@ -195,9 +248,9 @@ static void test_tile_max(void **state) {
     assert_bits(num_tile_max(-INFINITY, two), -INFINITY);
     assert_bits(num_tile_max(INFINITY, two), INFINITY);
     assert_bits(num_tile_max(0x1p-149f, num_score_unit_of(20, 1)), 0x1p-121f);
-    assert_bits(num_tile_max(0, huge), INFINITY);         /* the unit is beyond float32, */
-    assert_bits(num_tile_max(0x1p-100f, over), INFINITY); /* or only its log2(e) times is, */
-    assert_bits(num_tile_max(0, num_score_unit_of(120, 0.5)), 0); /* or nothing */
+    assert_bits(num_tile_max(0, huge), INFINITY);         /* 128 of the unit are beyond float32, */
+    assert_bits(num_tile_max(0x1p-100f, over), INFINITY); /* or only log2(e) times it is, */
+    assert_bits(num_tile_max(0, num_score_unit_of(127, 0.5)), 0); /* or nothing */
     assert_bits(num_tile_max(0, num_score_unit_of(0, NAN)), INFINITY);
     assert_bits(num_tile_max(1, num_score_unit_of(-8, -1)), INFINITY);
     assert_bits(num_tile_max(1, num_score_unit_of(-8, 0)), 0);
@@ -251,7 +304,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_probability_is_close),
         cmocka_unit_test(test_probability_exact_cases),
-        cmocka_unit_test(test_probability_rounds_the_product),
+        cmocka_unit_test(test_probability_in_windows),
+        cmocka_unit_test(test_windows_that_are_far),
         cmocka_unit_test(test_probability_has_these_bits),
         cmocka_unit_test(test_probability_units),
         cmocka_unit_test(test_floor_256),
