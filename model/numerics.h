@@ -329,9 +329,9 @@ NUM_FN struct num_window num_window_of(float largest, float binary) {
 }
 
 /*
- * e^(s - m) = 2^t, to within 2^-16 of itself, for u - less, where s is the score of u and m the
- * largest one. 1 for t = 0, and 0 for t <= -127 and for a NaN; between -127 and -126 only the sign
- * and the order of magnitude are right.
+ * e^(s - m) = 2^t, to within 2^-16 of itself, where s is the score of u, from which `less` has been
+ * taken, and m is the largest score. 1 for t = 0, and 0 for t <= -127 and for a NaN; between -127
+ * and -126 only the sign and the order of magnitude are right.
  *
  * x = (t + 127) / 128 = n / 128 + r with |r| <= 1/256; 2^(128 r) is a polynomial, to within 2^-18,
  * and n - 127 goes to its exponent as it is.

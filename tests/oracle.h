@@ -3,10 +3,10 @@
  *
  * Written from the specification (docs and the comments of ops.h), not from ref/: sums are int64,
  * roundings are integer arithmetic, no BLAS, no blocks, no bit tricks. Three things are shared with
- * the engine, because they are part of the specification as source: num_exp and num_probability,
- * which test_numerics* and slow_numerics check against libm, and num_philox, which test_numerics
- * checks against published vectors. Everything is host memory. Rows that cannot be snapped are the
- * caller's to avoid.
+ * the engine, because they are part of the specification as source: num_exp and num_probability
+ * with its window, which test_numerics* and slow_numerics check against libm, and num_philox, which
+ * test_numerics checks against published vectors. Everything is host memory. Rows that cannot be
+ * snapped are the caller's to avoid.
  */
 #ifndef SAMEBITS_TESTS_ORACLE_H
 #define SAMEBITS_TESTS_ORACLE_H
