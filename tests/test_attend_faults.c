@@ -381,6 +381,39 @@ static void test_slopes_too_steep(void **state) {
     }
 }
 
+/* A slope with which a position that is seen, but not near, has the score -infinity, and so the
+ * weight 0: a value there that cannot be read is a fault all the same. */
+static void test_slopes_beyond_floats(void **state) {
+    struct test_device *t = *state;
+    struct random r = {915};
+    for (int kind = 0; kind < 6; kind++) {
+        struct attend_wish wish = attend_anything(200);
+        struct attend_case c;
+        float *y, *lse;
+        wish.batch = 1;
+        wish.kv_len = 200;
+        wish.qo_len = kind % 3 == 2 ? 70 : 1 + kind % 3; /* 70: the kernels for many rows */
+        wish.page_size = 16;
+        wish.order = kind / 3 ? KV_VLLM : KV_NHD;
+        wish.type = KV_BF16;
+        wish.kv_heads = wish.group = 1;
+        wish.causal = 1;
+        wish.mask = MASK_NONE;
+        wish.slopes = 1;
+        wish.cap = wish.sinks = 0;
+        attend_case_make(&c, &r, &wish);
+        c.variant.window_left = -1;
+        c.alibi_slopes[0] = 0x1p126f;
+        attend_run(t, &c, &y, &lse);
+        attend_expect_as_reference(&c, y, lse);
+        free(y);
+        free(lse);
+        c.spoilt = (struct attend_spoilt){true, true, 0, 0, 3, 0x7f80};
+        expect_fault(t, &c, 0);
+        attend_case_free(&c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_query_faults),
@@ -389,6 +422,7 @@ int main(void) {
         cmocka_unit_test(test_foreign_caches),
         cmocka_unit_test(test_scores_of_minus_infinity),
         cmocka_unit_test(test_slopes_too_steep),
+        cmocka_unit_test(test_slopes_beyond_floats),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
