@@ -354,28 +354,36 @@ static void test_scores_of_minus_infinity(void **state) {
     }
 }
 
+/* One of N_STEEP sequences with that ALiBi slope, whose queries see all that is before them. */
+enum { N_STEEP = 6 };
+
+static void make_steep(struct attend_case *c, struct random *r, int kind, int kv_len,
+                       enum kv_type type, float slope) {
+    struct attend_wish wish = attend_anything(kv_len);
+    wish.batch = 1;
+    wish.kv_len = kv_len;
+    wish.qo_len = kind % 3 == 2 ? 70 : 1 + kind % 3; /* 70: the kernels for many rows */
+    wish.page_size = 16;
+    wish.order = kind / 3 ? KV_VLLM : KV_NHD;
+    wish.type = (int)type;
+    wish.kv_heads = wish.group = 1;
+    wish.causal = 1;
+    wish.mask = MASK_NONE;
+    wish.slopes = 1;
+    wish.cap = wish.sinks = 0;
+    attend_case_make(c, r, &wish);
+    c->variant.window_left = -1;
+    c->alibi_slopes[0] = slope;
+}
+
 /* A slope with which all scores of a tile that is not the row's own are -infinity: no softmax
  * there. */
 static void test_slopes_too_steep(void **state) {
     struct test_device *t = *state;
     struct random r = {914};
-    for (int kind = 0; kind < 6; kind++) {
-        struct attend_wish wish = attend_anything(600);
+    for (int kind = 0; kind < N_STEEP; kind++) {
         struct attend_case c;
-        wish.batch = 1;
-        wish.kv_len = 600;
-        wish.qo_len = kind % 3 == 2 ? 70 : 1 + kind % 3; /* 70: the kernels for many rows */
-        wish.page_size = 16;
-        wish.order = kind / 3 ? KV_VLLM : KV_NHD;
-        wish.type = KV_BFP16;
-        wish.kv_heads = wish.group = 1;
-        wish.causal = 1;
-        wish.mask = MASK_NONE;
-        wish.slopes = 1;
-        wish.cap = 0;
-        attend_case_make(&c, &r, &wish);
-        c.variant.window_left = -1;
-        c.alibi_slopes[0] = FLT_MAX;
+        make_steep(&c, &r, kind, 600, KV_BFP16, FLT_MAX);
         expect_fault(t, &c, 0);
         attend_case_free(&c);
     }
@@ -386,24 +394,10 @@ static void test_slopes_too_steep(void **state) {
 static void test_slopes_beyond_floats(void **state) {
     struct test_device *t = *state;
     struct random r = {915};
-    for (int kind = 0; kind < 6; kind++) {
-        struct attend_wish wish = attend_anything(200);
+    for (int kind = 0; kind < N_STEEP; kind++) {
         struct attend_case c;
         float *y, *lse;
-        wish.batch = 1;
-        wish.kv_len = 200;
-        wish.qo_len = kind % 3 == 2 ? 70 : 1 + kind % 3; /* 70: the kernels for many rows */
-        wish.page_size = 16;
-        wish.order = kind / 3 ? KV_VLLM : KV_NHD;
-        wish.type = KV_BF16;
-        wish.kv_heads = wish.group = 1;
-        wish.causal = 1;
-        wish.mask = MASK_NONE;
-        wish.slopes = 1;
-        wish.cap = wish.sinks = 0;
-        attend_case_make(&c, &r, &wish);
-        c.variant.window_left = -1;
-        c.alibi_slopes[0] = 0x1p126f;
+        make_steep(&c, &r, kind, 200, KV_BF16, 0x1p126f);
         attend_run(t, &c, &y, &lse);
         attend_expect_as_reference(&c, y, lse);
         free(y);
