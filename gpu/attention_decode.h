@@ -250,6 +250,7 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
 /* A position of the next tile, on its way. */
 struct next_position {
     int32_t page;
+    uint32_t row;
     int8_t k_exponent, v_exponent;
 };
 
@@ -258,6 +259,7 @@ template <int DIM, kv_type TYPE> struct loader {
     static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
     static const int STEP = THREADS / VECTORS;          /* rows copied at once */
     static const bool EVEN = STEP * VECTORS == THREADS; /* a thread's column is always the same */
+    static const bool HAS_EXPONENTS = !size::FP8 && !size::SNAPPED;
     const struct attention_arguments *a;
     const struct decode_cache *cache;
     const struct plan_arrays *plan;
@@ -283,24 +285,33 @@ template <int DIM, kv_type TYPE> struct loader {
             position.page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
     }
 
-    __device__ __forceinline__ void fetch_exponents(const struct tile_cursor *at, int n, int set) {
-        position.k_exponent = position.v_exponent = 0;
+    __device__ __forceinline__ void find_row(const struct tile_cursor *at, int n, int set) {
         if (!n)
             return;
         uint32_t in_page = (uint32_t)(position_in(at, n) % plan->page_size);
-        uint32_t row = (uint32_t)position.page * cache->page_rows + in_page * cache->position_rows +
+        position.row = (uint32_t)position.page * cache->page_rows + in_page * cache->position_rows +
                        (uint32_t)kv_head() * cache->head_rows;
         int j = (int)threadIdx.x;
         memory.rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
-            row;
-        if constexpr (!size::FP8 && !size::SNAPPED) {
-            position.k_exponent = cache->k_exponents[row];
-            position.v_exponent = cache->v_exponents[row];
-        }
+            position.row;
+    }
+
+    /* Keys' and values' exponents, one after the other. With a page for each position a warp's are
+     * in 32 lines, and shared memory has left the L1 cache few of those: while all are taken,
+     * nothing else is loaded, from shared memory neither. */
+    __device__ __forceinline__ void fetch_key_exponent(int n) {
+        if constexpr (HAS_EXPONENTS)
+            if (n)
+                position.k_exponent = cache->k_exponents[position.row];
+    }
+    __device__ __forceinline__ void fetch_value_exponent(int n) {
+        if constexpr (HAS_EXPONENTS)
+            if (n)
+                position.v_exponent = cache->v_exponents[position.row];
     }
 
     __device__ __forceinline__ void store_units(int set) const {
-        if (size::FP8 || size::SNAPPED)
+        if (!HAS_EXPONENTS)
             return;
         int j = set * TILE + (int)threadIdx.x;
         memory.k_units[j] = num_pow2f(position.k_exponent) * 0x1p-30f; /* may be subnormal */
@@ -368,10 +379,13 @@ template <int DIM, kv_type TYPE> struct loader {
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
                                           struct tile_cursor cursors[], bool shares) {
         int n = positions_of(&at->group, at->tile);
+        position = {};
         fetch_page(at, n);
         if (!shares)
             wait_for_previous_kernel(); /* the plan is older */
-        fetch_exponents(at, n, 0);
+        find_row(at, n, 0);
+        fetch_key_exponent(n);
+        fetch_value_exponent(n);
         store_units(0);
         if (threadIdx.x == 0)
             find_next(&cursors[1], at, plan);

@@ -118,8 +118,12 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         chunks->start(c + size::AHEAD, n, set, n_next);
         if (c == 0 && threadIdx.x == 0) /* everybody is done with the tile that was there */
             find_next(after_next, next, chunks->plan);
-        if (c == size::ROWS_AT)
-            chunks->fetch_exponents(next, n_next, 1 - set);
+        if (c == size::ROWS_AT) {
+            chunks->find_row(next, n_next, 1 - set);
+            chunks->fetch_key_exponent(n_next);
+        }
+        if (c == size::CHUNKS - 1)
+            chunks->fetch_value_exponent(n_next);
         UNROLL
         for (int i = 0; i < EACH; i++)
             scores[c * EACH + i] = hidden<TYPE, VARIANT>::score();

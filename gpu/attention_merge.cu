@@ -8,7 +8,7 @@
  *
  * The chain of a row is short, a few operations a tile. What takes time is fetching the results, so
  * a thread block has one row, and all of a section's results are on their way together. The kernel
- * may start while the shares are still at work, and waits for them.
+ * may start while the shares are still at work: where their results will be, the plan says before.
  */
 #include "gpu/attention_plan.h"
 
@@ -18,23 +18,19 @@ enum {
     TILE = ATTENTION_TILE,
     LANES = 32,
     LONGEST_SECTION = 128, /* results that are merged at a time; as many threads at least */
-    VECTOR = 4,            /* floats in 16 bytes */
+    MOST_WARPS = 8,
+    VECTOR = 4, /* floats in 16 bytes */
 };
 
-/* A result: its values, and where m and l are behind them. */
-struct kept_row {
-    const float *values;
-    int dim;
-};
-
-/* What shares left of a row: the first one's merged tiles, then a result a tile. */
+/* What shares left of a row: the first one's merged tiles, then a result a tile. Of a result, there
+ * are the values of `dim` dimensions, then m and l. */
 struct split_results {
     const float *begin;
     size_t next;
     int dim, n;
 
-    __device__ __forceinline__ struct kept_row at(int i) const {
-        return {begin + (size_t)i * next, dim};
+    __device__ __forceinline__ const float *at(int i) const {
+        return begin + (size_t)i * next;
     }
 };
 
@@ -56,55 +52,51 @@ struct chain_results {
         return &row_lists[segments[s].row_list + row_in(s) / QUERY_ROWS];
     }
 
-    __device__ __forceinline__ struct kept_row at(int i) const {
+    __device__ __forceinline__ const float *at(int i) const {
         int s = 0;
         while (i >= list_of(s)->n_results)
             i -= list_of(s++)->n_results;
-        return {kept + (size_t)(list_of(s)->place + i) * next +
-                    (size_t)(row_in(s) % QUERY_ROWS * kept_floats(dim)),
-                dim};
+        return kept + (size_t)(list_of(s)->place + i) * next +
+               (size_t)(row_in(s) % QUERY_ROWS * kept_floats(dim));
     }
 };
 
-/* What the results of a section count for. */
+/* What the results of a section count for, and where they are. */
 struct section_shares {
     float4 of[LONGEST_SECTION];           /* x: of what is before, y: of the result; z: its l */
-    float m;                              /* of all up to the last of them */
     const float *values[LONGEST_SECTION]; /* of each result */
+    float warp_max[MOST_WARPS];
 };
 
-/* Works out the shares of n results from number `first` on; a warp. Takes the m of what is before,
- * returns that of all. */
-template <class Results>
-static __device__ float work_out_shares(struct section_shares *shares, float m,
-                                        const Results &results, int first, int n) {
-    int lane = (int)(threadIdx.x % LANES);
-    float2 ml[LONGEST_SECTION / LANES];
+/* Works out the shares of a section, a result a thread, of which there are n; all threads. m: of
+ * what is before. Returns that of all. A NaN, the row sees nothing of the tile, does not count: its
+ * zeros are multiplied by -0, which leaves all as it is. */
+static __device__ __forceinline__ float work_out_shares(struct section_shares *shares, float m,
+                                                        float2 ml, int n) {
+    int i = (int)threadIdx.x, lane = i % LANES, warp = i / LANES;
+    float max = i < n ? ml.x : NAN;
     UNROLL
-    for (int i = 0; i < LONGEST_SECTION / LANES; i++) {
-        ml[i] = make_float2(NAN, 0);
-        if (i * LANES + lane < n) {
-            struct kept_row row = results.at(first + i * LANES + lane);
-            ml[i] = *(const float2 *)(row.values + row.dim);
-        }
+    for (int step = 1; step < LANES; step *= 2) { /* of all of the warp up to this one */
+        float other = __shfl_up_sync(0xffffffffu, max, (unsigned)step);
+        max = lane >= step ? fmaxf(max, other) : max;
     }
-    UNROLL
-    for (int i = 0; i < LONGEST_SECTION / LANES; i++) {
-        float max = fmaxf(m, ml[i].x); /* a NaN, the row sees nothing of the tile, does not count */
-        UNROLL
-        for (int step = 1; step < LANES; step *= 2) { /* of all up to this one */
-            float other = __shfl_up_sync(0xffffffffu, max, (unsigned)step);
-            max = lane >= step ? fmaxf(max, other) : max;
-        }
-        float before = __shfl_up_sync(0xffffffffu, max, 1);
-        before = lane ? before : m;
-        m = __shfl_sync(0xffffffffu, max, LANES - 1);
-        if (i * LANES + lane < n) {
-            shares->of[i * LANES + lane] =
-                make_float4(num_exp(before - max), num_exp(ml[i].x - max), ml[i].y, 0);
-        }
+    if (lane == LANES - 1)
+        shares->warp_max[warp] = max;
+    __syncthreads();
+    float all = m;
+    for (int w = 0; w < (int)blockDim.x / LANES; w++) {
+        m = w < warp ? fmaxf(m, shares->warp_max[w]) : m;
+        all = fmaxf(all, shares->warp_max[w]);
     }
-    return m;
+    max = fmaxf(max, m);
+    float before = __shfl_up_sync(0xffffffffu, max, 1);
+    before = lane ? before : m;
+    float old_share = num_exp(before - max), new_share = num_exp(ml.x - max);
+    bool sees = new_share >= 0; /* not a NaN */
+    if (i < n)
+        shares->of[i] =
+            make_float4(sees ? old_share : 1, sees ? new_share : -0.0f, sees ? ml.y : 0, 0);
+    return all;
 }
 
 /* A row of the op. */
@@ -112,53 +104,54 @@ struct merged_row {
     int token, head;
 };
 
-/* Merges all results of a row, and writes it; or leaves a result of all of them in `state`. tiles:
- * shared memory [section, dim], dim head_dim rounded up to whole vectors. */
+/* Merges all results of a row, of which there is one at least, and writes it; or leaves a result of
+ * all of them in `state`. Waits for the kernel before this one, which makes them. tiles: shared
+ * memory [section, dim], dim head_dim rounded up to whole vectors. */
 template <class Results>
 static __device__ __forceinline__ void
 merge_row(const struct attention_arguments *a, const struct attention_variant *variant,
           const Results &results, struct merged_row row, float *tiles,
           struct section_shares *shares, int section, float v_scale, float *state) {
     int d = (int)threadIdx.x, dim = (a->head_dim + VECTOR - 1) / VECTOR * VECTOR;
-    struct kept_row begin = results.at(0);
-    float o = 0, m = begin.values[begin.dim], l = begin.values[begin.dim + 1];
-    if (d < dim)
-        o = begin.values[d];
-    for (int first = 1; first < results.n; first += section) {
+    const float *begin = results.at(0);
+    float o = 0, m = -INFINITY, l = 0;
+    for (int first = 1; first == 1 || first < results.n; first += section) {
         int n = min(section, results.n - first);
-        if (d < n)
-            shares->values[d] = results.at(first + d).values;
+        const float *mine = d < n ? results.at(first + d) : NULL;
+        if (first > 1)
+            __syncthreads(); /* the section's memory is used again */
+        if (mine)
+            shares->values[d] = mine;
         __syncthreads();
+        if (first == 1) { /* the plan is older than the results */
+            wait_for_previous_kernel();
+            o = d < dim ? begin[d] : 0;
+            m = begin[results.dim];
+            l = begin[results.dim + 1];
+        }
+        float2 ml = mine ? *(const float2 *)(mine + results.dim) : make_float2(NAN, 0);
+        UNROLL_8
         for (int i = d / LANES; i < n; i += (int)blockDim.x / LANES) /* a warp copies a result */
             for (int j = d % LANES * VECTOR; j < dim; j += LANES * VECTOR)
                 cp_async_16(tiles + i * dim + j, shares->values[i] + j);
         cp_async_commit();
-        if (d < LANES) {
-            m = work_out_shares(shares, m, results, first, n);
-            if (d == 0)
-                shares->m = m;
-        }
+        m = work_out_shares(shares, m, ml, n);
         cp_async_wait<0>();
         __syncthreads();
-        m = shares->m;
         if (d < dim) {
             UNROLL_8
             for (int j = 0; j < n; j++) {
                 float4 share = shares->of[j];
-                bool sees = share.y >= 0; /* not a NaN: the row sees something of the tile */
-                float next_l = num_merge(l, share.x, share.z, share.y);
-                float next_o = num_merge(o, share.x, tiles[j * dim + d], share.y);
-                l = sees ? next_l : l;
-                o = sees ? next_o : o;
+                l = num_merge(l, share.x, share.z, share.y);
+                o = num_merge(o, share.x, tiles[j * dim + d], share.y);
             }
         }
-        __syncthreads(); /* the section's memory is used again */
     }
     if (state) {
         if (d < dim)
             state[d] = o;
         if (d == 0)
-            *(float2 *)(state + begin.dim) = make_float2(m, l);
+            *(float2 *)(state + results.dim) = make_float2(m, l);
         return;
     }
     size_t place = (size_t)row.token * (size_t)a->n_heads + (size_t)row.head;
@@ -183,14 +176,15 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
-    struct decode_split split = plan.splits[blockIdx.x]; /* the plan is older than the results */
-    wait_for_previous_kernel(); /* all do, so that who waits for this kernel waits for that one */
-    if (!split.n_tiles)
-        return;
+    struct decode_split split = plan.splits[blockIdx.x];
     int head = (int)blockIdx.y, row = (int)blockIdx.z;
-    struct row_group g = plan.groups[split.group];
-    if (row >= g.n_rows)
+    struct row_group g = {};
+    if (split.n_tiles)
+        g = plan.groups[split.group];
+    if (row >= g.n_rows) {
+        wait_for_previous_kernel(); /* all do, so that who waits for this one waits for that */
         return;
+    }
     int group = a.n_heads / a.n_kv_heads, token = g.first_token + (g.first_row + row) / group;
     struct split_results results;
     results.dim = dim;
@@ -220,7 +214,7 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
     int token = (int)blockIdx.x, head = (int)blockIdx.y, group = a.n_heads / a.n_kv_heads;
-    struct token_chain chain = memory.chains[token]; /* the plan is older than the results */
+    struct token_chain chain = memory.chains[token];
     struct chain_results r;
     size_t rows = (size_t)(QUERY_ROWS * kept_floats(memory.dim));
     r.kept = memory.kept + (size_t)(head / group) * rows;
@@ -234,9 +228,10 @@ __global__ static void merge_chains(struct attention_arguments a, struct attenti
     r.n = 0;
     for (int s = 0; s < chain.n_segments; s++)
         r.n += r.list_of(s)->n_results;
-    wait_for_previous_kernel();
-    if (!r.n)
+    if (!r.n) {
+        wait_for_previous_kernel();
         return;
+    }
     size_t row = (size_t)token * (size_t)a.n_heads + (size_t)head;
     float *state = memory.states ? memory.states + row * (size_t)kept_floats(memory.dim) : NULL;
     merge_row(&a, &variant, r, {token, head}, tiles, &shares, section, 1, state);
