@@ -367,19 +367,44 @@ static bool sees(const struct attend_case *c, int sequence, int query, int posit
     return v->mask_form == MASK_BYTES ? mask[at] != 0 : (mask[at / 8] & 1 << at % 8) != 0;
 }
 
-double attend_exact(const struct attend_case *c, int sequence, int query, int head, double *y) {
+/* A row of keys or values in float64: as the cache holds it, or as it was before. scale: of the
+ * tensor. */
+static void exact_row(double *out, const struct attend_case *c, bool stored, const float *row,
+                      float scale) {
+    enum kv_type t = c->layout.type;
+    uint32_t largest = 0;
+    for (int d = 0; d < c->shape.head_dim; d++)
+        largest = num_magnitude(row[d]) > largest ? num_magnitude(row[d]) : largest;
+    int e = kv_stored_exponent(t, largest);
+    scale = scale == 0 ? 1 : scale;
+    for (int d = 0; d < c->shape.head_dim; d++) {
+        uint32_t bits = kv_bits(t, row[d], e, scale);
+        if (!stored)
+            out[d] = row[d];
+        else if (kv_type_is_snapped(t))
+            out[d] = kv_float(t, bits);
+        else
+            out[d] = (double)kv_integer(t, bits, 1) * scale *
+                     ldexp(1, (kv_type_has_exponents(t) ? e : kv_fixed_exponent(t)) - 15);
+    }
+}
+
+double attend_exact(const struct attend_case *c, bool stored, int sequence, int query, int head,
+                    double *y) {
     int dim = c->shape.head_dim, heads = c->shape.n_kv_heads, kv_len = c->kv_len[sequence];
     int kv_head = head / (c->shape.n_heads / heads);
     int qo_len = c->qo_indptr[sequence + 1] - c->qo_indptr[sequence];
     size_t token = (size_t)(c->qo_indptr[sequence] + query);
     const float *q = c->q + (token * (size_t)c->shape.n_heads + (size_t)head) * (size_t)dim;
     double *scores = host_array((size_t)kv_len + 1, sizeof *scores), max = -INFINITY, sum = 0;
+    double *x = host_array((size_t)dim, sizeof *x); /* a key, or a value */
     for (int j = 0; j < kv_len; j++) {
         size_t row = ((size_t)(c->first_position[sequence] + j) * (size_t)heads + (size_t)kv_head) *
                      (size_t)dim;
         double s = 0, cap = c->variant.soft_cap;
+        exact_row(x, c, stored, c->k + row, c->layout.k_scale);
         for (int d = 0; d < dim; d++)
-            s += (double)q[d] * c->k[row + (size_t)d];
+            s += q[d] * x[d];
         s *= c->shape.scale;
         s = cap > 0 ? cap * tanh(s / cap) : s;
         s += c->alibi_slopes ? (double)c->alibi_slopes[head] * (j - (kv_len - qo_len + query)) : 0;
@@ -394,23 +419,27 @@ double attend_exact(const struct attend_case *c, int sequence, int query, int he
                      (size_t)dim;
         double p = scores[j] > -INFINITY ? exp(scores[j] - max) : 0;
         sum += p;
+        exact_row(x, c, stored, c->v + row, c->layout.v_scale);
         for (int d = 0; d < dim; d++)
-            y[d] += p * c->v[row + (size_t)d];
+            y[d] += p * x[d];
     }
     sum += c->sinks ? exp((double)c->sinks[head] - max) : 0;
     for (int d = 0; d < dim && sum > 0; d++)
         y[d] /= sum;
     free(scores);
+    free(x);
     return sum > 0 ? max + log(sum) : -INFINITY;
 }
 
-struct attend_error attend_expect_close(const struct attend_case *c, int token, int head,
-                                        const float *y, const float *lse) {
+/* far: relative to the row's norm, and of the logarithm; beyond it is a mistake. */
+static struct attend_error expect_near(const struct attend_case *c, bool stored, int token,
+                                       int head, const float *y, const float *lse,
+                                       struct attend_error far) {
     int dim = c->shape.head_dim, i = 0;
     while (c->qo_indptr[i + 1] <= token)
         i++;
     double *exact = host_array((size_t)dim, sizeof *exact), norm = 0, error = 0;
-    double want_lse = attend_exact(c, i, token - c->qo_indptr[i], head, exact);
+    double want_lse = attend_exact(c, stored, i, token - c->qo_indptr[i], head, exact);
     size_t row = (size_t)token * (size_t)c->shape.n_heads + (size_t)head;
     double got_lse = lse[row] / (c->variant.lse_base == LSE_2 ? 1 / log(2) : 1);
     for (int d = 0; d < dim; d++) {
@@ -420,16 +449,22 @@ struct attend_error attend_expect_close(const struct attend_case *c, int token, 
     free(exact);
     char name[256];
     attend_describe(name, sizeof name, c, "attention");
-    double far = c->layout.type ? 4 : 1e-4; /* beyond: a mistake */
-    if (norm == 0 ? error > 0 : !(error <= norm * far))
+    if (norm == 0 ? error > 0 : !(error <= norm * far.row * far.row))
         fail_msg("%s: sequence %d, query %d, head %d: error %g, norm %g", name, i,
                  token - c->qo_indptr[i], head, sqrt(error), sqrt(norm));
-    if (isinf(want_lse) ? lse[row] != want_lse
-                        : !(fabs(got_lse - want_lse) <= (c->layout.type ? 2 : 1e-2)))
+    if (isinf(want_lse) ? lse[row] != want_lse : !(fabs(got_lse - want_lse) <= far.lse))
         fail_msg("%s: sequence %d, query %d, head %d: lse %g, want %g", name, i,
                  token - c->qo_indptr[i], head, got_lse, want_lse);
     return (struct attend_error){norm > 0 ? sqrt(error / norm) : -1,
                                  isinf(want_lse) ? -1 : fabs(got_lse - want_lse)};
+}
+
+struct attend_errors attend_expect_close(const struct attend_case *c, int token, int head,
+                                         const float *y, const float *lse) {
+    const struct attend_error near = {1e-2, 1e-2}, of_few_bits = {2, 2};
+    return (struct attend_errors){
+        expect_near(c, false, token, head, y, lse, c->layout.type ? of_few_bits : near),
+        expect_near(c, true, token, head, y, lse, near)};
 }
 
 /* ---- comparing ---------------------------------------------------------------------------------

@@ -89,16 +89,22 @@ void attend_run_planned(struct test_device *t, const struct attend_case *c,
                         float **lse);
 
 /* One query row in float64, from the formulas, without any snapping; which positions it sees is
- * worked out here once more. y [head_dim]; returns the natural log of the sum. */
-double attend_exact(const struct attend_case *c, int sequence, int query, int head, double *y);
+ * worked out here once more. stored: over keys and values as the cache holds them, else as they
+ * were before. y [head_dim]; returns the natural log of the sum. */
+double attend_exact(const struct attend_case *c, bool stored, int sequence, int query, int head,
+                    double *y);
 
 /* How far one row of a result, y and lse in host memory, is from that: y relative to the norm of
- * the row, lse. Negative: there is nothing to be far from. Fails where it is a mistake. */
+ * the row, lse. Negative: there is nothing to be far from. Fails where it is a mistake. all: with
+ * what storing keys and values has cost; own: what attention adds. */
 struct attend_error {
     double row, lse;
 };
-struct attend_error attend_expect_close(const struct attend_case *c, int token, int head,
-                                        const float *y, const float *lse);
+struct attend_errors {
+    struct attend_error all, own;
+};
+struct attend_errors attend_expect_close(const struct attend_case *c, int token, int head,
+                                         const float *y, const float *lse);
 
 /* "what of 3 sequences, HND, pages of 16, ...": for messages. */
 void attend_describe(char *out, size_t size, const struct attend_case *c, const char *what);
