@@ -109,7 +109,8 @@ static __device__ __forceinline__ void keep_row(float *to, const float4 *o, int 
         *(float2 *)(to + DIM) = make_float2(m, l);
 }
 
-/* The end of a row: y. */
+/* The end of a row: y. Divisions take many instructions, and branches, for numbers that rows seldom
+ * have: without these, all of a thread's at once by num_divide_near. */
 template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 finish_row(const struct attention_arguments *a, const struct attention_variant *v,
@@ -126,15 +127,32 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
             attention_note_sums(v, number, m, l);
     }
     bool divides = l > 0 && !(VARIANT && v->m);
+    float least = l, most = l, reciprocal = 1 / l;
     for (int i = 0; i < DIM / 8; i++) {
-        const float *sum = (const float *)&o[i * THREADS] + 2 * r;
+        float2 sum = *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
         for (int j = 0; j < 2; j++) {
-            int d = 8 * i + 2 * t + j;
-            float x = VARIANT && v->sinks ? num_merge(sum[j], old, 0, fresh) : sum[j];
-            if (d < a->head_dim)
-                y[d] = divides ? x / l : x;
+            float x = j ? sum.y : sum.x;
+            if (VARIANT && v->sinks)
+                x = num_merge(x, old, 0, fresh);
+            x = 8 * i + 2 * t + j < a->head_dim ? fabsf(x) : 1;
+            least = fminf(least, x);
+            most = fmaxf(most, x);
         }
     }
+    bool near = divides && least >= NUM_NEAR_LEAST && most <= NUM_NEAR_MOST;
+    for (int i = 0; i < DIM / 8; i++) {
+        float2 sum = *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
+        for (int j = 0; j < 2; j++) {
+            int d = 8 * i + 2 * t + j;
+            float x = j ? sum.y : sum.x;
+            if (VARIANT && v->sinks)
+                x = num_merge(x, old, 0, fresh);
+            if (d < a->head_dim)
+                y[d] = near ? num_divide_near(x, l, reciprocal) : x;
+        }
+    }
+    for (int d = 2 * t; d < a->head_dim && divides && !near; d += d % 2 ? 7 : 1)
+        y[d] /= l;
 }
 
 /* The tiles of an item, for the rows of a block. */

@@ -1,6 +1,6 @@
 /* num_exp, num_tanh and num_log of every float: less than 1 ulp off, and the rules for NaN, zeros
  * and signs; num_probability of every float that is not positive: to within 2^-17. Prints the worst
- * error of each. */
+ * error of each. num_divide_near of every quotient that could be rounded to the wrong side. */
 #include "model/numerics.h"
 #include "tests/oracle.h"
 
@@ -115,12 +115,60 @@ static void test_probability_of_every_float(void **state) {
     assert_every_float("num_probability", "* 2^-17", probability_error);
 }
 
+/* 2^-k modulo an odd number. */
+static uint64_t half_to_the(int k, uint64_t modulo) {
+    uint64_t x = 1 % modulo;
+    for (int i = 0; i < k; i++)
+        x = x % 2 ? (x + modulo) / 2 : x / 2;
+    return x;
+}
+
+/*
+ * The quotients of a and b, whole numbers of 24 bits, that are within 2^-21.5 units in the last
+ * place of the middle between two floats, and those as near to a float: a * 2^k = q * b + c with
+ * |c| <= 12 and a whole number q, of 25 bits for one of k = 24 and 25. That is a = c * 2^-k modulo
+ * b. Where b is even, so is c, and all three are halved. Returns how many were wrong.
+ */
+static long divide_by(uint64_t b, long *n) {
+    enum { MOST = 12, TOP = 1 << 24 };
+    int twos = __builtin_ctzll(b);
+    uint64_t odd = b >> twos;
+    long wrong = 0;
+    for (int k = 24; k <= 25 && 1 << twos <= MOST; k++) {
+        uint64_t inverse = half_to_the(k - twos, odd);
+        for (int c = -MOST; c <= MOST; c++) {
+            if (c % (1 << twos))
+                continue;
+            uint64_t residue = (uint64_t)(c / (1 << twos) + MOST * (int64_t)odd) % odd;
+            for (uint64_t a = inverse * residue % odd; a < TOP; a += odd) {
+                float x = ldexpf((float)a, -23), l = ldexpf((float)b, -23);
+                if (a < TOP / 2)
+                    continue;
+                wrong += num_bits(num_divide_near(x, l, 1 / l)) != num_bits(x / l);
+                (*n)++;
+            }
+        }
+    }
+    return wrong;
+}
+
+static void test_every_hard_quotient(void **state) {
+    (void)state;
+    long n = 0, wrong = 0;
+    for (uint64_t b = 1 << 23; b < 1 << 24; b++)
+        wrong += divide_by(b, &n);
+    print_message("num_divide_near: %ld hard quotients, %ld wrong\n", n, wrong);
+    assert_true(n > 200000000);
+    assert_int_equal(wrong, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exp_of_every_float),
         cmocka_unit_test(test_tanh_of_every_float),
         cmocka_unit_test(test_log_of_every_float),
         cmocka_unit_test(test_probability_of_every_float),
+        cmocka_unit_test(test_every_hard_quotient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

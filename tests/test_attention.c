@@ -25,6 +25,8 @@ enum kind {
     ONE_WINNER,    /* scores around 2^40: one key gets everything */
     WILD_VALUES,   /* value rows from 2^-90 to 2^90: most weights are flushed or snapped to 0 */
     TINY_VALUES,   /* value rows below 2^-95, where weights reach 2^-126 */
+    FEW_BITS,      /* here and there 2^-115, with little weight: a division leaves few bits */
+    TOO_MUCH,      /* equal scores, and values whose sum float32 cannot hold */
     HEAVY_QUERIES, /* some scores of a row tie, some are 0, some win */
     CLIMBING,      /* the maximum grows with every key: every merge rescales what came before */
     ONE_SIGN,      /* all scores of a row are negative, or all positive */
@@ -49,7 +51,9 @@ static size_t y_bytes(const struct problem *p, int n_tokens) {
 static void fill_query(struct random *r, float *q, int n, enum kind kind) {
     int scale = kind == ONE_WINNER ? 40 : 0;
     for (int i = 0; i < n; i++)
-        q[i] = kind == EQUAL_SCORES ? 0 : kind == CLIMBING ? 1 : ldexpf(random_normal(r), scale);
+        q[i] = kind == EQUAL_SCORES || kind == TOO_MUCH ? 0
+               : kind == CLIMBING                       ? 1
+                                                        : ldexpf(random_normal(r), scale);
     if (kind == HEAVY_QUERIES)
         random_fill(r, q, (size_t)n, HEAVY_TAILED);
     bool negative = kind == ONE_SIGN && random_int(r, 0, 1);
@@ -66,9 +70,12 @@ static void fill_key_and_value(struct random *r, float *k, float *v, int n, int 
         k[i] = fabsf(k[i]);
     int e = kind == WILD_VALUES   ? random_int(r, -90, 90)
             : kind == TINY_VALUES ? random_int(r, -120, -95)
+            : kind == TOO_MUCH    ? 122
                                   : 0;
     for (int i = 0; i < n; i++)
-        v[i] = ldexpf(random_normal(r), e);
+        v[i] = ldexpf(kind == TOO_MUCH ? fabsf(random_normal(r)) : random_normal(r), e);
+    for (int i = 0; kind == FEW_BITS && i < n; i++)
+        v[i] = ldexpf(position % 64 == 5 ? (float)random_int(r, -3, 3) : 0, -115);
 }
 
 static struct problem make_problem(struct random *r, int n_heads, int n_kv_heads, int head_dim,

@@ -300,6 +300,23 @@ static void test_value_weight(void **state) {
     }
 }
 
+/* ---- divisions ------------------------------------------------------------------------------- */
+
+static void test_divisions(void **state) {
+    (void)state;
+    struct random r = {920};
+    for (int i = 0; i < 1000000; i++) {
+        float x =
+            ldexpf(1 + (float)random_int(&r, 0, (1 << 23) - 1) * 0x1p-23f, random_int(&r, -60, 59));
+        float l =
+            ldexpf(1 + (float)random_int(&r, 0, (1 << 23) - 1) * 0x1p-23f, random_int(&r, -60, 59));
+        x = i % 2 ? -x : x;
+        assert_bits(num_divide_near(x, l, 1 / l), x / l);
+    }
+    assert_bits(num_divide_near(NUM_NEAR_LEAST, NUM_NEAR_MOST, 1 / NUM_NEAR_MOST), 0x1p-120f);
+    assert_bits(num_divide_near(NUM_NEAR_MOST, NUM_NEAR_LEAST, 1 / NUM_NEAR_LEAST), 0x1p120f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_probability_is_close),
@@ -314,6 +331,7 @@ int main(void) {
         cmocka_unit_test(test_tile_max),
         cmocka_unit_test(test_weighted_value),
         cmocka_unit_test(test_value_weight),
+        cmocka_unit_test(test_divisions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
