@@ -285,6 +285,7 @@ template <int DIM, kv_type TYPE> struct loader {
             position.page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
     }
 
+    /* Where this thread's position lies; its page has come. */
     __device__ __forceinline__ void find_row(const struct tile_cursor *at, int n, int set) {
         if (!n)
             return;
@@ -296,9 +297,9 @@ template <int DIM, kv_type TYPE> struct loader {
             position.row;
     }
 
-    /* Keys' and values' exponents, one after the other. With a page for each position a warp's are
-     * in 32 lines, and shared memory has left the L1 cache few of those: while all are taken,
-     * nothing else is loaded, from shared memory neither. */
+    /* Keys' and values' exponents, half a tile apart. With a page for each position a warp's are in
+     * 32 lines, and shared memory has left the L1 cache few of those: all at once took a fifth
+     * longer (measured: tests/bench/README.md). */
     __device__ __forceinline__ void fetch_key_exponent(int n) {
         if constexpr (HAS_EXPONENTS)
             if (n)

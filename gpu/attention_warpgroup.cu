@@ -139,7 +139,7 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
             most = fmaxf(most, x);
         }
     }
-    bool near = divides && least >= NUM_NEAR_LEAST && most <= NUM_NEAR_MOST;
+    bool near = divides && num_is_near(least, most);
     for (int i = 0; i < DIM / 8; i++) {
         float2 sum = *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
         for (int j = 0; j < 2; j++) {

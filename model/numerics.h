@@ -15,6 +15,7 @@
 #define SAMEBITS_NUMERICS_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -380,21 +381,22 @@ NUM_FN float num_weighted_value(float sum, int e) {
     return sum * (float)num_pow2(e - 30);
 }
 
-/*
- * x / l, rounded as a division is, where reciprocal = 1 / l and the magnitudes of x and l lie in
- * between these bounds: x times the reciprocal, and the correction of what that is off. For
- * kernels: a GPU has no instruction for a division.
- *
- * Before it is rounded, the corrected quotient is off by at most 2^-22 of a unit in the last place.
- * Whether it is rounded to the right side was tried for all quotients that lie so near to the
- * middle between two floats (tests/slow_numerics.c). After Markstein, "Computation of elementary
- * functions on the IBM RISC System/6000 processor", 1990, who corrects twice, and proves it.
- */
-#define NUM_NEAR_LEAST 0x1p-60f
-#define NUM_NEAR_MOST 0x1p60f
+/* Whether num_divide_near may divide numbers of these magnitudes. */
+NUM_FN bool num_is_near(float least, float most) {
+    return least >= 0x1p-60f && most <= 0x1p60f;
+}
 
+/*
+ * x / l, rounded as a division is, where reciprocal = 1 / l: x times the reciprocal, and twice the
+ * correction of what that is off. For kernels: a GPU has no instruction for a division.
+ *
+ * A quotient that is off by less than a unit in the last place is right after one correction:
+ * Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990. The
+ * first correction makes it one. tests/slow_numerics.c tries all that could be wrong nevertheless.
+ */
 NUM_FN float num_divide_near(float x, float l, float reciprocal) {
     float q = x * reciprocal;
+    q = fmaf(fmaf(-q, l, x), reciprocal, q);
     return fmaf(fmaf(-q, l, x), reciprocal, q);
 }
 

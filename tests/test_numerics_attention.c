@@ -313,8 +313,10 @@ static void test_divisions(void **state) {
         x = i % 2 ? -x : x;
         assert_bits(num_divide_near(x, l, 1 / l), x / l);
     }
-    assert_bits(num_divide_near(NUM_NEAR_LEAST, NUM_NEAR_MOST, 1 / NUM_NEAR_MOST), 0x1p-120f);
-    assert_bits(num_divide_near(NUM_NEAR_MOST, NUM_NEAR_LEAST, 1 / NUM_NEAR_LEAST), 0x1p120f);
+    assert_bits(num_divide_near(0x1p-60f, 0x1p60f, 0x1p-60f), 0x1p-120f);
+    assert_bits(num_divide_near(0x1p60f, 0x1p-60f, 0x1p60f), 0x1p120f);
+    assert_true(num_is_near(0x1p-60f, 0x1p60f));
+    assert_false(num_is_near(0x1p-61f, 1) || num_is_near(1, 0x1p61f));
 }
 
 int main(void) {
