@@ -49,7 +49,7 @@ static size_t y_bytes(const struct problem *p, int n_tokens) {
 }
 
 static void fill_query(struct random *r, float *q, int n, enum kind kind) {
-    int scale = kind == ONE_WINNER ? 40 : 0;
+    int scale = kind == ONE_WINNER ? 40 : kind == FEW_BITS ? 1 : 0;
     for (int i = 0; i < n; i++)
         q[i] = kind == EQUAL_SCORES || kind == TOO_MUCH ? 0
                : kind == CLIMBING                       ? 1
@@ -75,7 +75,7 @@ static void fill_key_and_value(struct random *r, float *k, float *v, int n, int 
     for (int i = 0; i < n; i++)
         v[i] = ldexpf(kind == TOO_MUCH ? fabsf(random_normal(r)) : random_normal(r), e);
     for (int i = 0; kind == FEW_BITS && i < n; i++)
-        v[i] = ldexpf(position % 64 == 5 ? (float)random_int(r, -3, 3) : 0, -115);
+        v[i] = ldexpf(position % 32 == 5 ? (float)random_int(r, -3, 3) : 0, -115);
 }
 
 static struct problem make_problem(struct random *r, int n_heads, int n_kv_heads, int head_dim,
