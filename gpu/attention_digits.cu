@@ -221,20 +221,30 @@ __global__ static void __launch_bounds__(THREADS) split_any_values(struct split_
  * of digits is a store; and nothing has to wait for the rows' exponents, so queries, keys and
  * values are split by one kernel. The blocks of all kv heads go side by side: so do their rows.
  */
-enum { KEY_ROWS = 128, KEY_DIMS = 64 /* of a block, at most */ };
+enum {
+    PIECE = 8192, /* elements that a block splits at a time: as many dimensions as there are, */
+    MOST_DIMS =
+        128,    /* up to these, of a few rows, so that what lies side by side is read at once */
+    PIECES = 2, /* in shared memory: one is written while the next arrives */
+};
 
-static __host__ __device__ constexpr int parts_of_key(int dim) {
-    return (dim + KEY_DIMS - 1) / KEY_DIMS;
+static __host__ __device__ constexpr int piece_dims(int dim) {
+    return dim % MOST_DIMS ? 64 : (int)MOST_DIMS;
 }
 
-/* What a block has in shared memory: its rows' beginnings, and its part of them, with 16 bytes
- * behind each row, so that neighbouring ones lie in different banks. */
-struct rows_memory {
-    const int16_t *rows[TILE];
-    union {
-        uint4 keys[KEY_ROWS][KEY_DIMS / 8 + 1];
-        uint4 values[TILE][SIDE_DIMS / 8 + 1];
-    };
+/* The pieces of a tile's keys, and of its values. */
+static __host__ __device__ constexpr int pieces_of_tile(int dim) {
+    return (dim + piece_dims(dim) - 1) / piece_dims(dim) * (TILE * piece_dims(dim) / PIECE);
+}
+
+/* A piece in shared memory, with 16 bytes behind each row, so that neighbouring ones lie in
+ * different banks. */
+template <int DIMS> struct piece_rows { uint4 row[PIECE / DIMS][DIMS / 8 + 1]; };
+
+/* What a block has in shared memory: its rows' beginnings, and its pieces of them. */
+template <int DIMS> struct rows_memory {
+    const int16_t *rows[PIECES][PIECE / DIMS];
+    struct piece_rows<DIMS> pieces[PIECES];
 };
 
 /* The digits of eight mantissas of 16 bytes: their high ones, and their low ones. */
@@ -245,12 +255,6 @@ static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uin
     low->y = __byte_perm(m.z, m.w, 0x6420);
 }
 
-/* Eight mantissas of a row from dimension d on; zeros behind its end, and where there is no row:
- * NULL. */
-static __device__ __forceinline__ uint4 load_vector(const int16_t *row, int d, int dim) {
-    return row && d < dim ? *(const uint4 *)(row + d) : make_uint4(0, 0, 0, 0);
-}
-
 /* Where the row of a position begins; NULL: there is none. */
 static __device__ __forceinline__ const int16_t *
 row_at(const struct kv_view *v, const struct position_place *at, int kv_head) {
@@ -258,117 +262,177 @@ row_at(const struct kv_view *v, const struct position_place *at, int kv_head) {
                         : (const int16_t *)v->data + kv_view_row(v, at->page, at->in_page, kv_head);
 }
 
-/* A block has KEY_DIMS dimensions of KEY_ROWS keys: whole lines come in, and whole lines go out, in
- * which neighbouring keys' columns lie side by side. */
-static __device__ __forceinline__ void split_key_rows(const struct split_arguments *s, int kv_head,
-                                                      struct part part, struct rows_memory *mem) {
-    enum { VECTORS = KEY_DIMS / 8, COLUMNS = KEY_DIMS / 16 };
+/* The pieces of a kv head's keys, or values, that a block goes through. */
+template <int DIMS> struct piece_loader {
+    enum { ROWS = PIECE / DIMS, VECTORS = DIMS / 8 };
+    const struct split_arguments *s;
+    const struct kv_view *v;
+    struct rows_memory<DIMS> *mem;
+    int kv_head, per_row; /* pieces side by side in a row */
+
+    __device__ __forceinline__ int first_row(int k) const {
+        return k / per_row * ROWS;
+    }
+    __device__ __forceinline__ int first_dim(int k) const {
+        return k % per_row * DIMS;
+    }
+
+    /* Notes where the rows of piece k begin. */
+    __device__ __forceinline__ void find_rows(int k, int stage) const {
+        int j = (int)threadIdx.x, i = first_row(k) + j;
+        if (j >= ROWS)
+            return;
+        struct position_place at = place_of(s, i / TILE, i % TILE);
+        mem->rows[stage][j] = row_at(v, &at, kv_head);
+    }
+
+    /* Starts to copy it: zeros behind the rows' ends, and where there is no row. */
+    __device__ __forceinline__ void start(int k, int stage) const {
+        UNROLL
+        for (int i = 0; i < ROWS * VECTORS / THREADS; i++) {
+            int row = ((int)threadIdx.x + i * THREADS) / VECTORS;
+            int vector = (int)threadIdx.x % VECTORS, d = first_dim(k) + 8 * vector;
+            const int16_t *from = mem->rows[stage][row];
+            bool exists = from && d < s->a.head_dim;
+            cp_async_16_or_zero(&mem->pieces[stage].row[row][vector], exists ? from + d : v->data,
+                                exists);
+        }
+    }
+};
+
+/* The exponents of a piece's keys, and of the values of the same positions. */
+static __device__ __forceinline__ void note_exponents(const struct split_arguments *s, int kv_head,
+                                                      int first_row, int rows) {
+    int j = (int)threadIdx.x, i = first_row + j;
+    if (j >= rows)
+        return;
+    struct position_place at = place_of(s, i / TILE, i % TILE);
+    char2 e = make_char2(0, 0);
+    if (at.page >= 0) {
+        int64_t key = kv_view_exponent(&s->kv.k, at.page, at.in_page, kv_head);
+        int64_t value = kv_view_exponent(&s->kv.v, at.page, at.in_page, kv_head);
+        e = make_char2(s->kv.k.exponents[key], s->kv.v.exponents[value]);
+    }
+    ((char2 *)s->out.exponents)[(size_t)kv_head * (size_t)s->out.n_tiles * TILE + (size_t)i] = e;
+}
+
+/* Splits a piece of keys: neighbouring threads write neighbouring keys' columns. */
+template <int DIMS>
+static __device__ __forceinline__ void split_key_piece(const struct split_arguments *s, int kv_head,
+                                                       int first_row, int first,
+                                                       const struct piece_rows<DIMS> *keys) {
+    enum { ROWS = PIECE / DIMS };
     const struct attention_digits *out = &s->out;
-    int parts = parts_of_key(out->dim), n = tiles_of(s) * (TILE / KEY_ROWS) * parts;
-    int j = (int)threadIdx.x, column = column_bytes(out->keys);
-    for (int k = part.block; k < n; k += part.n_blocks) {
-        int first_key = k / parts * KEY_ROWS, first = k % parts * KEY_DIMS, tile = first_key / TILE;
-        if (j < KEY_ROWS) {
-            int i = first_key + j;
-            struct position_place at = place_of(s, tile, i % TILE);
-            mem->rows[j] = row_at(&s->kv.k, &at, kv_head);
-            if (first == 0) {
-                char2 e = make_char2(0, 0);
-                if (at.page >= 0) {
-                    int64_t key = kv_view_exponent(&s->kv.k, at.page, at.in_page, kv_head);
-                    int64_t value = kv_view_exponent(&s->kv.v, at.page, at.in_page, kv_head);
-                    e = make_char2(s->kv.k.exponents[key], s->kv.v.exponents[value]);
-                }
-                ((char2 *)
-                     out->exponents)[(size_t)kv_head * (size_t)out->n_tiles * TILE + (size_t)i] = e;
-            }
-        }
-        __syncthreads();
-        UNROLL
-        for (int i = 0; i < KEY_ROWS * VECTORS / THREADS; i++) {
-            int row = (j + i * THREADS) / VECTORS, vector = j % VECTORS;
-            mem->keys[row][vector] = load_vector(mem->rows[row], first + 8 * vector, s->a.head_dim);
-        }
-        __syncthreads();
-        UNROLL
-        for (int i = 0; i < KEY_ROWS * COLUMNS / THREADS; i++) {
-            int row = j % KEY_ROWS, c = (j + i * THREADS) / KEY_ROWS;
-            if (first + 16 * c >= out->dim)
-                break;
-            uint2 high[2], low[2];
-            split_vector(&high[0], &low[0], mem->keys[row][2 * c]);
-            split_vector(&high[1], &low[1], mem->keys[row][2 * c + 1]);
-            uint8_t *to =
-                row_of(tile_of(out, kv_head, tile), out->keys, out->dim, first_key % TILE + row) +
-                (first / 16 + c) * column;
-            *(uint4 *)to = make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
-            *(uint4 *)(to + column / 2) = make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
-        }
-        __syncthreads(); /* the next keys take their place */
+    int j = (int)threadIdx.x, row = j % ROWS, column = column_bytes(out->keys);
+    uint8_t *to = row_of(tile_of(out, kv_head, first_row / TILE), out->keys, out->dim,
+                         first_row % TILE + row);
+    UNROLL
+    for (int i = 0; i < PIECE / 16 / THREADS; i++) {
+        int c = (j + i * THREADS) / ROWS;
+        if (first + 16 * c >= out->dim)
+            break;
+        uint2 high[2], low[2];
+        split_vector(&high[0], &low[0], keys->row[row][2 * c]);
+        split_vector(&high[1], &low[1], keys->row[row][2 * c + 1]);
+        uint8_t *at_column = to + (first / 16 + c) * column;
+        *(uint4 *)at_column = make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
+        *(uint4 *)(at_column + column / 2) = make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
     }
 }
 
-/* A block turns SIDE_DIMS dimensions of a tile of values on their side: ldmatrix hands a lane two
- * positions of a dimension, and value_slot orders them just so. */
-static __device__ __forceinline__ void split_value_rows(const struct split_arguments *s,
-                                                        int kv_head, struct part part,
-                                                        struct rows_memory *mem) {
-    enum { VECTORS = SIDE_DIMS / 8 };
+/* Turns a piece of values on its side: ldmatrix hands a lane two positions of a dimension, and
+ * value_slot orders them just so. A warp has 32 positions of SIDE_DIMS dimensions. */
+template <int DIMS>
+static __device__ __forceinline__ void split_value_piece(const struct split_arguments *s,
+                                                         int kv_head, int first_row, int first,
+                                                         const struct piece_rows<DIMS> *values) {
+    enum { SPANS = PIECE / DIMS / 32 };
     const struct attention_digits *out = &s->out;
-    int sides = out->dim / SIDE_DIMS, n = tiles_of(s) * sides;
-    int j = (int)threadIdx.x, lane = j % 32, warp = j / 32, column = column_bytes(out->value_dims);
-    for (int k = part.block; k < n; k += part.n_blocks) {
-        int t = k / sides, first = k % sides * SIDE_DIMS;
-        struct position_place at = place_of(s, t, j);
-        mem->rows[j] = row_at(&s->kv.v, &at, kv_head);
-        __syncthreads();
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, span = warp % SPANS;
+    int d = warp / SPANS * SIDE_DIMS, column = column_bytes(out->value_dims);
+    if (first + d >= out->dim)
+        return;
+    /* Lane 4 g + t has bytes 4 t ... of dimension g of two columns. */
+    uint8_t *begin = tile_of(out, kv_head, first_row / TILE) + group_bytes(TILE, out->dim);
+    uint8_t *to = row_of(begin, out->value_dims, TILE, first + d + lane / 4) +
+                  (first_row % TILE / 16 + 2 * span) * column + lane % 4 * 4;
+    UNROLL
+    for (int vector = 0; vector < SIDE_DIMS / 8; vector++) {
+        uint32_t m[4]; /* of 8 positions each */
+        ldmatrix_x4_trans(m, &values->row[32 * span + lane][d / 8 + vector]);
         UNROLL
-        for (int i = 0; i < VECTORS; i++) {
-            int row = (j + i * THREADS) / VECTORS, vector = j % VECTORS;
-            mem->values[row][vector] =
-                load_vector(mem->rows[row], first + 8 * vector, s->a.head_dim);
+        for (int c = 0; c < 2; c++) {
+            uint8_t *at_column = to + c * column + vector * 8 * 16;
+            *(uint32_t *)at_column = __byte_perm(m[2 * c], m[2 * c + 1], 0x7531);
+            *(uint32_t *)(at_column + column / 2) = __byte_perm(m[2 * c], m[2 * c + 1], 0x6420);
         }
-        __syncthreads();
-        /* A warp has 32 positions, two columns; lane 4 g + t has bytes 4 t ... of dimension g. */
-        uint8_t *values = tile_of(out, kv_head, t) + group_bytes(TILE, out->dim);
-        uint8_t *to = row_of(values, out->value_dims, TILE, first + lane / 4) + 2 * warp * column +
-                      lane % 4 * 4;
-        UNROLL
-        for (int vector = 0; vector < VECTORS; vector++) {
-            uint32_t m[4]; /* of 8 positions each */
-            ldmatrix_x4_trans(m, &mem->values[32 * warp + lane][vector]);
-            UNROLL
-            for (int c = 0; c < 2; c++) {
-                uint8_t *at_column = to + c * column + vector * 8 * 16;
-                *(uint32_t *)at_column = __byte_perm(m[2 * c], m[2 * c + 1], 0x7531);
-                *(uint32_t *)(at_column + column / 2) = __byte_perm(m[2 * c], m[2 * c + 1], 0x6420);
-            }
-        }
-        __syncthreads(); /* the next tile takes its place */
     }
 }
 
-/* So few registers a thread that a processor is full of threads, 2048 of them; before compute
- * capability 8.0 it has room for 1024. */
+/* The keys, or the values, of a kv head: a piece is written while the next is on its way, and where
+ * the one after that lies is looked up. */
+template <int DIMS, bool KEYS>
+static __device__ __forceinline__ void split_pieces(const struct split_arguments *s, int kv_head,
+                                                    struct part part,
+                                                    struct rows_memory<DIMS> *mem) {
+    enum { ROWS = PIECE / DIMS };
+    struct piece_loader<DIMS> pieces = {
+        s, KEYS ? &s->kv.k : &s->kv.v, mem, kv_head, (s->out.dim + DIMS - 1) / DIMS
+    };
+    int n = tiles_of(s) * pieces_of_tile(s->out.dim), stage = 0;
+    auto find = [&](int k, int i) {
+        if (k < n)
+            pieces.find_rows(k, i);
+    };
+    auto start = [&](int k, int i) {
+        if (k < n)
+            pieces.start(k, i);
+        cp_async_commit();
+    };
+    find(part.block, 0);
+    __syncthreads();
+    start(part.block, 0);
+    find(part.block + part.n_blocks, 1);
+    for (int k = part.block; k < n; k += part.n_blocks, stage = 1 - stage) {
+        int row = pieces.first_row(k), first = pieces.first_dim(k);
+        __syncthreads(); /* the next rows are found, and their place is free */
+        start(k + part.n_blocks, 1 - stage);
+        find(k + 2 * part.n_blocks, stage);
+        if (KEYS && first == 0)
+            note_exponents(s, kv_head, row, ROWS);
+        cp_async_wait<1>();
+        __syncthreads();
+        if (KEYS)
+            split_key_piece<DIMS>(s, kv_head, row, first, &mem->pieces[stage]);
+        else
+            split_value_piece<DIMS>(s, kv_head, row, first, &mem->pieces[stage]);
+    }
+    cp_async_wait<0>();
+}
+
+/* That a processor has at once; before compute capability 8.0 it has room for 1024 threads. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define SPLIT_BLOCKS 4
 #else
-#define SPLIT_BLOCKS 8
+#define SPLIT_BLOCKS 6
 #endif
 
+template <int DIMS>
 __global__ static void __launch_bounds__(THREADS, SPLIT_BLOCKS)
     split_rows(struct split_arguments s) {
-    SHARED(struct rows_memory, memory);
+    SHARED(struct rows_memory<DIMS>, memory);
+    if (!compiles_mma)
+        return;
     let_next_kernel_start();
     int head = (int)blockIdx.x, block = (int)blockIdx.y;
     int before_values = s.query_blocks + s.key_blocks;
     if (block < s.query_blocks)
         split_queries(&s, head, {block, s.query_blocks});
     else if (block < before_values)
-        split_key_rows(&s, head, {block - s.query_blocks, s.key_blocks}, &memory);
+        split_pieces<DIMS, true>(&s, head, {block - s.query_blocks, s.key_blocks}, &memory);
     else
-        split_value_rows(&s, head, {block - before_values, (int)gridDim.y - before_values},
-                         &memory);
+        split_pieces<DIMS, false>(&s, head, {block - before_values, (int)gridDim.y - before_values},
+                                  &memory);
 }
 
 static bool in_vectors(const struct kv_view *v, int head_dim) {
@@ -418,16 +482,25 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     size_t n_rows = (size_t)(work ? work->n_row_lists : d->n_groups) * QUERY_ROWS;
     bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
     int heads = a->n_kv_heads, sides = d->dim / SIDE_DIMS;
-    size_t key_parts = vectors ? n_tiles * (size_t)(TILE / KEY_ROWS * parts_of_key(d->dim))
-                               : gpu_blocks(n_tiles * TILE, WARPS);
+    size_t key_parts = gpu_blocks(n_tiles * TILE, WARPS), value_parts = n_tiles * (size_t)sides;
+    size_t most = SIZE_MAX;
+    if (vectors) { /* no more blocks than run at once: each has its next piece on the way */
+        key_parts = value_parts = n_tiles * (size_t)pieces_of_tile(d->dim);
+        most = gpu_blocks((size_t)(SPLIT_BLOCKS * gpu->n_processors / 2), heads);
+    }
     unsigned queries = d->without_queries ? 0 : blocks_for(gpu, gpu_blocks(n_rows, WARPS), heads);
     /* At least one: version 3 starts before this kernel ends, and takes it that all before have. */
     unsigned keys = blocks_for(gpu, key_parts ? key_parts : 1, heads);
-    unsigned values = blocks_for(gpu, n_tiles * (size_t)sides, heads);
+    unsigned values = blocks_for(gpu, value_parts, heads);
+    keys = keys < most ? keys : (unsigned)most;
+    values = values < most ? values : (unsigned)most;
     struct split_arguments s = {*a, *kv,          work ? *work : (struct attention_work){},
                                 *d, (int)queries, (int)keys};
-    if (vectors) {
-        GPU_LAUNCH(gpu, split_rows, dim3((unsigned)heads, queries + keys + values), THREADS, 0, s);
+    dim3 all((unsigned)heads, queries + keys + values);
+    if (vectors && piece_dims(d->dim) == MOST_DIMS) {
+        GPU_LAUNCH(gpu, split_rows<MOST_DIMS>, all, THREADS, 0, s);
+    } else if (vectors) {
+        GPU_LAUNCH(gpu, split_rows<64>, all, THREADS, 0, s);
     } else {
         GPU_LAUNCH(gpu, split_any, dim3((unsigned)heads, queries + keys), THREADS, 0, s);
         if (values)

@@ -1,7 +1,6 @@
 /*
  * attention_ring.h - the digits of keys and values on their way from device to shared memory, for
- * versions 2 and 3 of attention: a ring of STAGES chunks, some of which are used while the others
- * arrive.
+ * version 2 of attention: a ring of STAGES chunks, some of which are used while the others arrive.
  *
  * A kernel's `size` says STAGES, STAGE_BYTES, and per tile KEY_CHUNKS of KEY_BYTES and VALUE_CHUNKS
  * of VALUE_BYTES. Its `copy` moves them:

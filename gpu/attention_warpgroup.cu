@@ -42,23 +42,20 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
     return m;
 }
 
-/* A thread's part of two rows of queries, snapped and split: of 32 elements, 4 t ... 4 t + 3 and 16
- * + 4 t ... Their units go to q_unit[0] and [8]. A row that cannot be snapped is a fault, and
- * zeros.
- */
+/* A thread's part of two rows of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
+template <int DIM> struct query_elements { float4 x[2][DIM / 16]; };
+
 template <int DIM>
-static __device__ __forceinline__ void
-load_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
-             const struct wide_row query[2], const struct attention_arguments *a) {
+static __device__ __forceinline__ void load_queries(struct query_elements<DIM> *out,
+                                                    const struct wide_row query[2],
+                                                    const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4, dim = a->head_dim;
     bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0;
     UNROLL
     for (int r = 0; r < 2; r++) {
-        const struct wide_row *row = &query[r];
         const float *q =
-            a->q + ((size_t)row->token * (size_t)a->n_heads + (size_t)row->head) * (size_t)dim;
-        float4 x[DIM / 16];
-        uint32_t largest = 0;
+            a->q +
+            ((size_t)query[r].token * (size_t)a->n_heads + (size_t)query[r].head) * (size_t)dim;
         UNROLL
         for (int i = 0; i < DIM / 16; i++) {
             int d = 16 * i + 4 * t;
@@ -72,7 +69,25 @@ load_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
                 four.z = d + 2 < dim ? q[d + 2] : 0;
                 four.w = d + 3 < dim ? q[d + 3] : 0;
             }
-            x[i] = four;
+            out->x[r][i] = four;
+        }
+    }
+}
+
+/* Snaps and splits them. Their units go to q_unit[0] and [8]. A row that cannot be snapped is a
+ * fault, and zeros. */
+template <int DIM>
+static __device__ __forceinline__ void
+snap_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
+             const struct query_elements<DIM> *in, const struct wide_row query[2],
+             const struct attention_arguments *a) {
+    int t = (int)threadIdx.x % 4;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        uint32_t largest = 0;
+        UNROLL
+        for (int i = 0; i < DIM / 16; i++) {
+            float4 four = in->x[r][i];
             largest = max(max(largest, num_magnitude(four.x)), num_magnitude(four.y));
             largest = max(max(largest, num_magnitude(four.z)), num_magnitude(four.w));
         }
@@ -81,7 +96,7 @@ load_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
         int e = num_row_exponent(largest);
         bool bad = e > BFP_MAX_EXPONENT;
         if (bad && t == 0)
-            gpu_fault(a->fault, a->site, row->token);
+            gpu_fault(a->fault, a->site, query[r].token);
         e = bad ? BFP_MIN_EXPONENT : e;
         if (t == 0)
             q_unit[8 * r] = num_score_unit_of(e, a->scale);
@@ -89,11 +104,26 @@ load_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
         UNROLL
         for (int i = 0; i < DIM / 16; i++) {
             uint32_t high, low;
-            split_four(&high, &low, x[i].x, x[i].y, x[i].z, x[i].w, scale);
-            out->high[i / 2][i % 2 * 2 + r] = bad ? 0 : high;
-            out->low[i / 2][i % 2 * 2 + r] = bad ? 0 : low;
+            float4 four = in->x[r][i];
+            split_four(&high, &low, four.x, four.y, four.z, four.w, scale);
+            out->high[i / 2][i % 2 * 2 + r] = high;
+            out->low[i / 2][i % 2 * 2 + r] = low;
+        }
+        if (!__any_sync(0xffffffffu, bad))
+            continue;
+        UNROLL
+        for (int i = 0; i < DIM / 16; i++) {
+            uint32_t *high = &out->high[i / 2][i % 2 * 2 + r],
+                     *low = &out->low[i / 2][i % 2 * 2 + r];
+            *high = bad ? 0 : *high;
+            *low = bad ? 0 : *low;
         }
     }
+}
+
+template <int DIM> static __device__ __forceinline__ void clear_values(float4 *o) {
+    for (int i = 0; i < DIM / 8; i++)
+        o[i * THREADS] = make_float4(0, 0, 0, 0);
 }
 
 /* What a thread's row leaves: its values of all dimensions, m and l. */
@@ -101,7 +131,7 @@ template <int DIM>
 static __device__ __forceinline__ void keep_row(float *to, const float4 *o, int r, float m,
                                                 float l) {
     int t = (int)threadIdx.x % 4;
-    for (int i = 0; i < DIM / 8 && o; i++) {
+    for (int i = 0; i < DIM / 8; i++) {
         const float *sum = (const float *)&o[i * THREADS] + 2 * r;
         *(float2 *)(to + 8 * i + 2 * t) = make_float2(sum[0], sum[1]);
     }
@@ -160,7 +190,7 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_item *item, const struct block_memory *mem, struct bulk_copies *copies) {
+         const struct wide_item *item, const struct block_memory *mem, unsigned *rounds) {
     typedef struct warpgroup_sizes<DIM> size;
     /* There are not enough registers to keep larger queries while values are multiplied. */
     const bool AGAIN = DIM > 128;
@@ -176,35 +206,40 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
     }
-    for (int i = 0; i < DIM / 8; i++)
-        mem->o[i * THREADS] = make_float4(0, 0, 0, 0);
+    clear_values<DIM>(mem->o);
 
     int n_last = min((int)TILE, item->end - (item->first_tile + n_tiles - 1) * TILE);
-    struct chunk_ring<size, struct bulk_copies> chunks = {};
-    chunks.copies = *copies;
-    chunks.from = in->tiles + ((size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile) *
-                                  (size_t)tile_bytes(DIM);
+    struct tile_chunks<DIM> chunks = {};
+    chunks.arrived = mem->arrived;
     chunks.ring = mem->ring;
-    chunks.tiles_left = n_tiles;
+    chunks.tile = in->tiles + ((size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile) *
+                                  (size_t)tile_bytes(DIM);
+    chunks.left = n_tiles - 1;
     chunks.n_last = (n_last + KEYS - 1) / KEYS;
-    wait_for_previous_kernel(); /* it writes the digits, and may still be at work */
-    for (int i = 0; i < STAGES; i++)
-        chunks.start();
-    struct row_digits<DIM / 32> queries;
-    rows.q_unit = mem->q_unit + my_row;
+    chunks.rounds = *rounds;
+    struct query_elements<DIM> elements;
     if (!AGAIN)
-        load_queries<DIM>(&queries, mem->q_unit + my_row, rows.query, a);
+        load_queries<DIM>(&elements, rows.query, a);
+    wait_for_previous_kernel(); /* it writes the digits, and may still be at work */
+    for (int i = 0; i < STAGES && n_tiles; i++)
+        chunks.start(i);
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
         (const char4 *)(in->exponents +
                         2 * ((size_t)kv_head * (size_t)in->n_tiles + (size_t)item->tile) * TILE) +
         threadIdx.x;
     char4 exponents = n_tiles ? tile_exponents[0] : make_char4(0, 0, 0, 0);
+    struct row_digits<DIM / 32> queries;
+    rows.q_unit = mem->q_unit + my_row;
+    if (!AGAIN)
+        snap_queries<DIM>(&queries, mem->q_unit + my_row, &elements, rows.query, a);
 
     for (int k = 0; k < n_tiles; k++) {
-        int first = (item->first_tile + k) * TILE, n = min((int)TILE, item->end - first);
-        if (AGAIN)
-            load_queries<DIM>(&queries, mem->q_unit + my_row, rows.query, a);
+        int first = (item->first_tile + k) * TILE, n = chunks.left ? (int)TILE : n_last;
+        if (AGAIN) {
+            load_queries<DIM>(&elements, rows.query, a);
+            snap_queries<DIM>(&queries, mem->q_unit + my_row, &elements, rows.query, a);
+        }
         struct tile_scores scores;
         float top[2], scale[2];
         int32_t top_bits[2] = {INT32_MIN, INT32_MIN};
@@ -219,9 +254,13 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
             score_keys(scores.s + part * COLUMNS / 8, top_bits, sums, mem->k_unit + part * COLUMNS);
         };
         if (n > KEYS) {
-            multiply<TILE / COLUMNS, KEYS, DIM / 32>(&queries, &chunks, prepare, score);
+            multiply<false, TILE / COLUMNS, 0, KEYS, DIM / 32>(&queries, &chunks, false, prepare,
+                                                               score);
         } else {
-            multiply<KEYS / COLUMNS, KEYS, DIM / 32>(&queries, &chunks, prepare, score);
+            multiply<false, KEYS / COLUMNS, 0, KEYS, DIM / 32>(&queries, &chunks, false, prepare,
+                                                               score);
+            chunks.take(1); /* nothing */
+            chunks.replace(1);
             leave_out(scores.s + KEYS / 8);
         }
         bool hides = VARIANT || first + TILE > least_visible;
@@ -234,43 +273,32 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         softmax<VARIANT>(&scores, top, scale, &rows, first, n, mem->v_unit, a, variant);
         struct row_digits<TILE / 32> weights;
         snap_weights(&weights, &scores, scale);
-        float *kept[2];
         auto merge_sums = [&]() {
             UNROLL
             for (int r = 0; r < 2; r++) {
-                int row = my_row + 8 * r;
-                kept[r] = !item->merges && row < item->list.n_rows
-                              ? kept_at<DIM>(a, work, item->place + k, kv_head, row)
-                              : NULL;
+                rows.old_share[r] = rows.new_share[r] = 1; /* what is not merged is added to 0 */
                 if (item->merges && rows.sees[r])
                     attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
                                          &rows.old_share[r], &rows.new_share[r]);
-                if (!rows.sees[r]) { /* its sums are 0: old values stay as they are, -0 too */
-                    rows.old_share[r] = 1;
+                if (!rows.sees[r]) /* its sums are 0: old values stay as they are, -0 too */
                     rows.new_share[r] = -0.0f;
-                }
-                if (kept[r])
-                    keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
-                                  rows.tile_l[r]);
             }
         };
-        auto take_values = [&](int part, const int32_t(&sums)[32]) {
-            if (item->merges) {
-                add_values(mem->o + part * COLUMNS / 8 * THREADS, sums, &rows);
-            } else {
-                keep_values(kept, sums, &rows);
-                kept[0] = kept[0] ? kept[0] + COLUMNS : NULL;
-                kept[1] = kept[1] ? kept[1] + COLUMNS : NULL;
-            }
+        auto add = [&](int part, const int32_t(&sums)[32]) {
+            add_values(mem->o + part * COLUMNS / 8 * THREADS, sums, &rows);
         };
-        if (n > TILE / 2)
-            multiply<DIM / COLUMNS, VALUE_DIMS, TILE / 32>(&weights, &chunks, merge_sums,
-                                                           take_values);
-        else
-            multiply<DIM / COLUMNS, VALUE_DIMS, TILE / 64>(&weights, &chunks, merge_sums,
-                                                           take_values);
+        multiply<true, DIM / COLUMNS, size::KEY_CHUNKS, VALUE_DIMS, TILE / 32>(
+            &weights, &chunks, n <= TILE / 2, merge_sums, add);
+        if (!item->merges) {
+            for (int r = 0; r < 2; r++)
+                if (my_row + 8 * r < item->list.n_rows)
+                    keep_row<DIM>(kept_at<DIM>(a, work, item->place + k, kv_head, my_row + 8 * r),
+                                  mem->o, r, rows.sees[r] ? rows.tile_m[r] : NAN, rows.tile_l[r]);
+            clear_values<DIM>(mem->o);
+        }
+        chunks.next_tile();
     }
-    *copies = chunks.copies;
+    *rounds = chunks.rounds;
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = my_row + 8 * r;
@@ -293,7 +321,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         return;
     let_next_kernel_start();
     struct block_memory mem = cut_memory<DIM>(memory);
-    struct bulk_copies copies = {mem.arrived, 0};
+    unsigned rounds = 0; /* tile_chunks */
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; i++)
             bulk_barrier_start(&mem.arrived[i]);
@@ -302,7 +330,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         __syncthreads(); /* the barriers are ready; all are done with the units of the item before
                           */
         struct wide_item item = item_of(&a, &work, &in, i);
-        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem, &copies);
+        run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem, &rounds);
     }
     if (!n)
         wait_for_previous_kernel();

@@ -6,7 +6,6 @@
 #define SAMEBITS_ATTENTION_WARPGROUP_H
 
 #include "gpu/attention.h"
-#include "gpu/attention_ring.h"
 #include "gpu/warpgroup.h"
 
 enum {
@@ -21,31 +20,73 @@ enum {
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
 template <int DIM> struct warpgroup_sizes {
-    static const int STAGES = ::STAGES;
     static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
+    static const int CHUNKS = KEY_CHUNKS + VALUE_CHUNKS; /* of a tile */
     static const int STAGE_BYTES = KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES;
     static const int SHARED_BYTES = STAGES * STAGE_BYTES + 4 * ROWS * DIM + 8 * TILE +
                                     ROWS * (int)sizeof(struct num_score_unit) +
                                     STAGES * (int)sizeof(struct bulk_barrier);
 };
 
-/* One thread starts the copy of a whole chunk; a stage's barrier says when it is there. */
-struct bulk_copies {
+/*
+ * The digits of a tile come in chunks: those of its keys, then those of its values. Chunk c + 2
+ * goes where chunk c was, as soon as nobody uses that any more; a barrier for each of the two
+ * places says when it is there. Which chunk it is, is known when this is compiled, and so is its
+ * place, if a tile has an even number of chunks, and which round of the barrier it is, if it has
+ * four: that spares a few percent of a tile's instructions.
+ */
+template <int DIM> struct tile_chunks {
+    typedef struct warpgroup_sizes<DIM> size;
+    static const bool ODD = size::CHUNKS % 2 != 0, ROUNDS_VARY = size::CHUNKS % 4 != 0;
     struct bulk_barrier *arrived; /* [STAGES], in shared memory */
-    unsigned rounds;              /* bit i: how often stage i was waited for, modulo 2 */
+    unsigned char *ring;          /* [STAGES] of STAGE_BYTES */
+    const uint8_t *tile;          /* the digits of the tile that is at work */
+    int left;                     /* tiles behind it */
+    int n_last;                   /* key chunks of the last tile that somebody sees */
+    int first_place;              /* of chunk 0 */
+    int behind;                   /* chunks that were started and not waited for */
+    unsigned rounds;              /* bit i: how often place i was waited for, modulo 2 */
 
-    template <int BYTES>
-    __device__ __forceinline__ void start(unsigned char *to, const uint8_t *from, int stage) {
-        if (threadIdx.x == 0)
-            bulk_copy(&arrived[stage], to, from, BYTES);
+    __device__ __forceinline__ int place(int chunk) const {
+        return (ODD ? first_place + chunk : chunk) % STAGES;
     }
-    __device__ __forceinline__ void end_group() {
+
+    /* Starts chunk c of this tile; from CHUNKS on, of the next one, if there is one. */
+    __device__ __forceinline__ void start(int c) {
+        bool next = c >= size::CHUNKS;
+        int chunk = next ? c - size::CHUNKS : c, at = place(c);
+        int values = max(chunk - size::KEY_CHUNKS, 0);
+        int bytes = chunk < size::KEY_CHUNKS ? size::KEY_BYTES : size::VALUE_BYTES;
+        const uint8_t *from = tile + (next ? tile_bytes(DIM) : 0) +
+                              (chunk - values) * size::KEY_BYTES + values * size::VALUE_BYTES;
+        if (chunk && chunk < size::KEY_CHUNKS && chunk >= n_last && left == (next ? 1 : 0))
+            bytes = 0;
+        if (threadIdx.x == 0 && !(next && !left))
+            bulk_copy(&arrived[at], ring + at * size::STAGE_BYTES, from, bytes);
         bulk_end_group();
+        behind++;
     }
-    __device__ __forceinline__ void wait(int stage, int behind) {
-        bulk_wait(&arrived[stage], rounds >> stage & 1, behind);
-        rounds ^= 1u << stage;
+
+    /* Waits for chunk c of this tile. */
+    __device__ __forceinline__ const unsigned char *take(int c) {
+        int at = place(c);
+        bulk_wait(&arrived[at], ROUNDS_VARY ? rounds >> at & 1 : (unsigned)c / STAGES % 2,
+                  --behind);
+        rounds ^= 1u << at;
+        return ring + at * size::STAGE_BYTES;
+    }
+
+    /* Waits for all threads, none of which uses chunk c any more. */
+    __device__ __forceinline__ void replace(int c) {
+        __syncthreads();
+        start(c + STAGES);
+    }
+
+    __device__ __forceinline__ void next_tile() {
+        tile += tile_bytes(DIM);
+        left--;
+        first_place = (first_place + size::CHUNKS) % STAGES;
     }
 };
 
@@ -85,31 +126,46 @@ static __device__ __forceinline__ shared_matrix digits_of_step(shared_matrix m, 
     return shared_matrix_skip(m, 2 * k, column_bytes(CHUNK_COLUMNS));
 }
 
-template <int CHUNK_COLUMNS, int STEPS, class digits>
+/* Products of the steps from `first` on. HALVES: not of the second half, if `half` says that all of
+ * its summands are 0. (The compiler wants a beginning wherever ways meet.) */
+template <bool HALVES, int STEPS, class step>
+static __device__ __forceinline__ void add_steps(int first, bool half, step add) {
+    UNROLL
+    for (int k = first; k < (HALVES ? STEPS / 2 : STEPS); k++)
+        add(k);
+    if (HALVES && !half) {
+        wgmma_begin();
+        UNROLL
+        for (int k = STEPS / 2; k < STEPS; k++)
+            add(k);
+    }
+    if (HALVES)
+        wgmma_begin();
+}
+
+template <bool HALVES, int CHUNK_COLUMNS, int STEPS, class digits>
 static __device__ __forceinline__ void start_outer(struct outer_sums *s, const digits *rows,
-                                                   const unsigned char *columns) {
+                                                   const unsigned char *columns, bool half) {
     struct column_digits c = digits_at<CHUNK_COLUMNS>(columns);
     wgmma_begin();
     wgmma_s8_s8<false>(s->high, rows->high[0], c.high);
     wgmma_u8_u8<false>(s->low, rows->low[0], c.low);
-    UNROLL
-    for (int k = 1; k < STEPS; k++) {
+    add_steps<HALVES, STEPS>(1, half, [&](int k) {
         wgmma_s8_s8<true>(s->high, rows->high[k], digits_of_step<CHUNK_COLUMNS>(c.high, k));
         wgmma_u8_u8<true>(s->low, rows->low[k], digits_of_step<CHUNK_COLUMNS>(c.low, k));
-    }
+    });
     wgmma_end();
 }
 
-template <int CHUNK_COLUMNS, int STEPS, class digits>
+template <bool HALVES, int CHUNK_COLUMNS, int STEPS, class digits>
 static __device__ __forceinline__ void start_inner(int32_t (&sums)[32], const digits *rows,
-                                                   const unsigned char *columns) {
+                                                   const unsigned char *columns, bool half) {
     struct column_digits c = digits_at<CHUNK_COLUMNS>(columns);
     wgmma_begin();
-    UNROLL
-    for (int k = 0; k < STEPS; k++) {
+    add_steps<HALVES, STEPS>(0, half, [&](int k) {
         wgmma_s8_u8<true>(sums, rows->high[k], digits_of_step<CHUNK_COLUMNS>(c.low, k));
         wgmma_u8_s8<true>(sums, rows->low[k], digits_of_step<CHUNK_COLUMNS>(c.high, k));
-    }
+    });
     wgmma_end();
 }
 
@@ -119,17 +175,19 @@ static __device__ __forceinline__ void join(int32_t (&sums)[32], const struct ou
         sums[i] = outer->high[i] * 256 + (int32_t)((uint32_t)outer->low[i] >> 8);
 }
 
-/* The products of rows, STEPS * 32 summands, with PARTS times 64 columns: those of the next chunks.
- * use(part, sums): what is done with them; sums are in units of 256, rounded down. meanwhile():
- * what else there is to do before, while the first products run. */
-template <int PARTS, int CHUNK_COLUMNS, int STEPS, class digits, class ring, class work, class user>
-static __device__ __forceinline__ void multiply(const digits *rows, ring *chunks, work meanwhile,
-                                                user use) {
+/* The products of rows, STEPS * 32 summands, with PARTS times 64 columns: those of the tile's
+ * chunks from number FIRST on. use(part, sums): what is done with them; sums are in units of 256,
+ * rounded down. HALVES, half: add_steps. meanwhile(): what else there is to do before, while the
+ * first products run. */
+template <bool HALVES, int PARTS, int FIRST, int CHUNK_COLUMNS, int STEPS, class digits, class tile,
+          class work, class user>
+static __device__ __forceinline__ void multiply(const digits *rows, tile *chunks, bool half,
+                                                work meanwhile, user use) {
     const int IN_CHUNK = CHUNK_COLUMNS / COLUMNS;
     struct outer_sums outer;
     int32_t sums[2][32];
-    const unsigned char *columns = chunks->take();
-    start_outer<CHUNK_COLUMNS, STEPS>(&outer, rows, columns);
+    const unsigned char *columns = chunks->take(FIRST);
+    start_outer<HALVES, CHUNK_COLUMNS, STEPS>(&outer, rows, columns, half);
     meanwhile();
     UNROLL
     for (int part = 0; part < PARTS; part++) {
@@ -139,19 +197,20 @@ static __device__ __forceinline__ void multiply(const digits *rows, ring *chunks
         if (part)
             wgmma_settle(sums[(part + 1) % 2]);
         join(sums[part % 2], &outer);
-        start_inner<CHUNK_COLUMNS, STEPS>(sums[part % 2], rows, columns);
+        start_inner<HALVES, CHUNK_COLUMNS, STEPS>(sums[part % 2], rows, columns, half);
         if (part && part % IN_CHUNK == 0)
-            chunks->replace();
+            chunks->replace(FIRST + part / IN_CHUNK - 1);
         if (part + 1 < PARTS) {
-            columns = (part + 1) % IN_CHUNK ? columns + 16 * COLUMNS : chunks->take();
-            start_outer<CHUNK_COLUMNS, STEPS>(&outer, rows, columns);
+            columns = (part + 1) % IN_CHUNK ? columns + 16 * COLUMNS
+                                            : chunks->take(FIRST + (part + 1) / IN_CHUNK);
+            start_outer<HALVES, CHUNK_COLUMNS, STEPS>(&outer, rows, columns, half);
         }
         if (part)
             use(part - 1, sums[(part + 1) % 2]);
     }
     wgmma_wait();
     wgmma_settle(sums[(PARTS + 1) % 2]);
-    chunks->replace();
+    chunks->replace(FIRST + (PARTS - 1) / IN_CHUNK);
     use(PARTS - 1, sums[(PARTS + 1) % 2]);
 }
 
@@ -221,9 +280,20 @@ static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_f
                                             const struct row_pair *rows) {
     int first = tile_first + (int)threadIdx.x % 4 * 2;
     UNROLL
-    for (int i = 0; i < 128; i++)
-        if (first + i / 4 * 8 + i % 2 >= rows->query[i / 2 % 2].end)
-            tile->s[i / 4][i % 4] = -INFINITY;
+    for (int r = 0; r < 2; r++) {
+        int n = max(rows->query[r].end - first, 0);
+        n = n / 8 * 2 + min(n % 8, 2); /* of a thread's 64 positions, the first n are seen */
+        UNROLL
+        for (int half = 0; half < 2; half++) {
+            int in_half = n - 32 * half;
+            uint32_t seen = in_half >= 32 ? ~0u : (1u << max(in_half, 0)) - 1;
+            UNROLL
+            for (int i = 0; i < 32; i++) {
+                float *s = &tile->s[16 * half + i / 2][2 * r + i % 2];
+                *s = seen >> i & 1 ? *s : -INFINITY;
+            }
+        }
+    }
 }
 
 /* The same with a variant, which may also change scores. */
@@ -314,16 +384,18 @@ softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair 
     make_near(tile, window);
     UNROLL
     for (int c = 0; c < TILE; c += STEP) {
+        if (c && c >= n) { /* nobody sees them */
+            UNROLL
+            for (int i = 0; i < STEP / 2; i++)
+                ZERO_HERE(tile->s[c / 8 + i / 4][i % 4]);
+            continue;
+        }
         UNROLL
         for (int i = c / 8; i < (c + STEP) / 8; i++) {
             const float2 unit = *(const float2 *)(v_unit + 8 * i + threadIdx.x % 4 * 2);
             UNROLL
             for (int j = 0; j < 4; j++) {
                 float *s = &tile->s[i][j];
-                if (c >= n) { /* nobody sees them */
-                    *s = 0;
-                    continue;
-                }
                 bool hidden = VARIANT && *s != *s;
                 float p = num_probability_near(*s, window[j / 2]);
                 /* num_probability_units; the bits of 2^23 come off below */
@@ -340,7 +412,7 @@ softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair 
                                  num_bits(tile->s[i][2 * r + 1]));
         }
         for (int r = 0; r < 2; r++)
-            units[r] -= c < n ? STEP / 4 * num_bits(8388608.0f) : 0;
+            units[r] -= STEP / 4 * num_bits(8388608.0f);
     }
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -388,19 +460,6 @@ static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sum
         sum.w = num_merge(old.w, rows->old_share[1], x[3], rows->new_share[1]);
         o[i * THREADS] = sum;
     }
-}
-
-/* Keeps them instead: to[r] is where row r's 64 dimensions go. */
-static __device__ __forceinline__ void keep_values(float *const to[2], const int32_t (&sums)[32],
-                                                   const struct row_pair *rows) {
-    UNROLL
-    for (int i = 0; i < 8; i++)
-        UNROLL
-    for (int r = 0; r < 2; r++)
-        if (to[r])
-            *(float2 *)(to[r] + 8 * i + threadIdx.x % 4 * 2) =
-                make_float2((float)sums[4 * i + 2 * r] * rows->unit[r],
-                            (float)sums[4 * i + 2 * r + 1] * rows->unit[r]);
 }
 
 /* Sets 2^(e-30) of the keys and 2^e of the values of a tile, two positions a thread. */

@@ -80,6 +80,10 @@ static inline void bulk_wait(struct bulk_barrier *, unsigned, int behind) {
 /* Any value, without an instruction. */
 #define ANY_FLOAT(x) ((x) = NAN)
 
+/* 0, by an instruction that stays where it is: the compiler would have it come before the question
+ * whether it is needed. */
+#define ZERO_HERE(x) ((x) = 0)
+
 static inline void wgmma_begin(void) {
 }
 static inline void wgmma_end(void) {
@@ -146,11 +150,12 @@ static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *t
     SAMEBITS_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                  "r"(bytes)
                  : "memory");
-    SAMEBITS_PTX(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(shared_address(to)),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
-        : "memory");
+    if (bytes)
+        SAMEBITS_PTX(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(shared_address(to)),
+            "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
+            : "memory");
 }
 static __device__ __forceinline__ void bulk_end_group(void) {
 }
@@ -162,6 +167,7 @@ static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigne
                  : "memory");
 }
 #define ANY_FLOAT(x) asm("" : "=f"(x))
+#define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
 
 static __device__ __forceinline__ void wgmma_begin(void) {
     SAMEBITS_PTX("wgmma.fence.sync.aligned;" ::: "memory");
