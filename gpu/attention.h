@@ -168,6 +168,8 @@ struct attention_work {
     float *kept;     /* [places, n_kv_heads, QUERY_ROWS, kept_floats]; NULL: all are finished */
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
+    bool overlaps; /* splitting may start while the kernel before runs, which has waited for those
+                      before it */
 };
 
 /* What a row leaves: its values, then m (a NaN: it sees nothing) and l, and two floats to keep

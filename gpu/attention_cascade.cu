@@ -2,13 +2,16 @@
  * Phase 10: tiles that sequences share (model/cascade.h), computed once for all rows that see them.
  *
  * A stretch of shared tiles is work for versions 2 and 3 of attention (attention.h:
- * attention_work): its rows are those of all members, 64 together, and what they find is kept. Row
- * groups of version 4 then have what is each sequence's own. Between them, the chain of each row is
- * merged, tile after tile (attention_merge.cu), and the row group goes on from there, as if it had
- * gone through all tiles alone.
+ * attention_work): its rows are those of all members, 64 together, and what they find is kept. So
+ * is what row groups of version 4 find in the tiles behind, which are each sequence's own. Then the
+ * chain of each row is merged, tile after tile (attention_merge.cu), as if it had gone through all
+ * of them alone.
  *
  *     plan   the stretches, cut into items that keep all processors busy; a row list is 64 rows
- *     run    split to digits, items; the chains; the row groups
+ *     run    the row groups; split to digits, items; the chains
+ *
+ * The row groups come first, because tiles can be split while they still are at work: both wait for
+ * memory.
  */
 #include "gpu/attention_plan.h"
 
@@ -71,6 +74,21 @@ static int tiles_each(const struct attention_plan *p, const struct paged_batch *
     return each < longest ? each : longest;
 }
 
+/* Whether what own tiles leave would take too much memory. It is a few percent of what they read.
+ */
+static bool own_takes_too_much(const struct attention_plan *p, const struct paged_batch *b,
+                               int heads_per_group) {
+    const struct cascade *c = &p->shared.cascade;
+    size_t places = 0;
+    for (int i = 0; i < b->n_sequences; i++) {
+        int rows = (b->qo_indptr[i + 1] - b->qo_indptr[i]) * heads_per_group;
+        if (rows && c->own_tile[i])
+            places += (size_t)(blocks_of(rows, GROUP_ROWS) *
+                               attention_plan_own(p, b, i, c->own_tile[i]).n);
+    }
+    return group_results_bytes(places, &p->shape) > most_kept_bytes;
+}
+
 /* ---- the arrays -------------------------------------------------------------------------------
  */
 
@@ -98,9 +116,11 @@ static void fill_stretch(struct wide_arrays *f, const struct cascade *c,
     }
 }
 
-/* Room for each token's segments. */
-static void fill_chains(struct wide_arrays *f, const struct cascade *c,
-                        const struct paged_batch *b) {
+/* Room for each token's segments, and for the results of own tiles. */
+static void fill_chains(struct attention_plan *p, const struct paged_batch *b,
+                        int heads_per_group) {
+    const struct cascade *c = &p->shared.cascade;
+    struct wide_arrays *f = &p->shared.wide.host;
     memset(f->chains, 0, sizeof *f->chains * (size_t)b->qo_indptr[b->n_sequences]);
     for (int i = 0; i < c->n_stretches; i++) {
         const struct shared_stretch *s = &c->stretches[i];
@@ -108,12 +128,20 @@ static void fill_chains(struct wide_arrays *f, const struct cascade *c,
             for (int t = b->qo_indptr[c->members[k]]; t < b->qo_indptr[c->members[k] + 1]; t++)
                 f->chains[t].n_segments++;
     }
-    for (int i = 0; i < b->n_sequences; i++)
-        for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1] && c->own_tile[i]; t++) {
+    for (int i = 0; i < b->n_sequences; i++) {
+        int begin = b->qo_indptr[i], end = b->qo_indptr[i + 1],
+            rows = (end - begin) * heads_per_group;
+        if (begin == end || !c->own_tile[i])
+            continue;
+        int own = attention_plan_own(p, b, i, c->own_tile[i]).n;
+        for (int t = begin; t < end; t++) {
             int n = f->chains[t].n_segments;
-            f->chains[t] = {f->n.segments, 0, c->own_tile[i]};
+            f->chains[t] = {f->n.segments, 0,   c->own_tile[i],
+                            p->n_own,      own, (t - begin) * heads_per_group};
             f->n.segments += n;
         }
+        p->n_own += blocks_of(rows, GROUP_ROWS) * own;
+    }
 }
 
 void attention_plan_cascade_free(struct device *dev, struct cascade_plan *p) {
@@ -136,9 +164,11 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
         return 0;
     if (cascade_find(c, b, &p->variant, &rule, err))
         return -1;
+    int heads_per_group = p->shape.n_heads / p->shape.n_kv_heads;
+    if (c->n_stretches && own_takes_too_much(p, b, heads_per_group))
+        c->n_stretches = 0;
     if (!c->n_stretches)
         return 0;
-    int heads_per_group = p->shape.n_heads / p->shape.n_kv_heads;
     int blocks = gpu->n_processors * 2 / p->shape.n_kv_heads;
     int each = tiles_each(p, b, blocks > 0 ? blocks : 1);
     struct wide_sizes n = measure(c, b, heads_per_group, each), from_the_first = {};
@@ -148,24 +178,23 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
         return 0;
     }
     struct wide_arrays *f = &shared->wide.host;
-    fill_chains(f, c, b);
+    fill_chains(p, b, heads_per_group);
     for (int i = 0; i < c->n_stretches; i++)
         fill_stretch(f, c, b, &c->stretches[i], heads_per_group, each);
     f->counts[COUNT_ROW_LISTS] = f->n.row_lists;
     f->counts[COUNT_TILES] = f->n.tiles;
     f->counts[COUNT_ITEMS] = f->n.items;
     shared->work = wide_plan_work(&shared->wide, &from_the_first, &p->arrays);
+    shared->work.overlaps = true;
     wide_plan_upload(dev, &shared->wide);
     return 0;
 }
 
 void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
-                          const struct attention_plan *plan) {
+                          const struct attention_plan *plan, const struct group_results *own) {
     struct attention_arguments all = *a;
     all.page_size = plan->arrays.page_size;
-    if (!attention_plan_has_cascade(plan))
-        return;
     gpu_attention_many_rows(gpu, &all, kv, variant, &plan->shared.work);
-    gpu_attention_chains(gpu, a, variant, plan->n_tokens, &plan->shared.wide, false);
+    gpu_attention_chains(gpu, a, variant, plan->n_tokens, &plan->shared.wide, own);
 }

@@ -207,6 +207,7 @@ template <class size> static __device__ __forceinline__ int first_dim(int i) {
 struct partial_results {
     float *rows;
     int n_kv_heads;
+    bool next_overlaps; /* the next kernel does not wait for those before this one */
 };
 
 /* The first of the rows of a place, for this block's kv head. */
@@ -375,15 +376,13 @@ template <int DIM, kv_type TYPE> struct loader {
         cp_async_commit();
     }
 
-    /* The first chunks of the first tile. cursors: the first one is set; sets the second. shares:
-     * the kernels before this one worked on shared tiles, and waited for all before. */
+    /* The first chunks of the first tile. cursors: the first one is set; sets the second. */
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
-                                          struct tile_cursor cursors[], bool shares) {
+                                          struct tile_cursor cursors[]) {
         int n = positions_of(&at->group, at->tile);
         position = {};
         fetch_page(at, n);
-        if (!shares)
-            wait_for_previous_kernel(); /* the plan is older */
+        wait_for_previous_kernel(); /* the plan is older */
         find_row(at, n, 0);
         fetch_key_exponent(n);
         fetch_value_exponent(n);

@@ -50,29 +50,6 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
         s->o[i][j] = num_merge(s->o[i][j], old_share, t->o[i][j], new_share);
 }
 
-/* Begins the rows of a group with what they found in shared tiles. The kernel before this one
- * merges that: it is waited for here and not before, so that the first keys are on their way
- * already. Rows that do not exist are like the last one. */
-template <class size>
-static __device__ __forceinline__ void
-go_on_from_shared_tiles(struct stretch<size> *s, const struct row_group *g,
-                        const struct attention_arguments *a, const struct shared_states *shared) {
-    int row = min((int)(threadIdx.x % 32 / 4), g->n_rows - 1);
-    size_t token = (size_t)(g->first_token + token_of(a, g, row));
-    const float *state =
-        shared->rows + (token * (size_t)a->n_heads + (size_t)query_head(a, g, row)) *
-                           (size_t)kept_floats(shared->dim);
-    wait_for_previous_kernel();
-    s->m = state[shared->dim];
-    s->l = state[shared->dim + 1];
-    UNROLL
-    for (int i = 0; i < size::SHARE; i++)
-        UNROLL
-    for (int j = 0; j < size::EACH; j++)
-        if (column_of_warp(i) < size::COLUMNS)
-            s->o[i][j] = state[first_dim<size>(i) + j];
-}
-
 /* Values that are not finite: faults of the rows that see them, and nothing to the others. o: of
  * the tile. */
 template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
@@ -217,18 +194,21 @@ template <int DIM, enum kv_type TYPE, bool VARIANT>
 __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCKS)
     decode(struct attention_arguments a, struct decode_cache cache,
            struct attention_variant variant, struct plan_arrays plan,
-           struct partial_results partial, struct shared_states shared) {
+           struct partial_results partial) {
     typedef struct decode_sizes<DIM, TYPE> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
     if (!compiles_mma)
         return;
     struct decode_memory mem = cut_memory<DIM, TYPE>(memory);
-    let_next_kernel_start();
+    if (!partial.next_overlaps)
+        let_next_kernel_start();
     const struct decode_share *at_share = &plan.shares[blockIdx.y];
     int4 share_begin = *(const int4 *)&at_share->begin;
-    if (!share_begin.x)
+    if (!share_begin.x) {
+        wait_for_previous_kernel(); /* to end is to let the next one start, too */
         return;
+    }
     struct decode_share share = *at_share;
     struct tile_cursor begin = first_tile(&share, share_begin);
     SHARED(struct tile_cursor, cursors, [3]); /* this tile and the next two, in turns */
@@ -239,7 +219,9 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
     chunks.cache = &cache;
     chunks.plan = &plan;
     chunks.memory = mem;
-    chunks.begin(&begin, cursors, shared.rows != NULL);
+    chunks.begin(&begin, cursors);
+    if (partial.next_overlaps)
+        let_next_kernel_start(); /* all before this one have ended */
     if (a.head_dim < DIM)
         clear_padding<size>(mem.ring, a.head_dim);
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
@@ -265,20 +247,22 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
             s.m = -INFINITY;
             s.l = 0;
             s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
-            if (!size::FP8 && at->group.continues && first == 0)
-                go_on_from_shared_tiles(&s, &at->group, &a, &shared);
         }
         struct tile_result<size> tile;
         run_tile<DIM, TYPE, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
                                      &variant);
-        if (first) { /* of a split, not its beginning: each tile for itself */
+        int own_place = at->group.own_place;
+        if (own_place >= 0) { /* shared tiles come before these: each for itself */
+            keep<DIM, size>(&partial, own_place + at->tile, at->group.n_rows, tile.o, tile.m,
+                            tile.l);
+        } else if (first) { /* of a split, not its beginning: the same */
             const struct decode_split *split = &plan.splits[share.split_first];
             keep<DIM, size>(&partial, split->partial + 1 + at->tile - split->first_end,
                             at->group.n_rows, tile.o, tile.m, tile.l);
         }
         goes_on = next->left > 0;
         begins = !goes_on || next->tile == 0;
-        if (begins && first == 0) {
+        if (begins && first == 0 && own_place < 0) {
             if (at->tile + 1 == at->group.n_tiles)
                 write_result<VARIANT>(&s, at, &a, &variant, size::FP8 ? cache.v_scale : 1);
             else
@@ -293,10 +277,8 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    const struct decode_cache *cache, const struct attention_variant *variant,
                    const struct attention_plan *plan) {
     typedef struct decode_sizes<DIM, TYPE> size;
-    struct partial_results partial = {plan->partial, a->n_kv_heads};
-    struct shared_states shared = {};
-    if (attention_plan_has_cascade(plan))
-        shared = {plan->shared.wide.states, wide_dim(plan->shape.head_dim)};
+    bool shares = attention_plan_has_cascade(plan);
+    struct partial_results partial = {plan->partial, a->n_kv_heads, shares};
     if (!gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)decode<DIM, TYPE, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -304,12 +286,12 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                 "attention's shared memory"))
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
-    if (shared.rows || plan->n_tiles <= EARLY_TILES * plan->n_shares)
+    if (shares || plan->n_tiles <= EARLY_TILES * plan->n_shares)
         GPU_LAUNCH_EARLY(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
-                         *cache, *variant, plan->arrays, partial, shared);
+                         *cache, *variant, plan->arrays, partial);
     else
         GPU_LAUNCH(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
-                   *variant, plan->arrays, partial, shared);
+                   *variant, plan->arrays, partial);
 }
 
 /* The few sizes. */

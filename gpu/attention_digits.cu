@@ -433,6 +433,7 @@ __global__ static void __launch_bounds__(THREADS, SPLIT_BLOCKS)
     else
         split_pieces<DIMS, false>(&s, head, {block - before_values, (int)gridDim.y - before_values},
                                   &memory);
+    wait_for_previous_kernel(); /* who waits for this one takes it that all before have ended */
 }
 
 static bool in_vectors(const struct kv_view *v, int head_dim) {
@@ -459,6 +460,14 @@ static unsigned blocks_for(const struct gpu_device *gpu, size_t n, int heads) {
     return gpu_attention_blocks(gpu, n < MOST_ITEM_BLOCKS / 3 ? n : MOST_ITEM_BLOCKS / 3, heads);
 }
 
+template <int DIMS>
+static void launch_rows(struct gpu_device *gpu, dim3 grid, const struct split_arguments *s) {
+    if (s->work.overlaps)
+        GPU_LAUNCH_EARLY(gpu, split_rows<DIMS>, grid, THREADS, 0, *s);
+    else
+        GPU_LAUNCH(gpu, split_rows<DIMS>, grid, THREADS, 0, *s);
+}
+
 bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_work *work,
                           struct attention_digits *d) {
@@ -483,24 +492,19 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     bool vectors = in_vectors(&kv->k, a->head_dim) && in_vectors(&kv->v, a->head_dim);
     int heads = a->n_kv_heads, sides = d->dim / SIDE_DIMS;
     size_t key_parts = gpu_blocks(n_tiles * TILE, WARPS), value_parts = n_tiles * (size_t)sides;
-    size_t most = SIZE_MAX;
-    if (vectors) { /* no more blocks than run at once: each has its next piece on the way */
+    if (vectors)
         key_parts = value_parts = n_tiles * (size_t)pieces_of_tile(d->dim);
-        most = gpu_blocks((size_t)(SPLIT_BLOCKS * gpu->n_processors / 2), heads);
-    }
     unsigned queries = d->without_queries ? 0 : blocks_for(gpu, gpu_blocks(n_rows, WARPS), heads);
     /* At least one: version 3 starts before this kernel ends, and takes it that all before have. */
     unsigned keys = blocks_for(gpu, key_parts ? key_parts : 1, heads);
     unsigned values = blocks_for(gpu, value_parts, heads);
-    keys = keys < most ? keys : (unsigned)most;
-    values = values < most ? values : (unsigned)most;
     struct split_arguments s = {*a, *kv,          work ? *work : (struct attention_work){},
                                 *d, (int)queries, (int)keys};
     dim3 all((unsigned)heads, queries + keys + values);
     if (vectors && piece_dims(d->dim) == MOST_DIMS) {
-        GPU_LAUNCH(gpu, split_rows<MOST_DIMS>, all, THREADS, 0, s);
+        launch_rows<MOST_DIMS>(gpu, all, &s);
     } else if (vectors) {
-        GPU_LAUNCH(gpu, split_rows<64>, all, THREADS, 0, s);
+        launch_rows<64>(gpu, all, &s);
     } else {
         GPU_LAUNCH(gpu, split_any, dim3((unsigned)heads, queries + keys), THREADS, 0, s);
         if (values)

@@ -147,7 +147,7 @@ static void fill_sequence(struct wide_arrays *f, const struct wide_sizes *base,
         wide_plan_add_rows(f, &rows);
     }
     for (int t = 0; t < s->n_tokens && is_cut(s); t++) {
-        f->chains[s->first_token + t] = {f->n.segments, 1, 0};
+        f->chains[s->first_token + t] = {f->n.segments, 1, 0, 0, 0, 0};
         f->segments[f->n.segments++] = {first_list, t};
     }
 }
@@ -245,5 +245,5 @@ void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments
     for (int i = 0; i < plan->many.n_work; i++)
         gpu_attention_many_rows(gpu, &all, kv, variant, &plan->many.work[i]);
     if (plan->many.chains)
-        gpu_attention_chains(gpu, a, variant, plan->n_tokens, &plan->many.wide, true);
+        gpu_attention_chains(gpu, a, variant, plan->n_tokens, &plan->many.wide, NULL);
 }

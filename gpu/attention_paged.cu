@@ -272,15 +272,18 @@ static void launch_3(struct gpu_device *gpu, const struct attention_arguments *a
                plan->arrays, partial, most_tiles);
 }
 
-/* Shared tiles, row groups, and what must be merged of both. */
+/* Row groups, shared tiles, and what must be merged of both. */
 void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct kv_views *kv, const struct decode_cache *cache,
                          const struct attention_variant *variant,
                          const struct attention_plan *plan) {
     if (!plan->n_groups)
         return;
-    gpu_attention_shared(gpu, a, kv, variant, plan);
+    struct group_results own = {plan->partial,
+                                decode_dim(a->head_dim, decode_has_few(cache, variant))};
     gpu_attention_decode(gpu, a, cache, variant, plan);
+    if (attention_plan_has_cascade(plan))
+        gpu_attention_shared(gpu, a, kv, variant, plan, &own);
     gpu_attention_merge(gpu, a, cache, variant, plan);
 }
 

@@ -57,8 +57,7 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
 
 /* Room for the results of splits; version 4 uses it. */
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
-    size_t rows = (size_t)p->n_partial * (size_t)p->shape.n_kv_heads * GROUP_ROWS;
-    size_t bytes = rows * sizeof(float) * (size_t)kept_floats(decode_dim(p->shape.head_dim, true));
+    size_t bytes = group_results_bytes((size_t)p->n_partial, &p->shape);
     if (bytes <= p->partial_bytes && p->partial)
         return 0;
     dev->ops->free(dev, p->partial, p->partial_bytes);
@@ -121,10 +120,21 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
 
 /* The plan is then of no sequences: what it knows of the batch before must not be run. */
 static void clear(struct attention_plan *p) {
-    p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_partial = 0;
+    p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_own = p->n_partial = 0;
     p->shared.cascade.n_stretches = 0;
     p->many.n_work = 0;
     p->many.chains = false;
+}
+
+/* The shares of the row groups' work, and room for what is left to be merged. */
+static int divide(struct device *dev, struct attention_plan *p, const struct layout *l,
+                  const struct paged_batch *b, struct error *err) {
+    return attention_plan_share(p, (struct decode_share *)(p->host + l->shares),
+                                (struct decode_split *)(p->host + l->splits),
+                                (struct row_group *)(p->host + l->groups), b, err) ||
+                   reserve_partial(dev, p, err)
+               ? -1
+               : 0;
 }
 
 static int fill(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
@@ -145,13 +155,18 @@ static int fill(struct device *dev, struct attention_plan *p, const struct paged
     p->shape = *shape;
     p->n_groups = n_groups;
     p->n_slots = (int64_t)b->n_pages * b->page_size;
-    struct row_group *groups = (struct row_group *)(p->host + l.groups);
     fill_sequences(&l, p->host, b, p);
     set_arrays(&p->arrays, &l, p->device);
-    if (attention_plan_cascade(dev, p, b, err) || attention_plan_long(dev, p, b, err) ||
-        attention_plan_share(p, (struct decode_share *)(p->host + l.shares),
-                             (struct decode_split *)(p->host + l.splits), groups, b, err) ||
-        reserve_partial(dev, p, err))
+    if (attention_plan_cascade(dev, p, b, err) || attention_plan_long(dev, p, b, err))
+        return -1;
+    int status = divide(dev, p, &l, b, err);
+    if (status && attention_plan_has_cascade(p)) { /* each sequence by itself takes less memory */
+        attention_plan_cascade_free(dev, &p->shared);
+        p->shared.no_memory = true;
+        p->n_own = 0;
+        status = divide(dev, p, &l, b, err);
+    }
+    if (status)
         return -1;
     p->arrays.page_size = b->page_size;
     p->arrays.n_sequences = b->n_sequences;

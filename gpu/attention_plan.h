@@ -35,7 +35,8 @@ struct row_group {
     int32_t first_tile, n_tiles;    /* the tiles that they see: counted from the first one here, and
                                        in shares and splits */
     int32_t length;                 /* of the sequence */
-    int32_t continues; /* 1: its rows go on from what they found in shared tiles (token_chain) */
+    int32_t own_place; /* where the results of its tiles are kept, a place a tile, if its rows have
+                          shared tiles before them (token_chain); else -1 */
 };
 
 /*
@@ -80,7 +81,7 @@ struct plan_arrays {
 /*
  * What the kernels for many rows keep is merged later, a chain for each token: the results of the
  * row lists that it lies in, a segment each. These are of its long sequence, and all; or of the
- * stretches that its sequence is a member of, and its row group goes on from there.
+ * stretches that its sequence is a member of, and behind them come those of its row group.
  */
 struct chain_segment {
     int32_t row_list; /* the first of those that the token lies in one of */
@@ -89,13 +90,10 @@ struct chain_segment {
 
 struct token_chain {
     int32_t first_segment, n_segments; /* 0: nothing is to be merged */
-    int32_t own_tile;                  /* the first that is not shared */
-};
-
-/* Device memory: [n_tokens, n_heads, kept_floats], what rows found in shared tiles. */
-struct shared_states {
-    const float *rows; /* NULL: there are none */
-    int dim;           /* wide_dim */
+    int32_t own_tile;                  /* the first that is not shared; 0: all are the sequence's */
+    int32_t own_place, own_tiles;      /* where the results of the sequence's own tiles are: for
+                                          each of its row groups, so many */
+    int32_t own_row;                   /* the token's first row in the sequence */
 };
 
 /* Elements of the arrays of a wide_plan. */
@@ -122,9 +120,8 @@ struct wide_plan {
     unsigned char *host_bytes, *device_bytes;
     size_t bytes;
     uint8_t *digits; /* device; may be NULL */
-    float *kept;     /* device: the results of all places, */
-    float *states;   /* and shared_states; may be NULL */
-    size_t digits_bytes, kept_bytes, states_bytes;
+    float *kept;     /* device: the results of all places; may be NULL */
+    size_t digits_bytes, kept_bytes;
 };
 
 /* The shared tiles of a batch. */
@@ -149,7 +146,8 @@ struct attention_plan {
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
     int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
-    int n_groups, n_tiles, n_splits, n_partial;
+    int n_groups, n_tiles, n_splits;
+    int n_own, n_partial;         /* places of partial: those of own_place come first; all */
     int64_t n_slots;              /* of the pool */
     int longest_split, most_rows; /* most tiles that are left to be merged; most rows of a group */
     int short_tokens;             /* sequences with more are the long ones, and in no group */
@@ -187,6 +185,14 @@ bool attention_plan_is_long(const struct attention_plan *p, const struct paged_b
 int attention_plan_count_groups(const struct attention_plan *p, const struct paged_batch *b,
                                 int heads_per_group);
 
+/* The tiles of sequence i from number own_tile on, which its rows see: all of its row groups work
+ * on the same ones, on one at least, which may have no positions. end: in positions. */
+struct own_tiles {
+    int first, n, end;
+};
+struct own_tiles attention_plan_own(const struct attention_plan *p, const struct paged_batch *b,
+                                    int i, int own_tile);
+
 /* Fills groups, shares and splits, and the plan's counts of them. Returns 0, or -1 with err set:
  * too much work. */
 int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
@@ -205,13 +211,12 @@ static const size_t most_kept_bytes = (size_t)1 << 29;
 
 size_t wide_kept_bytes(int places, const struct attention_shape *shape);
 
-/* Makes room for n. goes_on: row groups go on from its chains, so there are shared_states; and room
- * for digits of its own, because passes like these are recorded. What there is not enough of grows
- * by half. Then the arrays of wide.host are empty: their sizes are 0. Returns 0, or -1 with err
- * set: no memory; everything is freed then. */
+/* Makes room for n. own_digits: and for digits of its own, because passes like these are recorded.
+ * What there is not enough of grows by half. Then the arrays of wide.host are empty: their sizes
+ * are 0. Returns 0, or -1 with err set: no memory; everything is freed then. */
 int wide_plan_reserve(struct device *dev, struct wide_plan *wide,
-                      const struct attention_shape *shape, const struct wide_sizes *n, bool goes_on,
-                      struct error *err);
+                      const struct attention_shape *shape, const struct wide_sizes *n,
+                      bool own_digits, struct error *err);
 void wide_plan_free(struct device *dev, struct wide_plan *wide);
 
 /* A row list over n_tiles tiles, cut into items of `each`; its digits begin at tile `tile` of its
@@ -251,15 +256,26 @@ static inline bool attention_plan_has_cascade(const struct attention_plan *p) {
     return p->shared.cascade.n_stretches > 0;
 }
 
-/* The work, before version 4. */
+/* Results of row groups, device memory [places, n_kv_heads, GROUP_ROWS, kept_floats(dim)]. */
+struct group_results {
+    const float *rows;
+    int dim;
+};
+
+static inline size_t group_results_bytes(size_t places, const struct attention_shape *shape) {
+    return places * (size_t)shape->n_kv_heads * GROUP_ROWS *
+           (size_t)kept_floats(decode_dim(shape->head_dim, true)) * sizeof(float);
+}
+
+/* The work, and the chains, behind version 4, whose results for own tiles are given. */
 void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
-                          const struct attention_plan *plan);
+                          const struct attention_plan *plan, const struct group_results *own);
 
-/* Merges the chains of a work. finishes: they are all, and y is written; else the states are. */
+/* Merges the chains of a work and writes y. own: NULL where chains have no own tiles. */
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct attention_variant *variant, int n_tokens,
-                          const struct wide_plan *wide, bool finishes);
+                          const struct wide_plan *wide, const struct group_results *own);
 
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */

@@ -29,6 +29,17 @@ int attention_plan_count_groups(const struct attention_plan *p, const struct pag
     return n;
 }
 
+struct own_tiles attention_plan_own(const struct attention_plan *p, const struct paged_batch *b,
+                                    int i, int own_tile) {
+    int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], length = paged_batch_kv_len(b, i);
+    int end = attention_end(&p->variant, length - n_tokens, n_tokens - 1, length);
+    int first = attention_first(&p->variant, length - n_tokens, 0) / TILE;
+    first = first > own_tile ? first : own_tile;
+    int n = blocks_of(end, TILE) - first;
+    return n > 0 ? (struct own_tiles){first, n, end}
+                 : (struct own_tiles){own_tile, 1, own_tile * TILE};
+}
+
 static void fill_groups(struct row_group *out, const struct attention_plan *p,
                         const struct paged_batch *b, int heads_per_group) {
     const struct attention_variant *v = &p->variant;
@@ -47,15 +58,20 @@ static void fill_groups(struct row_group *out, const struct attention_plan *p,
             out->n_rows = end - first;
             out->before = paged_batch_kv_len(b, i) - n_tokens;
             out->length = paged_batch_kv_len(b, i);
+            out->own_place = -1;
+            if (chain.own_tile) {
+                struct own_tiles own = attention_plan_own(p, b, i, chain.own_tile);
+                out->kv_len = own.end;
+                out->first_tile = own.first;
+                out->n_tiles = own.n;
+                out->own_place = chain.own_place + first / GROUP_ROWS * own.n;
+                continue;
+            }
             out->kv_len = attention_end(v, out->before, (end - 1) / heads_per_group, out->length);
             out->first_tile = attention_first(v, out->before, first / heads_per_group) / TILE;
-            if (out->first_tile < chain.own_tile)
-                out->first_tile = chain.own_tile;
             out->n_tiles = blocks_of(out->kv_len, TILE) - out->first_tile;
-            out->continues = chain.own_tile > 0;
-            if (out->n_tiles <= 0) { /* an empty one: what was shared, or zeros, are written */
-                out->first_tile = chain.own_tile;
-                out->kv_len = chain.own_tile * TILE;
+            if (out->n_tiles <= 0) { /* an empty one: zeros are written */
+                out->first_tile = out->kv_len = 0;
                 out->n_tiles = 1;
             }
         }
@@ -89,7 +105,8 @@ static void find_cut(struct cut *at, int64_t *before, const struct row_group *gr
 
 static void clear_shares(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits) {
-    p->n_splits = p->longest_split = p->n_partial = 0;
+    p->n_splits = p->longest_split = 0;
+    p->n_partial = p->n_own;
     memset(shares, 0, sizeof *shares * (size_t)p->n_shares);
     memset(splits, 0, sizeof *splits * (size_t)p->n_shares);
 }
@@ -106,10 +123,13 @@ static void begin_share(struct decode_share *s, const struct row_group *groups, 
     s->split_first = s->split_last = -1;
 }
 
-/* The share ends inside a row group: who goes on with it must know. */
+/* The share ends inside a row group: who goes on with it must know, if the group's first tiles are
+ * merged to one result. */
 static void split_at(struct attention_plan *p, struct decode_share *share,
                      struct decode_split *splits, const struct row_group *groups, struct cut begin,
                      struct cut end) {
+    if (groups[end.group].own_place >= 0)
+        return;
     if (begin.group != end.group || !begin.tile) { /* this share has the group's beginning */
         struct decode_split *d = &splits[p->n_splits++];
         d->partial = p->n_partial;

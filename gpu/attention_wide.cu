@@ -38,16 +38,10 @@ size_t wide_kept_bytes(int places, const struct attention_shape *shape) {
            (size_t)kept_floats(wide_dim(shape->head_dim)) * sizeof(float);
 }
 
-static size_t states_bytes(int tokens, const struct attention_shape *shape) {
-    return (size_t)tokens * (size_t)shape->n_heads *
-           (size_t)kept_floats(wide_dim(shape->head_dim)) * sizeof(float);
-}
-
 void wide_plan_free(struct device *dev, struct wide_plan *w) {
     dev->ops->free(dev, w->device_bytes, w->bytes);
     dev->ops->free(dev, w->digits, w->digits_bytes);
     dev->ops->free(dev, w->kept, w->kept_bytes);
-    dev->ops->free(dev, w->states, w->states_bytes);
     free(w->host_bytes);
     *w = {};
 }
@@ -63,14 +57,13 @@ static bool has_room(const struct wide_sizes *room, const struct wide_sizes *n) 
 }
 
 int wide_plan_reserve(struct device *dev, struct wide_plan *w, const struct attention_shape *shape,
-                      const struct wide_sizes *n, bool goes_on, struct error *err) {
+                      const struct wide_sizes *n, bool own_digits, struct error *err) {
     struct wide_sizes r = w->room;
     int dim = wide_dim(shape->head_dim);
     w->host.n = {};
     if (has_room(&r, n) && wide_kept_bytes(r.places, shape) <= w->kept_bytes && /* of any shape */
-        (!goes_on ||
-         (digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim) <= w->digits_bytes &&
-          states_bytes(r.chains, shape) <= w->states_bytes)))
+        (!own_digits ||
+         digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim) <= w->digits_bytes))
         return 0;
     r = {more(r.counts, n->counts), more(r.row_lists, n->row_lists), more(r.tiles, n->tiles),
          more(r.items, n->items),   more(r.tokens, n->tokens),       more(r.segments, n->segments),
@@ -78,22 +71,18 @@ int wide_plan_reserve(struct device *dev, struct wide_plan *w, const struct atte
     wide_plan_free(dev, w);
     size_t bytes = lay_out(&w->host, NULL, &r), kept = wide_kept_bytes(r.places, shape);
     size_t digits = digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim);
-    size_t states = states_bytes(r.chains, shape);
     w->host_bytes = (unsigned char *)malloc(bytes);
     if (!w->host_bytes)
         return error_set(err, "out of memory for the plan of attention");
     w->device_bytes = (unsigned char *)dev->ops->alloc(dev, bytes, "the plan of attention", err);
     w->bytes = w->device_bytes ? bytes : 0;
-    if (w->device_bytes && goes_on)
+    if (w->device_bytes && own_digits)
         w->digits = (uint8_t *)dev->ops->alloc(dev, digits, "the digits of attention", err);
     w->digits_bytes = w->digits ? digits : 0;
-    if (w->device_bytes && kept && !goes_on == !w->digits)
+    if (w->device_bytes && kept && !own_digits == !w->digits)
         w->kept = (float *)dev->ops->alloc(dev, kept, "the partial results of attention", err);
     w->kept_bytes = w->kept ? kept : 0;
-    if (w->digits && !kept == !w->kept)
-        w->states = (float *)dev->ops->alloc(dev, states, "the partial results of attention", err);
-    w->states_bytes = w->states ? states : 0;
-    if (!w->device_bytes || !goes_on != !w->digits || !kept != !w->kept || !goes_on != !w->states) {
+    if (!w->device_bytes || !own_digits != !w->digits || !kept != !w->kept) {
         wide_plan_free(dev, w);
         return -1;
     }

@@ -364,23 +364,24 @@ static void test_no_memory(void **state) {
     attend_case_make(&c, &r, &wish);
     share_beginnings(&c, &r);
     struct paged_batch b = attend_batch(&c);
-    struct attention_plan *plans[2];
     use_plan(t, PLAN_SHARES);
-    for (int i = 0; i < 2; i++) {
-        plans[i] = t->ops->attention_plan_new(t->dev, &err);
-        assert_non_null(plans[i]);
-        if (i == 0) /* enough for the page tables, not for three tiles as digits */
-            emu_set_memory_limit(emu_memory_used() + (100 << 10));
-        int result = t->ops->attention_plan(t->dev, plans[i], &b, &c.shape, NULL, &err);
+    int shares = 0, alone = 0;
+    /* From enough for the page tables to enough for all: each array in turn is the one too many. */
+    for (size_t room = 100 << 10; !shares && room < (size_t)64 << 20; room += 50 << 10) {
+        struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+        assert_non_null(plan);
+        emu_set_memory_limit(emu_memory_used() + room);
+        int result = t->ops->attention_plan(t->dev, plan, &b, &c.shape, NULL, &err);
         emu_set_memory_limit((size_t)16 << 30);
         if (result)
-            fail_msg("%s", err.text);
-        assert_int_equal(t->ops->attention_plan_form(plans[i]), i);
-        assert_int_equal(t->ops->attention_plan(t->dev, plans[i], &b, &c.shape, NULL, &err), 0);
-        assert_int_equal(t->ops->attention_plan_form(plans[i]), i);
+            fail_msg("%zu bytes: %s", room, err.text);
+        shares = t->ops->attention_plan_form(plan);
+        alone += !shares;
+        assert_int_equal(t->ops->attention_plan(t->dev, plan, &b, &c.shape, NULL, &err), 0);
+        assert_int_equal(t->ops->attention_plan_form(plan), shares);
+        t->ops->attention_plan_free(t->dev, plan);
     }
-    for (int i = 0; i < 2; i++)
-        t->ops->attention_plan_free(t->dev, plans[i]);
+    assert_true(shares && alone);
     use_plan(t, PLAN_BEST);
     attend_case_free(&c);
 }
@@ -526,6 +527,39 @@ static void test_attention_over_levels(void **state) {
     }
 }
 
+/* Sequences whose first tile is shared, and many tiles their own: what those leave to be merged
+ * must not take too much memory. */
+static void test_many_own_tiles(void **state) {
+    struct test_device *t = *state;
+    enum { SEQUENCES = 8, MOST_TILES = 1100, PAGE = 256 };
+    static int32_t qo[SEQUENCES + 1], kv[SEQUENCES + 1], last[SEQUENCES];
+    static int32_t pages[SEQUENCES * (1 + MOST_TILES)];
+    struct attention_shape shape = {8, 8, 256, 0.0625, KV_BFP16};
+    struct error err = {""};
+    if (!device_is_emulated())
+        skip(); /* the reference always shares, and other GPUs may not */
+    use_plan(t, PLAN_SHARES);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_non_null(plan);
+    for (int shares = 0; shares < 2; shares++) {
+        int own = shares ? 10 : MOST_TILES;
+        for (int i = 0; i < SEQUENCES; i++) {
+            qo[i + 1] = i + 1;
+            kv[i + 1] = (i + 1) * (1 + own);
+            last[i] = PAGE;
+            for (int j = 1; j <= own; j++)
+                pages[kv[i] + j] = i * own + j;
+            pages[kv[i]] = 0;
+        }
+        struct paged_batch b = {SEQUENCES, PAGE, 1 + SEQUENCES * MOST_TILES, qo, kv, pages, last};
+        if (t->ops->attention_plan(t->dev, plan, &b, &shape, NULL, &err))
+            fail_msg("%s", err.text);
+        assert_int_equal(t->ops->attention_plan_form(plan), shares);
+    }
+    t->ops->attention_plan_free(t->dev, plan);
+    use_plan(t, PLAN_BEST);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_trees),
@@ -536,6 +570,7 @@ int main(void) {
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
         cmocka_unit_test(test_refused_after_sharing),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_many_own_tiles),
         cmocka_unit_test(test_attention_over_levels),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
