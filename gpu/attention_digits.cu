@@ -433,7 +433,10 @@ __global__ static void __launch_bounds__(THREADS, SPLIT_BLOCKS)
     else
         split_pieces<DIMS, false>(&s, head, {block - before_values, (int)gridDim.y - before_values},
                                   &memory);
-    wait_for_previous_kernel(); /* who waits for this one takes it that all before have ended */
+    /* Who waits for this kernel takes it that all before have ended. One block sees to that: the
+     * others make room for those behind them. */
+    if (blockIdx.x + 1 == gridDim.x && blockIdx.y + 1 == gridDim.y)
+        wait_for_previous_kernel();
 }
 
 static bool in_vectors(const struct kv_view *v, int head_dim) {

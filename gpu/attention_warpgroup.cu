@@ -121,24 +121,22 @@ snap_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
     }
 }
 
-/* Leaves what a thread has of its rows: values, which are 0 then, m and l. to[r]: NULL, there is no
- * row r. */
-template <int DIM>
-static __device__ __forceinline__ void keep_rows(float *const to[2], float4 *o, const float m[2],
-                                                 const float l[2]) {
-    int t = (int)threadIdx.x % 4;
-    UNROLL_8
-    for (int i = 0; i < DIM / 8; i++) {
-        float4 sums = o[i * THREADS];
+template <int DIM> static __device__ __forceinline__ void clear_values(float4 *o) {
+    for (int i = 0; i < DIM / 8; i++)
         o[i * THREADS] = make_float4(0, 0, 0, 0);
-        if (to[0])
-            *(float2 *)(to[0] + 8 * i + 2 * t) = make_float2(sums.x, sums.y);
-        if (to[1])
-            *(float2 *)(to[1] + 8 * i + 2 * t) = make_float2(sums.z, sums.w);
+}
+
+/* What a thread's row leaves: its values of all dimensions, m and l. */
+template <int DIM>
+static __device__ __forceinline__ void keep_row(float *to, const float4 *o, int r, float m,
+                                                float l) {
+    int t = (int)threadIdx.x % 4;
+    for (int i = 0; i < DIM / 8; i++) {
+        const float *sum = (const float *)&o[i * THREADS] + 2 * r;
+        *(float2 *)(to + 8 * i + 2 * t) = make_float2(sum[0], sum[1]);
     }
-    for (int r = 0; r < 2 && t == 0; r++)
-        if (to[r])
-            *(float2 *)(to[r] + DIM) = make_float2(m[r], l[r]);
+    if (t == 0)
+        *(float2 *)(to + DIM) = make_float2(m, l);
 }
 
 /* The end of a row: y. Divisions take many instructions, and branches, for numbers that rows seldom
@@ -208,8 +206,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
     }
-    for (int i = 0; i < DIM / 8; i++)
-        mem->o[i * THREADS] = make_float4(0, 0, 0, 0);
+    clear_values<DIM>(mem->o);
 
     int n_last = min((int)TILE, item->end - (item->first_tile + n_tiles - 1) * TILE);
     struct tile_chunks<DIM> chunks = {};
@@ -237,14 +234,6 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     if (!AGAIN)
         snap_queries<DIM>(&queries, mem->q_unit + my_row, &elements, rows.query, a);
 
-    auto keep = [&](int place, const float m[2], const float l[2]) {
-        float *to[2];
-        for (int r = 0; r < 2; r++)
-            to[r] = my_row + 8 * r < item->list.n_rows
-                        ? kept_at<DIM>(a, work, place, kv_head, my_row + 8 * r)
-                        : NULL;
-        keep_rows<DIM>(to, mem->o, m, l);
-    };
     for (int k = 0; k < n_tiles; k++) {
         int first = (item->first_tile + k) * TILE, n = chunks.left ? (int)TILE : n_last;
         if (AGAIN) {
@@ -301,19 +290,26 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         multiply<true, DIM / COLUMNS, size::KEY_CHUNKS, VALUE_DIMS, TILE / 32>(
             &weights, &chunks, n <= TILE / 2, merge_sums, add);
         if (!item->merges) {
-            const float m[2] = {rows.sees[0] ? rows.tile_m[0] : NAN,
-                                rows.sees[1] ? rows.tile_m[1] : NAN};
-            keep(item->place + k, m, rows.tile_l);
+            for (int r = 0; r < 2; r++)
+                if (my_row + 8 * r < item->list.n_rows)
+                    keep_row<DIM>(kept_at<DIM>(a, work, item->place + k, kv_head, my_row + 8 * r),
+                                  mem->o, r, rows.sees[r] ? rows.tile_m[r] : NAN, rows.tile_l[r]);
+            clear_values<DIM>(mem->o);
         }
         chunks.next_tile();
     }
     *rounds = chunks.rounds;
     UNROLL
-    for (int r = 0; r < 2; r++)
-        if (item->place < 0 && my_row + 8 * r < item->list.n_rows)
+    for (int r = 0; r < 2; r++) {
+        int row = my_row + 8 * r;
+        if (row >= item->list.n_rows)
+            continue;
+        if (item->place < 0)
             finish_row<DIM, VARIANT>(a, variant, &rows.query[r], mem->o, r, rows.m[r], rows.l[r]);
-    if (item->place >= 0 && item->merges)
-        keep(item->place, rows.m, rows.l);
+        else if (item->merges)
+            keep_row<DIM>(kept_at<DIM>(a, work, item->place, kv_head, row), mem->o, r, rows.m[r],
+                          rows.l[r]);
+    }
 }
 
 template <int DIM, bool VARIANT>
