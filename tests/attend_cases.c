@@ -347,6 +347,25 @@ void attend_run_over(struct test_device *t, const struct attend_case *c, const s
     t->ops->attention_plan_free(t->dev, plan);
 }
 
+float *attend_run_without_lse(struct test_device *t, const struct attend_case *c) {
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    struct kv_views kv = attend_cache(t, c);
+    struct paged_batch batch = attend_batch(c);
+    size_t bytes =
+        sizeof(float) * (size_t)c->n_tokens * (size_t)c->shape.n_heads * (size_t)c->shape.head_dim;
+    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &c->variant, &err))
+        fail_msg("%s", err.text);
+    float *on_y = device_poisoned(t, bytes);
+    struct attention_variant v = attend_variant_on(t, c, NULL);
+    t->ops->attend(t->dev, on_y, device_put(t, c->q, bytes), &kv, plan, &v, ATTEND_SITE);
+    device_expect_fault(t, -1, 0);
+    float *y = device_get(t, on_y, bytes);
+    device_clear(t);
+    t->ops->attention_plan_free(t->dev, plan);
+    return y;
+}
+
 void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse) {
     struct kv_views kv = attend_cache(t, c);
     attend_run_over(t, c, &kv, y, lse);

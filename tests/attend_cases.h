@@ -88,6 +88,9 @@ void attend_run_planned(struct test_device *t, const struct attend_case *c,
                         const struct kv_views *kv, struct attention_plan *plan, float **y,
                         float **lse);
 
+/* y alone, for which kernels may be others. */
+float *attend_run_without_lse(struct test_device *t, const struct attend_case *c);
+
 /* One query row in float64, from the formulas, without any snapping; which positions it sees is
  * worked out here once more. stored: over keys and values as the cache holds them, else as they
  * were before. y [head_dim]; returns the natural log of the sum. */

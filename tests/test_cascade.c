@@ -109,6 +109,26 @@ static void test_random_trees(void **state) {
     }
 }
 
+/* n sequences of that length over an NHD cache with pages of 16; make_plain makes it one of bfp16,
+ * and what they see causal. */
+static struct attend_wish plain_sequences(int n, int kv_len) {
+    struct attend_wish wish = attend_anything(n * kv_len);
+    wish.batch = n;
+    wish.long_ones = true;
+    wish.kv_len = kv_len;
+    wish.page_size = 16;
+    wish.order = KV_NHD;
+    wish.type = KV_BFP16;
+    wish.mask = MASK_NONE;
+    return wish;
+}
+
+static void make_plain(struct attend_case *c, struct random *r, const struct attend_wish *wish) {
+    attend_case_make(c, r, wish);
+    attend_set_type(c, KV_BFP16, 1);
+    c->variant = attention_variant_causal();
+}
+
 /* A tile that all share, and two more that pairs share: so few lists of rows, for so many kv heads,
  * that both of the two are one item, which does not begin its rows' chains. Once with more rows
  * than a warp has in its first registers, and more dimensions than one product. */
@@ -116,22 +136,13 @@ static void test_deeper_stretches_of_several_tiles(void **state) {
     struct test_device *t = *state;
     struct random r = {1007};
     for (int wide = 0; wide < 2; wide++) {
-        struct attend_wish wish = attend_anything(4 * 800);
+        struct attend_wish wish = plain_sequences(4, 800);
         struct attend_case c;
-        wish.batch = 4;
-        wish.long_ones = true;
-        wish.kv_len = 800;
         wish.qo_len = 1;
         wish.kv_heads = 4;
         wish.group = wide ? 8 : 2;
         wish.head_dim = wide ? 96 : 32;
-        wish.page_size = 16;
-        wish.order = KV_NHD;
-        wish.type = KV_BFP16;
-        wish.mask = MASK_NONE;
-        attend_case_make(&c, &r, &wish);
-        attend_set_type(&c, KV_BFP16, 1);
-        c.variant = attention_variant_causal();
+        make_plain(&c, &r, &wish);
         share_pages(&c, 1, 0, 48);
         share_pages(&c, 2, 0, 16);
         share_pages(&c, 3, 2, 48);
@@ -527,6 +538,32 @@ static void test_attention_over_levels(void **state) {
     }
 }
 
+/* Several own tiles of two row groups; and so many that a chain has more results than a warp merges
+ * at a time. */
+static void test_own_tiles(void **state) {
+    struct test_device *t = *state;
+    struct random r = {1008};
+    for (int many = 0; many < 2; many++) {
+        struct attend_wish wish = plain_sequences(2, many ? 9000 : 800);
+        struct attend_case c;
+        wish.qo_len = many ? 1 : 4;
+        wish.kv_heads = 1;
+        wish.group = many ? 8 : 4; /* heads whose largest scores are in different tiles */
+        wish.head_dim = 32;
+        make_plain(&c, &r, &wish);
+        share_pages(&c, 1, 0, 16);
+        expect_same_from(t, &c, PLAN_SHARES);
+        use_plan(t, PLAN_SHARES);
+        float *want = attend_run_without_lse(device_reference(), &c);
+        float *y = attend_run_without_lse(t, &c);
+        attend_expect_same(&c, "shared tiles, without lse", want, y, c.shape.head_dim);
+        use_plan(t, PLAN_BEST);
+        free(want);
+        free(y);
+        attend_case_free(&c);
+    }
+}
+
 /* Sequences whose first tile is shared, and many tiles their own: what those leave to be merged
  * must not take too much memory. */
 static void test_many_own_tiles(void **state) {
@@ -570,6 +607,7 @@ int main(void) {
         cmocka_unit_test(test_queries_at_the_end_of_a_tile),
         cmocka_unit_test(test_refused_after_sharing),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_own_tiles),
         cmocka_unit_test(test_many_own_tiles),
         cmocka_unit_test(test_attention_over_levels),
     };
