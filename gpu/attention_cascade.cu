@@ -4,7 +4,7 @@
  * A stretch of shared tiles is work for versions 2 and 3 of attention (attention.h:
  * attention_work): its rows are those of all members, 64 together, and what they find is kept. So
  * is what row groups of version 4 find in the tiles behind, which are each sequence's own. Then the
- * chain of each row is merged, tile after tile (attention_merge.cu), as if it had gone through all
+ * chain of each row is merged, tile after tile (attention_chains.cu), as if it had gone through all
  * of them alone.
  *
  *     plan   the stretches, cut into items that keep all processors busy; a row list is 64 rows

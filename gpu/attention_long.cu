@@ -5,7 +5,7 @@
  * 64 rows of a sequence are a row list. As a rule it is one item, over all tiles that its rows see,
  * and the rows are finished. Where that would keep some processors waiting for others (few tokens
  * behind a long context), the tiles of a sequence are cut into more items; what they find is kept,
- * and the chains are merged by a kernel of their own (attention_merge.cu).
+ * and the chains are merged by a kernel of their own (attention_chains.cu).
  *
  * The digits of keys and values take as much memory as they do in the cache. A work has a few times
  * as many as the GPU's L2 cache holds: very large batches are several works, one launched after the

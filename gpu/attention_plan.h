@@ -7,10 +7,11 @@
  *     attention_paged.cu   the op, and versions 1 to 3
  *     attention_decode.cu  version 4: few rows per sequence, on tensor cores
  *     attention_decode_floats.cu   the same over caches of floats
- *     attention_merge.cu   the results of several thread blocks, merged in order
+ *     attention_merge.cu   its results where several thread blocks had a row, merged in order
  *     attention_wide.cu    work for the kernels for many rows (versions 2 and 3 of attention):
  *     attention_long.cu    sequences of many tokens
- *     attention_cascade.cu tiles that sequences share, before version 4
+ *     attention_cascade.cu tiles that sequences share, behind version 4
+ *     attention_chains.cu  the results of both, merged in order
  *
  * A row is one token and one query head; the rows of one kv head of a sequence are numbered
  * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
