@@ -222,12 +222,13 @@ __global__ static void __launch_bounds__(THREADS) split_any_values(struct split_
  * values are split by one kernel. The blocks of all kv heads go side by side: so do their rows.
  */
 enum {
-    PIECE = 8192, /* elements that a block splits at a time: as many dimensions as there are, */
-    MOST_DIMS =
-        128,    /* up to these, of a few rows, so that what lies side by side is read at once */
-    PIECES = 2, /* in shared memory: one is written while the next arrives */
+    PIECE = 8192,    /* elements that a block splits at a time */
+    MOST_DIMS = 128, /* of its rows */
+    PIECES = 2,      /* in shared memory: one is written while the next arrives */
 };
 
+/* The dimensions of a piece: all, if they fit, because what lies side by side is best read at once.
+ */
 static __host__ __device__ constexpr int piece_dims(int dim) {
     return dim % MOST_DIMS ? 64 : (int)MOST_DIMS;
 }
@@ -410,7 +411,8 @@ static __device__ __forceinline__ void split_pieces(const struct split_arguments
     cp_async_wait<0>();
 }
 
-/* That a processor has at once; before compute capability 8.0 it has room for 1024 threads. */
+/* Blocks that a processor has at once; before compute capability 8.0 it has room for 1024 threads.
+ */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define SPLIT_BLOCKS 4
 #else

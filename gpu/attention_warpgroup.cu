@@ -217,10 +217,12 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     chunks.left = n_tiles - 1;
     chunks.n_last = (n_last + KEYS - 1) / KEYS;
     chunks.rounds = *rounds;
+    /* The kernel before this one began after whatever made the queries had ended; it writes the
+     * digits, and may still be at work. */
     struct query_elements<DIM> elements;
     if (!AGAIN)
         load_queries<DIM>(&elements, rows.query, a);
-    wait_for_previous_kernel(); /* it writes the digits, and may still be at work */
+    wait_for_previous_kernel();
     for (int i = 0; i < STAGES && n_tiles; i++)
         chunks.start(i);
     /* The exponents of two positions a thread, fetched one tile ahead. */

@@ -29,7 +29,7 @@
  *
  * behind: how many groups, of whatever barriers, were ended after the one that is waited for; only
  * the emulation counts them, in which a thread waits for its own copies and then for the others.
- * Addresses and sizes are multiples of 16 bytes.
+ * Addresses and sizes are multiples of 16 bytes. A copy of 0 bytes is a round, too.
  *
  * See the PTX manual's chapters on wgmma, cp.async.bulk and mbarrier.
  */

@@ -564,39 +564,6 @@ static void test_own_tiles(void **state) {
     }
 }
 
-/* Sequences whose first tile is shared, and many tiles their own: what those leave to be merged
- * must not take too much memory. */
-static void test_many_own_tiles(void **state) {
-    struct test_device *t = *state;
-    enum { SEQUENCES = 8, MOST_TILES = 1100, PAGE = 256 };
-    static int32_t qo[SEQUENCES + 1], kv[SEQUENCES + 1], last[SEQUENCES];
-    static int32_t pages[SEQUENCES * (1 + MOST_TILES)];
-    struct attention_shape shape = {8, 8, 256, 0.0625, KV_BFP16};
-    struct error err = {""};
-    if (!device_is_emulated())
-        skip(); /* the reference always shares, and other GPUs may not */
-    use_plan(t, PLAN_SHARES);
-    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_non_null(plan);
-    for (int shares = 0; shares < 2; shares++) {
-        int own = shares ? 10 : MOST_TILES;
-        for (int i = 0; i < SEQUENCES; i++) {
-            qo[i + 1] = i + 1;
-            kv[i + 1] = (i + 1) * (1 + own);
-            last[i] = PAGE;
-            for (int j = 1; j <= own; j++)
-                pages[kv[i] + j] = i * own + j;
-            pages[kv[i]] = 0;
-        }
-        struct paged_batch b = {SEQUENCES, PAGE, 1 + SEQUENCES * MOST_TILES, qo, kv, pages, last};
-        if (t->ops->attention_plan(t->dev, plan, &b, &shape, NULL, &err))
-            fail_msg("%s", err.text);
-        assert_int_equal(t->ops->attention_plan_form(plan), shares);
-    }
-    t->ops->attention_plan_free(t->dev, plan);
-    use_plan(t, PLAN_BEST);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_trees),
@@ -608,7 +575,6 @@ int main(void) {
         cmocka_unit_test(test_refused_after_sharing),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_own_tiles),
-        cmocka_unit_test(test_many_own_tiles),
         cmocka_unit_test(test_attention_over_levels),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);

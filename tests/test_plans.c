@@ -1,6 +1,7 @@
 /*
  * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; that
- * attention_paged is attend with NHD views; and that many prompts are as few launches as two.
+ * attention_paged is attend with NHD views; that many prompts are as few launches as two; and that
+ * tiles are not shared where that would take too much memory.
  */
 #include "tests/attend_cases.h"
 
@@ -207,6 +208,40 @@ static void test_many_prompts_are_one_launch(void **state) {
     assert_int_equal(calls_for(*state, 7), calls);
 }
 
+/* Sequences whose first tile is shared, and many tiles their own: what those leave to be merged
+ * must not take too much memory. */
+static void test_many_own_tiles(void **state) {
+    struct test_device *t = *state;
+    enum { SEQUENCES = 8, MOST_TILES = 1100, PAGE = 256 };
+    static int32_t qo[SEQUENCES + 1], kv[SEQUENCES + 1], last[SEQUENCES];
+    static int32_t pages[SEQUENCES * (1 + MOST_TILES)];
+    struct attention_shape shape = {8, 8, 256, 0.0625, KV_BFP16};
+    struct error err = {""};
+    if (!device_is_emulated())
+        skip(); /* the reference always shares, and other GPUs may not */
+    if (t->ops->set_version(t->dev, "attention_plan", PLAN_SHARES, &err))
+        fail_msg("%s", err.text);
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_non_null(plan);
+    for (int shares = 0; shares < 2; shares++) {
+        int own = shares ? 10 : MOST_TILES;
+        for (int i = 0; i < SEQUENCES; i++) {
+            qo[i + 1] = i + 1;
+            kv[i + 1] = (i + 1) * (1 + own);
+            last[i] = PAGE;
+            for (int j = 1; j <= own; j++)
+                pages[kv[i] + j] = i * own + j;
+            pages[kv[i]] = 0;
+        }
+        struct paged_batch b = {SEQUENCES, PAGE, 1 + SEQUENCES * MOST_TILES, qo, kv, pages, last};
+        if (t->ops->attention_plan(t->dev, plan, &b, &shape, NULL, &err))
+            fail_msg("%s", err.text);
+        assert_int_equal(t->ops->attention_plan_form(plan), shares);
+    }
+    t->ops->attention_plan_free(t->dev, plan);
+    assert_int_equal(t->ops->set_version(t->dev, "attention_plan", PLAN_BEST, &err), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_batches),
@@ -214,6 +249,7 @@ int main(void) {
         cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_paged_is_attend),
         cmocka_unit_test(test_many_prompts_are_one_launch),
+        cmocka_unit_test(test_many_own_tiles),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }
