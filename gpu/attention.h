@@ -165,17 +165,30 @@ struct attention_work {
     const int32_t *token_sequence; /* as in the plan */
     const int32_t *qo_indptr, *kv_lens, *pages;
     uint8_t *digits; /* room for the digits of them all; NULL: scratch memory is taken */
-    float *kept;     /* [places, n_kv_heads, QUERY_ROWS, kept_floats]; NULL: all are finished */
+    float *kept;     /* [places, n_kv_heads, kept_floats]; NULL: all are finished */
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
     bool overlaps; /* splitting may start while the kernel before runs, which has waited for those
                       before it */
 };
 
-/* What a row leaves: its values, then m (a NaN: it sees nothing) and l, and two floats to keep
- * vectors aligned. */
-static inline __host__ __device__ int kept_floats(int dim) {
-    return dim + 4;
+/* What a row leaves of a tile, or of several. */
+struct row_result {
+    float *values; /* of its dimensions */
+    float *sums;   /* m (a NaN: it sees nothing) and l */
+};
+
+/* The floats of the results of n rows that lie together: the values of all, then the sums of all.
+ * So values begin at multiples of 32 bytes, of which a GPU writes none in part without reading it.
+ */
+static inline __host__ __device__ size_t kept_floats(int n, int dim) {
+    return (size_t)n * (size_t)(dim + 2);
+}
+
+/* Row `row` of n, whose results begin at `kept`. */
+static inline __host__ __device__ struct row_result row_result_of(float *kept, int n, int dim,
+                                                                  int row) {
+    return {kept + row * dim, kept + n * dim + 2 * row};
 }
 
 /* The head dimension as versions 2 and 3 have it with variants and where results are kept: fewer
@@ -263,11 +276,11 @@ static __device__ __forceinline__ struct wide_item item_of(const struct attentio
 
 /* Where row `row` has its result of that place. */
 template <int DIM>
-static __device__ __forceinline__ float *kept_at(const struct attention_arguments *a,
-                                                 const struct attention_work *work, int place,
-                                                 int kv_head, int row) {
+static __device__ __forceinline__ struct row_result kept_at(const struct attention_arguments *a,
+                                                            const struct attention_work *work,
+                                                            int place, int kv_head, int row) {
     size_t number = (size_t)place * (size_t)a->n_kv_heads + (size_t)kv_head;
-    return work->kept + (number * QUERY_ROWS + (size_t)row) * (size_t)kept_floats(DIM);
+    return row_result_of(work->kept + number * kept_floats(QUERY_ROWS, DIM), QUERY_ROWS, DIM, row);
 }
 
 /*

@@ -12,18 +12,13 @@
 
 enum { CHAIN_ROWS = 4 /* of a block */, BATCH = 8 /* results */ };
 
-/* A result, as the kernels leave it: its values, its m and its l. */
-struct row_result {
-    const float *values, *sums;
-};
-
 /* What row lists left of a row, and then its row group. */
 struct chain_results {
-    const float *kept, *own; /* of place 0 and this kv head */
+    float *kept, *own; /* of this kv head: of place 0, of its first tile */
     const struct chain_segment *segments;
     const struct row_list *row_lists;
-    size_t next, next_own; /* from place to place */
-    int dim, own_dim;
+    size_t next, next_own;     /* from place to place */
+    int dim, own_dim, own_row; /* own_row: of GROUP_ROWS */
     int n_segments, n_shared, n;
     int head_in_group, heads_per_group; /* of the row's query head */
 
@@ -36,16 +31,14 @@ struct chain_results {
     }
 
     __device__ __forceinline__ struct row_result at(int i) const {
-        if (i >= n_shared) {
-            const float *values = own + (size_t)(i - n_shared) * next_own;
-            return {values, values + own_dim};
-        }
+        if (i >= n_shared)
+            return row_result_of(own + (size_t)(i - n_shared) * next_own, GROUP_ROWS, own_dim,
+                                 own_row);
         int s = 0;
         while (i >= list_of(s)->n_results)
             i -= list_of(s++)->n_results;
-        const float *values = kept + (size_t)(list_of(s)->place + i) * next +
-                              (size_t)(row_in(s) % QUERY_ROWS * kept_floats(dim));
-        return {values, values + dim};
+        return row_result_of(kept + (size_t)(list_of(s)->place + i) * next, QUERY_ROWS, dim,
+                             row_in(s) % QUERY_ROWS);
     }
 };
 
@@ -54,7 +47,7 @@ struct chain_memory {
     const struct token_chain *chains;
     const struct chain_segment *segments;
     const struct row_list *row_lists;
-    const float *kept;
+    float *kept;
     int dim;
     struct group_results own;
 };
@@ -66,9 +59,9 @@ results_of(const struct attention_arguments *a, const struct chain_memory *memor
     struct chain_results r = {};
     struct token_chain chain = memory->chains[row.token];
     int group = a->n_heads / a->n_kv_heads, kv_head = row.head / group;
-    size_t rows = (size_t)(QUERY_ROWS * kept_floats(memory->dim));
+    size_t heads = (size_t)a->n_kv_heads, rows = kept_floats(QUERY_ROWS, memory->dim);
     r.kept = memory->kept + (size_t)kv_head * rows;
-    r.next = (size_t)a->n_kv_heads * rows;
+    r.next = heads * rows;
     r.dim = memory->dim;
     r.segments = memory->segments + chain.first_segment;
     r.row_lists = memory->row_lists;
@@ -81,10 +74,11 @@ results_of(const struct attention_arguments *a, const struct chain_memory *memor
     if (chain.own_tiles) {
         int own_row = chain.own_row + r.head_in_group, dim = memory->own.dim;
         size_t place = (size_t)(chain.own_place + own_row / GROUP_ROWS * chain.own_tiles);
-        r.next_own = (size_t)(a->n_kv_heads * GROUP_ROWS * kept_floats(dim));
+        rows = kept_floats(GROUP_ROWS, dim);
+        r.next_own = heads * rows;
         r.own_dim = dim;
-        r.own = memory->own.rows + place * r.next_own +
-                (size_t)((kv_head * GROUP_ROWS + own_row % GROUP_ROWS) * kept_floats(dim));
+        r.own_row = own_row % GROUP_ROWS;
+        r.own = memory->own.rows + place * r.next_own + (size_t)kv_head * rows;
     }
     return r;
 }

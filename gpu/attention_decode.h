@@ -203,23 +203,19 @@ template <class size> static __device__ __forceinline__ int first_dim(int i) {
 /* ---- results of splits ------------------------------------------------------------------------
  */
 
-/* Device memory [places, n_kv_heads, ROWS, kept_floats(DIM)]: what a row leaves of a tile. */
+/* Device memory [places, n_kv_heads, kept_floats]: what rows leave of a tile. */
 struct partial_results {
     float *rows;
     int n_kv_heads;
     bool next_overlaps; /* the next kernel does not wait for those before this one */
 };
 
-/* The first of the rows of a place, for this block's kv head. */
+/* A row of a place, for this block's kv head. */
 template <int DIM>
-static __device__ __forceinline__ float *rows_at(const struct partial_results *p, int place) {
+static __device__ __forceinline__ struct row_result result_at(const struct partial_results *p,
+                                                              int place, int row) {
     size_t number = (size_t)place * (size_t)p->n_kv_heads + (size_t)kv_head();
-    return p->rows + number * (size_t)(ROWS * kept_floats(DIM));
-}
-
-/* m and l of a row. */
-template <int DIM> static __device__ __forceinline__ float2 *ml_of(float *rows, int row) {
-    return (float2 *)(rows + row * kept_floats(DIM) + DIM);
+    return row_result_of(p->rows + number * kept_floats(ROWS, DIM), ROWS, DIM, row);
 }
 
 /* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + j. */
@@ -229,15 +225,15 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
     int lane = (int)(threadIdx.x % 32);
     if (lane / 4 >= n_rows)
         return;
-    float *rows = rows_at<DIM>(p, place), *to = rows + lane / 4 * kept_floats(DIM);
+    struct row_result to = result_at<DIM>(p, place, lane / 4);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         if (column_of_warp(i) < size::COLUMNS)
             UNROLL
     for (int j = 0; j < size::EACH; j += 2)
-        *(float2 *)(to + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
+        *(float2 *)(to.values + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
     if (threadIdx.x < 32 && lane % 4 == 0)
-        *ml_of<DIM>(rows, lane / 4) = make_float2(m, l);
+        *(float2 *)to.sums = make_float2(m, l);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------

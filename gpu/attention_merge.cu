@@ -15,15 +15,14 @@ enum {
     MOST_WARPS = 8,
 };
 
-/* What shares left of a row: the first one's merged tiles, then a result a tile. Of a result, there
- * are the values of `dim` dimensions, then m and l. */
+/* What shares left of a row: the first one's merged tiles, then a result a tile. */
 struct split_results {
-    const float *begin;
+    struct row_result begin;
     size_t next;
-    int dim, n;
+    int n;
 
-    __device__ __forceinline__ const float *at(int i) const {
-        return begin + (size_t)i * next;
+    __device__ __forceinline__ struct row_result at(int i) const {
+        return {begin.values + (size_t)i * next, begin.sums + (size_t)i * next};
     }
 };
 
@@ -63,23 +62,22 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
           const struct split_results &results, struct merged_row row, float *tiles,
           struct section_shares *shares, int section, float v_scale) {
     int d = (int)threadIdx.x, dim = (a->head_dim + VECTOR - 1) / VECTOR * VECTOR;
-    const float *begin = results.at(0);
     float o = 0, m = -INFINITY, l = 0;
     for (int first = 1; first == 1 || first < results.n; first += section) {
         int n = min(section, results.n - first);
-        const float *mine = d < n ? results.at(first + d) : NULL;
+        struct row_result mine = results.at(first + min(d, n - 1));
         if (first > 1)
             __syncthreads(); /* the section's memory is used again */
-        if (mine)
-            shares->values[d] = mine;
+        if (d < n)
+            shares->values[d] = mine.values;
         __syncthreads();
         if (first == 1) { /* the plan is older than the results */
             wait_for_previous_kernel();
-            o = d < dim ? begin[d] : 0;
-            m = begin[results.dim];
-            l = begin[results.dim + 1];
+            o = d < dim ? results.begin.values[d] : 0;
+            m = results.begin.sums[0];
+            l = results.begin.sums[1];
         }
-        float2 ml = mine ? *(const float2 *)(mine + results.dim) : make_float2(NAN, 0);
+        float2 ml = *(const float2 *)mine.sums;
         UNROLL_8
         for (int i = d / LANES; i < n; i += (int)blockDim.x / LANES) /* a warp copies a result */
             for (int j = d % LANES * VECTOR; j < dim; j += LANES * VECTOR)
@@ -104,8 +102,8 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
 
 /* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
 __global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
-                                    struct plan_arrays plan, const float *partial, int dim,
-                                    int section, float v_scale) {
+                                    struct plan_arrays plan, float *partial, int dim, int section,
+                                    float v_scale) {
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
@@ -120,11 +118,11 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
     }
     int group = a.n_heads / a.n_kv_heads, token = g.first_token + (g.first_row + row) / group;
     struct split_results results;
-    results.dim = dim;
     results.n = 1 + split.n_tiles - split.first_end;
-    results.next = (size_t)(a.n_kv_heads * GROUP_ROWS * kept_floats(dim));
-    results.begin = partial + (size_t)split.partial * results.next +
-                    (size_t)((head * GROUP_ROWS + row) * kept_floats(dim));
+    results.next = (size_t)a.n_kv_heads * kept_floats(GROUP_ROWS, dim);
+    results.begin = row_result_of(partial + (size_t)split.partial * results.next +
+                                      (size_t)head * kept_floats(GROUP_ROWS, dim),
+                                  GROUP_ROWS, dim, row);
     merge_row(&a, &variant, results, {token, head * group + (g.first_row + row) % group}, tiles,
               &shares, section, v_scale);
 }

@@ -155,7 +155,7 @@ struct attention_plan {
     int n_long;
     unsigned char *host, *device; /* all arrays, one after the other */
     size_t host_bytes, device_bytes;
-    float *partial; /* device: [n_partial, n_kv_heads, GROUP_ROWS, kept_floats] */
+    float *partial; /* device: [n_partial, n_kv_heads, kept_floats] */
     size_t partial_bytes;
     struct cascade_plan shared;
     struct long_plan many;
@@ -257,15 +257,15 @@ static inline bool attention_plan_has_cascade(const struct attention_plan *p) {
     return p->shared.cascade.n_stretches > 0;
 }
 
-/* Results of row groups, device memory [places, n_kv_heads, GROUP_ROWS, kept_floats(dim)]. */
+/* Results of row groups, device memory [places, n_kv_heads, kept_floats(GROUP_ROWS, dim)]. */
 struct group_results {
-    const float *rows;
+    float *rows;
     int dim;
 };
 
 static inline size_t group_results_bytes(size_t places, const struct attention_shape *shape) {
-    return places * (size_t)shape->n_kv_heads * GROUP_ROWS *
-           (size_t)kept_floats(decode_dim(shape->head_dim, true)) * sizeof(float);
+    return places * (size_t)shape->n_kv_heads *
+           kept_floats(GROUP_ROWS, decode_dim(shape->head_dim, true)) * sizeof(float);
 }
 
 /* The work, and the chains, behind version 4, whose results for own tiles are given. */

@@ -344,13 +344,13 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
 
 /* What row r of this lane leaves: its values of all dimensions, m and l. */
 template <int DIM>
-static __device__ __forceinline__ void keep_row(float *to, const float *o, int r, float m,
-                                                float l) {
+static __device__ __forceinline__ void keep_row(struct row_result to, const float *o, int r,
+                                                float m, float l) {
     int lane = (int)threadIdx.x % 32;
     for (int d = lane / 4; d < DIM && o; d += 8)
-        to[d] = o[d * 8 + lane % 4 * 2 + r];
+        to.values[d] = o[d * 8 + lane % 4 * 2 + r];
     if (lane < 4)
-        *(float2 *)(to + DIM) = make_float2(m, l);
+        *(float2 *)to.sums = make_float2(m, l);
 }
 
 /* The end of a row: y. */
@@ -447,21 +447,21 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         softmax<VARIANT>(&scores, scale, &rows, first, mem->v_unit, a, variant);
         struct weight_digits weights;
         snap_weights(&weights, &scores, scale);
-        float *kept[2];
+        struct row_result kept[2] = {};
         UNROLL
         for (int r = 0; r < 2; r++) {
-            kept[r] = !item->merges && my_row + r < item->list.n_rows
-                          ? kept_at<DIM>(a, work, item->place + tile, kv_head, my_row + r)
-                          : NULL;
+            if (!item->merges && my_row + r < item->list.n_rows)
+                kept[r] = kept_at<DIM>(a, work, item->place + tile, kv_head, my_row + r);
             if (item->merges && rows.sees[r])
                 attention_merge_sums(&rows.m[r], &rows.l[r], rows.tile_m[r], rows.tile_l[r],
                                      &rows.old_share[r], &rows.new_share[r]);
-            if (kept[r])
+            if (kept[r].values)
                 keep_row<DIM>(kept[r], NULL, r, rows.sees[r] ? rows.tile_m[r] : NAN,
                               rows.tile_l[r]);
         }
         for (int d = 0; d < DIM; d += VALUE_DIMS) {
-            float *to[2] = {kept[0] ? kept[0] + d : NULL, kept[1] ? kept[1] + d : NULL};
+            float *to[2] = {kept[0].values ? kept[0].values + d : NULL,
+                            kept[1].values ? kept[1].values + d : NULL};
             add_values<DIM>(mem->o + d * 8, to, item->merges, &weights, chunks.next(), &rows, n);
         }
     }

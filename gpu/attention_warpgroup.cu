@@ -128,15 +128,15 @@ template <int DIM> static __device__ __forceinline__ void clear_values(float4 *o
 
 /* What a thread's row leaves: its values of all dimensions, m and l. */
 template <int DIM>
-static __device__ __forceinline__ void keep_row(float *to, const float4 *o, int r, float m,
-                                                float l) {
+static __device__ __forceinline__ void keep_row(struct row_result to, const float4 *o, int r,
+                                                float m, float l) {
     int t = (int)threadIdx.x % 4;
     for (int i = 0; i < DIM / 8; i++) {
         const float *sum = (const float *)&o[i * THREADS] + 2 * r;
-        *(float2 *)(to + 8 * i + 2 * t) = make_float2(sum[0], sum[1]);
+        *(float2 *)(to.values + 8 * i + 2 * t) = make_float2(sum[0], sum[1]);
     }
     if (t == 0)
-        *(float2 *)(to + DIM) = make_float2(m, l);
+        *(float2 *)to.sums = make_float2(m, l);
 }
 
 /* The end of a row: y. Divisions take many instructions, and branches, for numbers that rows seldom
@@ -255,23 +255,20 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         auto score = [&](int part, const int32_t(&sums)[32]) {
             score_keys(scores.s + part * COLUMNS / 8, top_bits, sums, mem->k_unit + part * COLUMNS);
         };
-        if (n > KEYS) {
-            multiply<false, TILE / COLUMNS, 0, KEYS, DIM / 32>(&queries, &chunks, false, prepare,
-                                                               score);
-        } else {
-            multiply<false, KEYS / COLUMNS, 0, KEYS, DIM / 32>(&queries, &chunks, false, prepare,
-                                                               score);
-            chunks.take(1); /* nothing */
-            chunks.replace(1);
-            leave_out(scores.s + KEYS / 8);
-        }
-        bool hides = VARIANT || first + TILE > least_visible;
+        multiply<false, TILE / COLUMNS, KEYS / COLUMNS, 0, KEYS, DIM / 32>(
+            &queries, &chunks, false, n <= KEYS, prepare, score, [&]() {
+                chunks.take(1); /* nothing */
+                chunks.replace(1);
+                leave_out(scores.s + KEYS / 8);
+            });
         if (VARIANT)
             vary(&scores, first, &rows, variant);
-        else if (hides)
-            mask(&scores, first, &rows);
-        if (!largest_of_bits(top, top_bits) || hides)
-            find_largest(top, &scores, VARIANT ? NAN : -INFINITY);
+        else if (first + TILE > least_visible)
+            mask(&scores, top_bits, first, &rows);
+        if (VARIANT)
+            find_largest(top, &scores);
+        else
+            largest_of_bits(top, &scores, top_bits);
         softmax<VARIANT>(&scores, top, scale, &rows, first, n, mem->v_unit, a, variant);
         struct row_digits<TILE / 32> weights;
         snap_weights(&weights, &scores, scale);
@@ -289,8 +286,9 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
         auto add = [&](int part, const int32_t(&sums)[32]) {
             add_values(mem->o + part * COLUMNS / 8 * THREADS, sums, &rows);
         };
-        multiply<true, DIM / COLUMNS, size::KEY_CHUNKS, VALUE_DIMS, TILE / 32>(
-            &weights, &chunks, n <= TILE / 2, merge_sums, add);
+        const int PARTS = DIM / COLUMNS;
+        multiply<true, PARTS, PARTS, size::KEY_CHUNKS, VALUE_DIMS, TILE / 32>(
+            &weights, &chunks, n <= TILE / 2, false, merge_sums, add, []() {});
         if (!item->merges) {
             for (int r = 0; r < 2; r++)
                 if (my_row + 8 * r < item->list.n_rows)

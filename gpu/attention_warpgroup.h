@@ -175,23 +175,27 @@ static __device__ __forceinline__ void join(int32_t (&sums)[32], const struct ou
         sums[i] = outer->high[i] * 256 + (int32_t)((uint32_t)outer->low[i] >> 8);
 }
 
-/* The products of rows, STEPS * 32 summands, with PARTS times 64 columns: those of the tile's
- * chunks from number FIRST on. use(part, sums): what is done with them; sums are in units of 256,
- * rounded down. HALVES, half: add_steps. meanwhile(): what else there is to do before, while the
- * first products run. */
-template <bool HALVES, int PARTS, int FIRST, int CHUNK_COLUMNS, int STEPS, class digits, class tile,
-          class work, class user>
-static __device__ __forceinline__ void multiply(const digits *rows, tile *chunks, bool half,
-                                                work meanwhile, user use) {
-    const int IN_CHUNK = CHUNK_COLUMNS / COLUMNS;
+/* The products of rows, STEPS * 32 summands, with 64 columns after the other: parts. They are those
+ * of the tile's chunks from number FIRST on. HALVES, half: add_steps. */
+template <bool HALVES, int FIRST, int CHUNK_COLUMNS, int STEPS, class digits, class tile>
+struct part_products {
+    enum { IN_CHUNK = CHUNK_COLUMNS / COLUMNS };
+    const digits *rows;
+    tile *chunks;
+    bool half;
+    const unsigned char *columns; /* of the part that was started last */
     struct outer_sums outer;
-    int32_t sums[2][32];
-    const unsigned char *columns = chunks->take(FIRST);
-    start_outer<HALVES, CHUNK_COLUMNS, STEPS>(&outer, rows, columns, half);
-    meanwhile();
-    UNROLL
-    for (int part = 0; part < PARTS; part++) {
-        wgmma_wait(); /* the outer sums of this part, the inner ones of the part before */
+    int32_t sums[2][32]; /* of two parts in turns: in units of 256, rounded down */
+
+    /* Starts the outer products of a part. */
+    __device__ __forceinline__ void start(int part) {
+        columns = part % IN_CHUNK ? columns + 16 * COLUMNS : chunks->take(FIRST + part / IN_CHUNK);
+        start_outer<HALVES, CHUNK_COLUMNS, STEPS>(&outer, rows, columns, half);
+    }
+
+    /* Waits for them, and for the inner ones of the part before; starts this part's inner ones. */
+    __device__ __forceinline__ void go_on(int part) {
+        wgmma_wait();
         wgmma_settle(outer.high);
         wgmma_settle(outer.low);
         if (part)
@@ -200,18 +204,57 @@ static __device__ __forceinline__ void multiply(const digits *rows, tile *chunks
         start_inner<HALVES, CHUNK_COLUMNS, STEPS>(sums[part % 2], rows, columns, half);
         if (part && part % IN_CHUNK == 0)
             chunks->replace(FIRST + part / IN_CHUNK - 1);
-        if (part + 1 < PARTS) {
-            columns = (part + 1) % IN_CHUNK ? columns + 16 * COLUMNS
-                                            : chunks->take(FIRST + (part + 1) / IN_CHUNK);
-            start_outer<HALVES, CHUNK_COLUMNS, STEPS>(&outer, rows, columns, half);
-        }
-        if (part)
-            use(part - 1, sums[(part + 1) % 2]);
     }
-    wgmma_wait();
-    wgmma_settle(sums[(PARTS + 1) % 2]);
-    chunks->replace(FIRST + (PARTS - 1) / IN_CHUNK);
-    use(PARTS - 1, sums[(PARTS + 1) % 2]);
+
+    /* Waits for the last part. */
+    __device__ __forceinline__ void end(int part) {
+        wgmma_wait();
+        wgmma_settle(sums[part % 2]);
+        chunks->replace(FIRST + part / IN_CHUNK);
+    }
+};
+
+/* The products with PARTS times 64 columns; or, if `few` says so, with FEW times as many. use(part,
+ * sums): what is done with them. meanwhile(): what else there is to do before, while the first
+ * products run. leave_rest(): what is done with the parts that are left out. */
+template <bool HALVES, int PARTS, int FEW, int FIRST, int CHUNK_COLUMNS, int STEPS, class digits,
+          class tile, class work, class user, class rest>
+static __device__ __forceinline__ void multiply(const digits *rows, tile *chunks, bool half,
+                                                bool few, work meanwhile, user use,
+                                                rest leave_rest) {
+    struct part_products<HALVES, FIRST, CHUNK_COLUMNS, STEPS, digits, tile> p;
+    p.rows = rows;
+    p.chunks = chunks;
+    p.half = half;
+    auto end = [&](int part) {
+        if (part)
+            use(part - 1, p.sums[(part + 1) % 2]);
+        p.end(part);
+        use(part, p.sums[part % 2]);
+    };
+    p.start(0);
+    meanwhile();
+    UNROLL
+    for (int part = 0; part < FEW; part++) {
+        p.go_on(part);
+        if (part + 1 == FEW)
+            break;
+        p.start(part + 1);
+        if (part)
+            use(part - 1, p.sums[(part + 1) % 2]);
+    }
+    if (FEW == PARTS || few) {
+        end(FEW - 1);
+        leave_rest();
+    } else {
+        UNROLL
+        for (int part = FEW; part < PARTS; part++) {
+            p.start(part);
+            use(part - 2, p.sums[part % 2]);
+            p.go_on(part);
+        }
+        end(PARTS - 1);
+    }
 }
 
 /* Four mantissas as digits: x * scale, rounded. In the low 16 bits, num_rint with the shift left
@@ -275,9 +318,10 @@ static __device__ __forceinline__ void leave_out(float s[16][4]) {
         ANY_FLOAT(s[i / 4][i % 4]);
 }
 
-/* Scores of positions that a row does not see become -infinity, which has weight 0. */
-static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_first,
-                                            const struct row_pair *rows) {
+/* Scores of positions that a row does not see become -infinity, which has weight 0. largest: of
+ * score_keys, once more. */
+static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t largest[2],
+                                            int tile_first, const struct row_pair *rows) {
     int first = tile_first + (int)threadIdx.x % 4 * 2;
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -293,6 +337,11 @@ static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_f
                 *s = seen >> i & 1 ? *s : -INFINITY;
             }
         }
+        largest[r] = INT32_MIN;
+        UNROLL
+        for (int i = 0; i < 32; i++)
+            largest[r] = max(max(largest[r], (int32_t)num_bits(tile->s[i][2 * r])),
+                             (int32_t)num_bits(tile->s[i][2 * r + 1]));
     }
 }
 
@@ -311,21 +360,32 @@ static __device__ __forceinline__ void vary(struct tile_scores *tile, int tile_f
     }
 }
 
-/* The largest score of each row. none: as mask or vary hides scores. */
+/* The largest score of each row; a NaN, if vary has hidden all. */
 static __device__ __forceinline__ void find_largest(float largest[2],
-                                                    const struct tile_scores *tile, float none) {
-    largest[0] = largest[1] = none;
+                                                    const struct tile_scores *tile) {
+    largest[0] = largest[1] = NAN;
     UNROLL
     for (int i = 0; i < 128; i++)
         largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], tile->s[i / 4][i % 4]);
 }
 
-/* The largest score of each row from what score_keys has found. False if a warp cannot tell,
- * because all of a thread's scores are negative. */
-static __device__ __forceinline__ bool largest_of_bits(float largest[2], const int32_t bits[2]) {
+/* The same from what score_keys or mask has found. Where all of a thread's scores are negative, it
+ * was not the largest: that one has the least bits as an unsigned integer. */
+static __device__ __forceinline__ void
+largest_of_bits(float largest[2], const struct tile_scores *tile, const int32_t bits[2]) {
     largest[0] = num_float((uint32_t)bits[0]);
     largest[1] = num_float((uint32_t)bits[1]);
-    return !__any_sync(0xffffffffu, (bits[0] | bits[1]) < 0);
+    if (!__any_sync(0xffffffffu, (bits[0] | bits[1]) < 0))
+        return;
+    uint32_t least[2] = {UINT32_MAX, UINT32_MAX};
+    UNROLL
+    for (int i = 0; i < 32; i++)
+        UNROLL
+    for (int r = 0; r < 2; r++)
+        least[r] = min(min(least[r], num_bits(tile->s[i][2 * r])), num_bits(tile->s[i][2 * r + 1]));
+    UNROLL
+    for (int r = 0; r < 2; r++)
+        largest[r] = bits[r] < 0 ? num_float(least[r]) : largest[r];
 }
 
 /* Takes from scores what their windows want to have taken, most often nothing. */

@@ -34,8 +34,8 @@ static size_t lay_out(struct wide_arrays *a, unsigned char *piece, const struct 
 }
 
 size_t wide_kept_bytes(int places, const struct attention_shape *shape) {
-    return (size_t)places * (size_t)shape->n_kv_heads * QUERY_ROWS *
-           (size_t)kept_floats(wide_dim(shape->head_dim)) * sizeof(float);
+    return (size_t)places * (size_t)shape->n_kv_heads *
+           kept_floats(QUERY_ROWS, wide_dim(shape->head_dim)) * sizeof(float);
 }
 
 void wide_plan_free(struct device *dev, struct wide_plan *w) {

@@ -126,21 +126,33 @@ static void plan_time(int n, int length) {
     end(&r);
 }
 
-int main(void) {
+/* Whether a part of it is wanted. */
+static bool wanted(int argc, char **argv, const char *part) {
+    bool found = argc < 2;
+    for (int i = 1; i < argc; i++)
+        found = found || !strcmp(argv[i], part);
+    if (found)
+        printf("\n%s\n", part);
+    return found;
+}
+
+int main(int argc, char **argv) {
     open_gpu();
     bench_read();
-    printf("\nlayouts\n");
-    layouts(8, 4096);
-    layouts(64, 4096);
-    printf("\nvLLM's layout\n");
-    for (int n : {1, 8, 16, 64})
-        vllm(n, 4096);
-    printf("\ntypes\n");
-    types(64, 4096, 1);
-    types(1, 4096, 4096);
-    printf("\nvariants, and their time as a multiple of causal\n");
-    variants(64, 8192);
-    printf("\n");
-    plan_time(256, 1024);
+    if (wanted(argc, argv, "layouts")) {
+        layouts(8, 4096);
+        layouts(64, 4096);
+    }
+    if (wanted(argc, argv, "vllm"))
+        for (int n : {1, 8, 16, 64})
+            vllm(n, 4096);
+    if (wanted(argc, argv, "types")) {
+        types(64, 4096, 1);
+        types(1, 4096, 4096);
+    }
+    if (wanted(argc, argv, "variants")) /* their time as a multiple of causal */
+        variants(64, 8192);
+    if (wanted(argc, argv, "plan"))
+        plan_time(256, 1024);
     return 0; /* the process ends; its device memory goes with it */
 }
