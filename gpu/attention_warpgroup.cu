@@ -140,7 +140,7 @@ static __device__ __forceinline__ void keep_row(struct row_result to, const floa
 }
 
 /* The end of a row: y. Divisions take many instructions, and branches, for numbers that rows seldom
- * have: without these, all of a thread's at once by num_divide_near. */
+ * have: all are done by num_divide_near, and where that is not enough once more. */
 template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 finish_row(const struct attention_arguments *a, const struct attention_variant *v,
@@ -156,33 +156,35 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
         if (t == 0)
             attention_note_sums(v, number, m, l);
     }
+    auto values_of = [&](int i) {
+        float2 x = *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
+        return VARIANT && v->sinks
+                   ? make_float2(num_merge(x.x, old, 0, fresh), num_merge(x.y, old, 0, fresh))
+                   : x;
+    };
     bool divides = l > 0 && !(VARIANT && v->m);
-    float least = l, most = l, reciprocal = 1 / l;
-    for (int i = 0; i < DIM / 8; i++) {
-        float2 sum = *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
-        for (int j = 0; j < 2; j++) {
-            float x = j ? sum.y : sum.x;
-            if (VARIANT && v->sinks)
-                x = num_merge(x, old, 0, fresh);
-            x = 8 * i + 2 * t + j < a->head_dim ? fabsf(x) : 1;
-            least = fminf(least, x);
-            most = fmaxf(most, x);
+    bool near = divides && a->head_dim % 2 == 0 && (uintptr_t)a->y % 8 == 0;
+    if (near) {
+        float least = l, most = l, reciprocal = 1 / l;
+        UNROLL_4
+        for (int i = 0; i < DIM / 8; i++) {
+            bool exists = 8 * i + 2 * t < a->head_dim;
+            float2 x = values_of(i);
+            float2 quotients = make_float2(num_divide_near(x.x, l, reciprocal),
+                                           num_divide_near(x.y, l, reciprocal));
+            x = exists ? x : make_float2(l, l);
+            least = fminf(fminf(least, fabsf(x.x)), fabsf(x.y));
+            most = fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y));
+            if (exists)
+                *(float2 *)(y + 8 * i + 2 * t) = quotients;
         }
+        near = num_is_near(least, most);
     }
-    bool near = divides && num_is_near(least, most);
-    for (int i = 0; i < DIM / 8; i++) {
-        float2 sum = *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
-        for (int j = 0; j < 2; j++) {
-            int d = 8 * i + 2 * t + j;
-            float x = j ? sum.y : sum.x;
-            if (VARIANT && v->sinks)
-                x = num_merge(x, old, 0, fresh);
-            if (d < a->head_dim)
-                y[d] = near ? num_divide_near(x, l, reciprocal) : x;
-        }
+    for (int d = 2 * t; d < a->head_dim && !near; d += d % 2 ? 7 : 1) {
+        float2 x = values_of(d / 8);
+        float one = d % 2 ? x.y : x.x;
+        y[d] = divides ? one / l : one;
     }
-    for (int d = 2 * t; d < a->head_dim && divides && !near; d += d % 2 ? 7 : 1)
-        y[d] /= l;
 }
 
 /* The tiles of an item, for the rows of a block. */
