@@ -111,17 +111,22 @@ static struct kv_layer put_cache(struct test_device *t, const struct problem *p)
     return (struct kv_layer){k.mantissas, v.mantissas, k.exponents, v.exponents};
 }
 
-/* The op on the whole problem; freed by the caller. */
-static float *attend(struct test_device *t, const struct problem *p) {
+/* The op on the whole problem, whose queries and results begin `skip` floats behind what the device
+ * gives; freed by the caller. */
+static float *attend_behind(struct test_device *t, const struct problem *p, int skip) {
     struct kv_layer kv = put_cache(t, p);
-    size_t bytes = y_bytes(p, p->n_tokens);
-    float *y = device_poisoned(t, bytes);
-    t->ops->attention(t->dev, y, device_put(t, p->q, bytes), &kv, p->n_tokens, p->kv_len, &p->shape,
-                      1);
-    float *host = device_get(t, y, bytes);
+    size_t bytes = y_bytes(p, p->n_tokens), before = sizeof(float) * (size_t)skip;
+    float *q = device_poisoned(t, bytes + before), *y = device_poisoned(t, bytes + before);
+    t->ops->upload(t->dev, q + skip, p->q, bytes);
+    t->ops->attention(t->dev, y + skip, q + skip, &kv, p->n_tokens, p->kv_len, &p->shape, 1);
+    float *host = device_get(t, y + skip, bytes);
     device_expect_fault(t, -1, 0);
     device_clear(t);
     return host;
+}
+
+static float *attend(struct test_device *t, const struct problem *p) {
+    return attend_behind(t, p, 0);
 }
 
 static void assert_same_rows(const struct problem *p, const float *want, const float *got) {
@@ -198,8 +203,22 @@ static void test_head_dims(void **state) {
     struct random r = {41};
     static const int two_to_one[] = {2, 1};
     for (int width = 32; width <= 256; width += 32)
-        for (int dim = width - 2; dim <= width + 2; dim += 2)
+        for (int dim = width - 2; dim <= width + 2; dim++)
             check_new(t, &r, two_to_one, dim, 2, width % 64 ? 40 : 270, ORDINARY);
+}
+
+/* Queries and results that begin anywhere. */
+static void test_any_alignment(void **state) {
+    struct test_device *t = *state;
+    struct random r = {42};
+    for (int skip = 1; skip < 4; skip++) {
+        struct problem p = make_problem(&r, 2, 1, 64, 40, 270, ORDINARY);
+        float *want = attend(t, &p), *got = attend_behind(t, &p, skip);
+        assert_same_rows(&p, want, got);
+        free(got);
+        free(want);
+        free_problem(&p);
+    }
 }
 
 /* More queries than positions: the first ones see nothing and give zeros. */
@@ -374,6 +393,7 @@ int main(void) {
         cmocka_unit_test(test_many_tokens),
         cmocka_unit_test(test_queries_that_see_nothing),
         cmocka_unit_test(test_head_dims),
+        cmocka_unit_test(test_any_alignment),
         cmocka_unit_test(test_large_groups),
         cmocka_unit_test(test_any_scale),
         cmocka_unit_test(test_extremes),
