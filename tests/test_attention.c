@@ -26,6 +26,7 @@ enum kind {
     WILD_VALUES,   /* value rows from 2^-90 to 2^90: most weights are flushed or snapped to 0 */
     TINY_VALUES,   /* value rows below 2^-95, where weights reach 2^-126 */
     FEW_BITS,      /* here and there 2^-115, with little weight: a division leaves few bits */
+    SOME_FEW_BITS, /* that in every other dimension, beside numbers that are not small */
     TOO_MUCH,      /* equal scores, and values whose sum float32 cannot hold */
     HEAVY_QUERIES, /* some scores of a row tie, some are 0, some win */
     CLIMBING,      /* the maximum grows with every key: every merge rescales what came before */
@@ -49,7 +50,7 @@ static size_t y_bytes(const struct problem *p, int n_tokens) {
 }
 
 static void fill_query(struct random *r, float *q, int n, enum kind kind) {
-    int scale = kind == ONE_WINNER ? 40 : kind == FEW_BITS ? 1 : 0;
+    int scale = kind == ONE_WINNER ? 40 : kind == FEW_BITS || kind == SOME_FEW_BITS ? 1 : 0;
     for (int i = 0; i < n; i++)
         q[i] = kind == EQUAL_SCORES || kind == TOO_MUCH ? 0
                : kind == CLIMBING                       ? 1
@@ -76,6 +77,9 @@ static void fill_key_and_value(struct random *r, float *k, float *v, int n, int 
         v[i] = ldexpf(kind == TOO_MUCH ? fabsf(random_normal(r)) : random_normal(r), e);
     for (int i = 0; kind == FEW_BITS && i < n; i++)
         v[i] = ldexpf(position % 32 == 5 ? (float)random_int(r, -3, 3) : 0, -115);
+    for (int i = 0; kind == SOME_FEW_BITS && i < n; i++)
+        if (i % 2 || position >= 256)
+            v[i] = i % 2 && position % 256 == 5 && position > 256 ? 3 * 0x1p-115f : 0;
 }
 
 static struct problem make_problem(struct random *r, int n_heads, int n_kv_heads, int head_dim,
