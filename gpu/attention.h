@@ -179,8 +179,7 @@ struct row_result {
 };
 
 /* The floats of the results of n rows that lie together: the values of all, then the sums of all.
- * So values begin at multiples of 32 bytes, of which a GPU writes none in part without reading it.
- */
+ * So the values of each begin and end with a sector of memory: 32 bytes, written as a whole. */
 static inline __host__ __device__ size_t kept_floats(int n, int dim) {
     return (size_t)n * (size_t)(dim + 2);
 }

@@ -3,6 +3,10 @@
  * scores, and the kernels after vLLM's: 32 query heads, 8 kv heads, dimension 128, pages of 16.
  * Medians of REPEATS replays of a CUDA graph; see paged_rotation.h. And how long the plan of a
  * batch takes on the host.
+ *
+ *     bench_attend            all of it
+ *     bench_attend PART ...   of layouts, vllm, types, variants (their time as a multiple of
+ * causal) and plan, those
  */
 #include "tests/bench/paged_rotation.h"
 
@@ -126,7 +130,7 @@ static void plan_time(int n, int length) {
     end(&r);
 }
 
-/* Whether a part of it is wanted. */
+/* Whether a part of it is wanted; its heading, then. */
 static bool wanted(int argc, char **argv, const char *part) {
     bool found = argc < 2;
     for (int i = 1; i < argc; i++)
@@ -150,7 +154,7 @@ int main(int argc, char **argv) {
         types(64, 4096, 1);
         types(1, 4096, 4096);
     }
-    if (wanted(argc, argv, "variants")) /* their time as a multiple of causal */
+    if (wanted(argc, argv, "variants"))
         variants(64, 8192);
     if (wanted(argc, argv, "plan"))
         plan_time(256, 1024);
