@@ -141,6 +141,16 @@ static bool wanted(int argc, char **argv, const char *part) {
 }
 
 int main(int argc, char **argv) {
+    const char *parts[] = {"layouts", "vllm", "types", "variants", "plan"};
+    for (int i = 1; i < argc; i++) {
+        bool known = false;
+        for (const char *part : parts)
+            known = known || !strcmp(argv[i], part);
+        if (!known) {
+            fprintf(stderr, "usage: bench_attend [layouts] [vllm] [types] [variants] [plan]\n");
+            return 2;
+        }
+    }
     open_gpu();
     bench_read();
     if (wanted(argc, argv, "layouts")) {

@@ -34,16 +34,23 @@ static void row(int n, int shared, int length) {
 }
 
 int main(int argc, char **argv) {
+    int n = argc == 4 ? atoi(argv[1]) : 1, shared = argc == 4 ? atoi(argv[2]) : 0,
+        length = argc == 4 ? atoi(argv[3]) : 1;
+    if ((argc != 1 && argc != 4) || n < 1 || shared < 0 || length <= shared) {
+        fprintf(stderr, "usage: bench_cascade [N S L]: N sequences that share S of L positions, "
+                        "fewer than all\n");
+        return 2;
+    }
     open_gpu();
     bench_read();
     printf("\nsequences  shared      of    copies    single    shared   copies:  single:  TFLOP/s\n"
            "                               us        us        us   shared   shared\n");
     if (argc == 4) {
-        row(atoi(argv[1]), atoi(argv[2]), atoi(argv[3]));
+        row(n, shared, length);
         return 0;
     }
-    for (int n : {2, 4, 8, 16, 32, 64, 128})
-        for (int shared : {256, 1024, 8192})
-            row(n, shared, shared + 256);
+    for (int n_sequences : {2, 4, 8, 16, 32, 64, 128})
+        for (int beginning : {256, 1024, 8192})
+            row(n_sequences, beginning, beginning + 256);
     return 0; /* the process ends; its device memory goes with it */
 }
