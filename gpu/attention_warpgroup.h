@@ -250,7 +250,7 @@ static __device__ __forceinline__ void multiply(const digits *rows, tile *chunks
         UNROLL
         for (int part = FEW; part < PARTS; part++) {
             p.start(part);
-            use(part - 2, p.sums[part % 2]);
+            use(part - 2, p.sums[part % 2]); /* the part before is not waited for yet */
             p.go_on(part);
         }
         end(PARTS - 1);
