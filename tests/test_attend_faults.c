@@ -84,6 +84,8 @@ static void make_scaled(struct attend_case *c, struct random *r, int kind, doubl
     wish.batch = 1;
     wish.kv_len = 300;
     wish.qo_len = kind % 2 ? 70 : 2; /* 70: the kernels for many rows */
+    wish.kv_heads = 1;
+    wish.group = 2;
     wish.order = kind % 3;
     wish.type = kind % N_KV_TYPES;
     wish.window_left = -1;
