@@ -9,7 +9,8 @@
  *         SHARED(float, part, [8][32]);       // a __shared__ array:  float part[8][32]
  *         SHARED(int, n_found);               // a __shared__ scalar: int n_found
  *         SHARED_DYNAMIC(float, scratch);     // float *scratch: the launch's shared_bytes
- *         UNROLL                              // #pragma unroll; UNROLL_4, UNROLL_8: by 4, by 8
+ *         UNROLL                              // #pragma unroll; UNROLL_4, UNROLL_8: by 4, by 8;
+ *                                             // UNROLL_1: not at all
  *         for (int i = 0; i < 4; i++)
  *             ...
  *     }
@@ -70,6 +71,7 @@ static inline void samebits_launch_early(void (*kernel)(P...), dim3 grid, dim3 b
     samebits_launch_early(kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
 

@@ -41,7 +41,7 @@ static const struct {
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
     {"norm_rope", 2}, {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"attend", 4},
-    {"attention_plan", 2}, {"silu_mul", 2}, {"add", 2},
+    {"attention_plan", 2}, {"silu_mul", 2}, {"add", 2}, {"decode_step", 2},
 };
 
 static int find_kernel(const char *name) {
@@ -173,12 +173,6 @@ void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, 
 
 static int sync_device(struct device *dev, struct fault *fault, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
-    unsigned long long found = ~0ull;
-    if (!gpu->failed)
-        gpu_ok(gpu,
-               cudaMemcpyAsync(&found, gpu->fault, sizeof found, cudaMemcpyDeviceToHost,
-                               gpu->stream),
-               "reading the fault word");
     if (!gpu->failed)
         gpu_ok(gpu, cudaStreamSynchronize(gpu->stream), "waiting for the device");
     fault->site = -1;
@@ -187,11 +181,11 @@ static int sync_device(struct device *dev, struct fault *fault, struct error *er
         *err = gpu->failure;
         return -1;
     }
+    unsigned long long found = *gpu->fault;
     if (found != ~0ull) {
         fault->site = (int)(found >> 32);
         fault->token = (int)(found & 0xffffffffu);
-        gpu_ok(gpu, cudaMemsetAsync(gpu->fault, 0xff, sizeof *gpu->fault, gpu->stream),
-               "clearing the fault word");
+        *gpu->fault = ~0ull;
     }
     return 0;
 }
@@ -226,6 +220,7 @@ static size_t plane_bytes(const struct matrix *w) {
 }
 
 static void matrix_release(struct device *dev, struct matrix *w) {
+    gpu_of(dev)->weights_changes++;
     release(dev, w->mantissas, 2 * plane_bytes(w));
     release(dev, w->exponents, (size_t)w->n);
     memset(w, 0, sizeof *w);
@@ -246,6 +241,7 @@ static int matrix_create(struct device *dev, struct matrix *w, int n, int k, str
 static void matrix_put(struct device *dev, struct matrix *w, int first_row, int n_rows,
                        const int16_t *mantissas, const int8_t *exponents) {
     struct gpu_device *gpu = gpu_of(dev);
+    gpu->weights_changes++;
     size_t bytes = sizeof(int16_t) * (size_t)n_rows * (size_t)w->k;
     int16_t *q = (int16_t *)gpu_scratch(gpu, GPU_SCRATCH_X, bytes, "weights");
     if (!q)
@@ -267,7 +263,8 @@ static void close_device(struct device *dev) {
         return;
     for (int i = 0; i < N_GPU_SCRATCH; i++)
         release(dev, gpu->scratch[i].data, gpu->scratch[i].bytes);
-    cudaFree(gpu->fault);
+    free(gpu->step.layers);
+    cudaFreeHost(gpu->fault);
     if (gpu->blas)
         cublasDestroy(gpu->blas);
     if (gpu->stream)
@@ -344,9 +341,8 @@ static struct device *open_device(const struct device_options *options, struct e
     if (!gpu->failed && gpu_ok(gpu, cudaStreamCreate(&gpu->stream), "opening a stream") &&
         gpu_blas_ok(gpu, cublasCreate(&gpu->blas), "starting cuBLAS") &&
         gpu_blas_ok(gpu, cublasSetStream(gpu->blas, gpu->stream), "starting cuBLAS") &&
-        gpu_ok(gpu, cudaMalloc((void **)&gpu->fault, sizeof *gpu->fault), "memory for the fault word"))
-        gpu_ok(gpu, cudaMemsetAsync(gpu->fault, 0xff, sizeof *gpu->fault, gpu->stream),
-               "the fault word");
+        gpu_ok(gpu, cudaMallocHost((void **)&gpu->fault, sizeof *gpu->fault), "memory for the fault word"))
+        *gpu->fault = ~0ull;
     if (!gpu->failed) {
         gpu->launches = 0;
         return &gpu->base;
@@ -367,5 +363,5 @@ const struct ops TABLE = {
     gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_plan_form,
     gpu_attention_paged,
     gpu_attend,    gpu_merge_states, gpu_finish_states, gpu_kv_store, gpu_kv_convert,
-    gpu_silu_mul,  gpu_add,       gpu_sample,
+    gpu_silu_mul,  gpu_add,       gpu_sample,    gpu_decode_step,
 };

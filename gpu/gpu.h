@@ -30,6 +30,7 @@ enum gpu_kernel {
     GPU_ATTENTION_PLAN,
     GPU_SILU_MUL,
     GPU_ADD,
+    GPU_DECODE_STEP,
     N_GPU_KERNELS
 };
 
@@ -41,14 +42,20 @@ enum gpu_scratch {
     GPU_SCRATCH_SAMPLING,
     GPU_SCRATCH_ATTENTION,
     GPU_SCRATCH_PARTIAL,
+    GPU_SCRATCH_STEP,
+    GPU_SCRATCH_PACKED,
+    GPU_SCRATCH_LAYERS,
     N_GPU_SCRATCH
 };
+
+enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
 
 struct gpu_device {
     struct device base;
     cudaStream_t stream;
     cublasHandle_t blas;
-    unsigned long long *fault; /* device: site << 32 | token of the first fault; all ones: none */
+    unsigned long long *fault; /* site << 32 | token of the first fault; all ones: none. Memory of
+                                  the host that kernels write to: a sync need not copy it */
     bool failed;
     struct error failure; /* why, once failed */
     int version[N_GPU_KERNELS];
@@ -63,6 +70,17 @@ struct gpu_device {
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
     long launches;       /* kernels, cuBLAS calls and graphs so far */
     long memory_changes;
+    long weights_changes;             /* matrices filled and freed so far */
+    struct {                          /* of decode_step (decode_step.cu) */
+        const void *packed_of;        /* the embedding of the model whose weights are packed, */
+        long packed_at;               /* and weights_changes then */
+        void *layers, *layers_device; /* what it was told of the layers last, and where that is */
+        size_t layers_bytes;
+        int head_dim, bytes; /* what this was asked for: */
+        struct {
+            int n_blocks, at_once; /* at_once: clusters of so many blocks that run at once */
+        } clusters[N_CLUSTER_SIZES];
+    } step;
     struct {
         void *data;
         size_t bytes;
@@ -113,7 +131,7 @@ static inline unsigned gpu_blocks(size_t count, size_t size) {
 
 /* The bytes from one row of weights to the next: a multiple of 64, so that a warp reads whole
  * vectors and the padding (zeros) adds nothing to any sum. */
-static inline int gpu_padded(int k) {
+static inline __host__ __device__ int gpu_padded(int k) {
     return (k + 63) / 64 * 64;
 }
 
@@ -143,6 +161,24 @@ template <class T> static __device__ __forceinline__ T warp_sum(T x) {
         x += __shfl_xor_sync(0xffffffffu, x, step);
     return x;
 }
+
+/* The same where a GPU has an instruction for it, compute capability 8.0 and later. Sums of squares
+ * and products of mantissas, below 2^52, are two of 32 bits. */
+#if defined(SAMEBITS_EMU) || !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+static __device__ __forceinline__ int warp_max(int x) {
+    return __reduce_max_sync(0xffffffffu, x);
+}
+static __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
+    return __reduce_max_sync(0xffffffffu, x);
+}
+static __device__ __forceinline__ uint32_t warp_sum(uint32_t x) {
+    return __reduce_add_sync(0xffffffffu, x);
+}
+static __device__ __forceinline__ long long warp_sum(long long x) {
+    int high = __reduce_add_sync(0xffffffffu, (int)(x >> 26));
+    return ((long long)high << 26) + warp_sum((uint32_t)(x & 0x3ffffff));
+}
+#endif
 
 /*
  * Maximum and sum over the WARPS warps that share a row; every thread gets the result. part is
@@ -217,5 +253,7 @@ void gpu_kv_convert(struct device *, const struct kv_view *, const struct kv_vie
 void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);
 void gpu_add(struct device *, float *, const float *, const float *, size_t);
 void gpu_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);
+int gpu_decode_step(struct device *, float *, const struct model *, const struct kv_layer *,
+                    const struct paged_batch *, const int32_t *, struct error *);
 
 #endif

@@ -16,7 +16,7 @@
  * 2  one kernel: the sum stays in registers, a warp (short rows) or a block per row (rows of up to
  *    8192 columns in whole vectors; others take version 1)
  */
-#include "gpu/gpu.h"
+#include "gpu/norm.h"
 #include "gpu/tensor_core.h"
 
 __global__ static void rmsnorm_1(float *y, const float *x, const float *gain, int n_rows,
@@ -77,45 +77,6 @@ __global__ static void rmsnorm_2(float *y, const float *x, const float *gain, in
         to[i] = from[i] * r * gain[i];
 }
 
-static __device__ __forceinline__ uint32_t largest_of(float4 v) {
-    return max(max(num_magnitude(v.x), num_magnitude(v.y)),
-               max(num_magnitude(v.z), num_magnitude(v.w)));
-}
-
-static __device__ __forceinline__ long long squares_of(float4 v, float scale) {
-    int a = num_mantissa(v.x, scale), b = num_mantissa(v.y, scale);
-    int c = num_mantissa(v.z, scale), d = num_mantissa(v.w, scale);
-    return (long long)(unsigned)(a * a + b * b) + (long long)(unsigned)(c * c + d * d);
-}
-
-/* What the row is multiplied by; thread `lane` of its WARPS warps holds v, zeros behind the end. */
-template <int WARPS, int VECTORS>
-static __device__ __forceinline__ float factor_of_row(const float4 (&v)[VECTORS], int lane,
-                                                      int n_cols, double eps, int site, int token,
-                                                      unsigned long long *fault) {
-    SHARED(uint32_t, part_max, [WARPS]);
-    SHARED(long long, part_sum, [WARPS]);
-    uint32_t largest = 0;
-    UNROLL
-    for (int i = 0; i < VECTORS; i++)
-        largest = max(largest, largest_of(v[i]));
-    int e = num_row_exponent(row_max<WARPS>(largest, part_max));
-    bool bad = e > BFP_MAX_EXPONENT;
-    if (bad && lane == 0)
-        gpu_fault(fault, site, token);
-    e = bad ? BFP_MIN_EXPONENT : e;
-    float scale = num_pow2f(15 - e);
-    long long sum = 0;
-    UNROLL
-    for (int i = 0; i < VECTORS; i++)
-        sum += bad ? 0 : squares_of(v[i], scale);
-    return num_rms_factor(row_sum<WARPS>(sum, part_sum), e, n_cols, eps);
-}
-
-static __device__ __forceinline__ float4 normed(float4 v, float r, float4 g) {
-    return make_float4(v.x * r * g.x, v.y * r * g.y, v.z * r * g.z, v.w * r * g.w);
-}
-
 /* VECTORS float4 per thread of a block of 256. */
 template <int VECTORS>
 __global__ static void rmsnorm_3(float4 *y, const float4 *x, const float4 *gain, int n_vectors,
@@ -165,13 +126,6 @@ void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
     else
         GPU_LAUNCH_EARLY(gpu, rmsnorm_2<8>, n_rows, dim3(256), 0, y, x, gain, n_rows, n_cols,
                          rows_per_token, eps, site, gpu->fault);
-}
-
-/* Four neighbours of a row whose exponent e gave scale = 2^(15-e), snapped. */
-static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
-    uint32_t a = (uint16_t)num_mantissa(v.x, scale), b = (uint16_t)num_mantissa(v.y, scale);
-    uint32_t c = (uint16_t)num_mantissa(v.z, scale), d = (uint16_t)num_mantissa(v.w, scale);
-    return make_uint2(a | b << 16, c | d << 16);
 }
 
 /* VECTORS float4 per thread of the WARPS warps of a row. */

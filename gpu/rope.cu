@@ -12,7 +12,7 @@
  * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). In a step of
  *    decoding these are few rows: what it saves is the way from kernel to kernel
  */
-#include "gpu/gpu.h"
+#include "gpu/norm.h"
 #include "gpu/tensor_core.h"
 
 __global__ static void rope_1(float *x, const int32_t *positions, const float *cos_table,
@@ -64,7 +64,7 @@ void gpu_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
                          half);
 }
 
-/* PAIRS pairs a lane. Normalised as in rmsnorm.cu. */
+/* PAIRS pairs a lane. */
 template <int PAIRS>
 __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const int32_t *positions,
                                    const float *cos_table, const float *sin_table, int n_tokens,
@@ -79,46 +79,18 @@ __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const
     int token = row / rows.n_heads;
     float *x0 = rows.x + (size_t)row * (size_t)(2 * half), *x1 = x0 + half;
     float a[PAIRS], b[PAIRS];
-    UNROLL
-    for (int i = 0; i < PAIRS; i++) {
-        int d = lane + 32 * i;
-        a[i] = d < half ? x0[d] : 0;
-        b[i] = d < half ? x1[d] : 0;
-    }
-    if (rows.gain) {
-        uint32_t largest = 0;
-        UNROLL
-        for (int i = 0; i < PAIRS; i++)
-            largest = max(largest, max(num_magnitude(a[i]), num_magnitude(b[i])));
-        int e = num_row_exponent(warp_max(largest));
-        bool bad = e > BFP_MAX_EXPONENT;
-        if (bad && lane == 0)
-            gpu_fault(fault, rows.site, token);
-        e = bad ? BFP_MIN_EXPONENT : e;
-        float scale = num_pow2f(15 - e);
-        long long sum = 0;
-        UNROLL
-        for (int i = 0; i < PAIRS; i++) {
-            int m = num_mantissa(a[i], scale), n = num_mantissa(b[i], scale);
-            sum += bad ? 0 : (long long)(unsigned)(m * m + n * n);
-        }
-        float r = num_rms_factor(warp_sum(sum), e, 2 * half, eps);
-        UNROLL
-        for (int i = 0; i < PAIRS; i++) {
-            int d = min(lane + 32 * i, half - 1);
-            a[i] = a[i] * r * rows.gain[d];
-            b[i] = b[i] * r * rows.gain[half + d];
-        }
-    }
+    load_pairs(a, b, x0, half, lane);
+    if (rows.gain)
+        norm_pairs(a, b, rows.gain, half, lane, eps, rows.site, token, fault);
     size_t at = (size_t)positions[token] * (size_t)half;
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
         int d = lane + 32 * i;
         if (d >= half)
             continue;
-        float c = cos_table[at + (size_t)d], s = sin_table[at + (size_t)d];
-        x0[d] = a[i] * c - b[i] * s;
-        x1[d] = b[i] * c + a[i] * s;
+        rotate(&a[i], &b[i], cos_table[at + (size_t)d], sin_table[at + (size_t)d]);
+        x0[d] = a[i];
+        x1[d] = b[i];
     }
 }
 

@@ -7,6 +7,7 @@
  * for the largest T that leaves k tokens, top-p for the largest T whose tokens hold enough weight.
  */
 #include "gpu/gpu.h"
+#include "gpu/tensor_core.h"
 
 enum { THREADS = 256 };
 
@@ -91,9 +92,12 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
                                 int site, unsigned long long *fault) {
     SHARED(unsigned long long, part, [THREADS / 32]);
     SHARED(unsigned long long, stretch_sums, [THREADS]);
+    run_in_turn();
     size_t at = (size_t)blockIdx.x * (size_t)vocab;
     struct row r = {all_logits + at, all_weights ? all_weights + at : NULL, vocab, part};
-    struct sampling how = all_how[blockIdx.x];
+    struct sampling how = {};
+    if (all_how)
+        how = all_how[blockIdx.x];
     unsigned long long best = 0, largest = 0;
     for (int i = (int)threadIdx.x; i < vocab; i += THREADS) {
         best = max(best, key_of(r.logits[i], i));
@@ -129,9 +133,9 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     bool drawn = false;
     for (int i = 0; i < n_rows; i++)
         drawn = drawn || how[i].temperature > 0;
-    size_t bytes = sizeof *how * (size_t)n_rows;
+    size_t bytes = drawn ? sizeof *how * (size_t)n_rows : 0; /* greedy needs to be told nothing */
     struct sampling *on_device =
-        (struct sampling *)gpu_scratch(gpu, GPU_SCRATCH_SAMPLING, bytes, "sample");
+        drawn ? (struct sampling *)gpu_scratch(gpu, GPU_SCRATCH_SAMPLING, bytes, "sample") : NULL;
     uint32_t *weights = drawn
                             ? (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS,
                                                       4 * (size_t)n_rows * (size_t)vocab, "sample")
@@ -139,6 +143,6 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     if (gpu->failed || !n_rows)
         return;
     dev->ops->upload(dev, on_device, how, bytes);
-    GPU_LAUNCH(gpu, sample_1, n_rows, THREADS, 0, token_ids, logits, on_device, weights, vocab,
-               site, gpu->fault);
+    GPU_LAUNCH_EARLY(gpu, sample_1, n_rows, THREADS, 0, token_ids, logits, on_device, weights,
+                     vocab, site, gpu->fault);
 }

@@ -530,8 +530,28 @@ static int size_of_recording(struct workspace *ws, const struct batch *batch,
     return ws->graphs ? decode_size_of(batch) : -1;
 }
 
+/* A decoding pass as one op. Returns 1; 0: it must be run otherwise; -1 with err set. */
+static int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
+                          const struct probe *probe, struct error *err) {
+    struct device *dev = model->dev;
+    int last = 0;
+    if (!dev->ops->decode_step || probe || ws->no_graphs || decode_size_of(batch) < 0 ||
+        batch->caches[0]->type != KV_BFP16)
+        return 0;
+    for (int i = 0; i < batch->n_tokens; i++)
+        last = batch->positions[i] > last ? batch->positions[i] : last;
+    if (model_reserve_positions(model, last + 1, err) ||
+        workspace_reserve(ws, batch->n_tokens, batch->n_logits, err))
+        return -1;
+    return dev->ops->decode_step(dev, ws->logits, model, batch->caches[0]->layers, batch->pages,
+                                 batch->token_ids, err);
+}
+
 float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
                const struct probe *probe, struct error *err) {
+    int at_once = decode_at_once(model, ws, batch, probe, err);
+    if (at_once)
+        return at_once > 0 ? ws->logits : NULL;
     int size = size_of_recording(ws, batch, probe);
     if (size >= 0) {
         decode_pad(ws->graphs, batch, size);

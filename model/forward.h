@@ -76,8 +76,8 @@ struct workspace *workspace_new(const struct model *model, struct error *err);
 /* NULL is fine. */
 void workspace_free(struct workspace *ws);
 
-/* Whether passes that only decode may be replayed from recordings (decode_graph.h), on devices that
- * have them: yes, unless told otherwise. Changes no bit. */
+/* Whether passes that only decode may run as one op, or be replayed from recordings
+ * (decode_graph.h), on devices that have them: yes, unless told otherwise. Changes no bit. */
 void workspace_use_graphs(struct workspace *ws, bool use);
 
 /*

@@ -37,6 +37,7 @@ enum { N_PLAN_FORMS = 2, MOST_LINEAR_PARTS = 3 };
 
 struct ops;
 struct attention_plan; /* a device's own, like the next */
+struct model;
 struct device_graph;
 
 /* What every device begins with. Its maker embeds it in a larger struct. */
@@ -351,6 +352,20 @@ struct ops {
                    const float *logits,                    /* [n_rows, vocab] */
                    const struct sampling *how,             /* host [n_rows] */
                    int n_rows, int vocab, int site);
+
+    /*
+     * All ops of a decoding pass in one, from token ids to logits: forward.h, for one token of each
+     * sequence, the newest of its positions, which is appended. What is computed, and the faults,
+     * are the same. For devices where the way from op to op is what takes the time; NULL: this
+     * device has none. kv: the layers of the pool, bfp16. Returns 1; 0 when it leaves the pass to
+     * the other ops; -1 with err set: what paged_batch_check refuses.
+     */
+    int (*decode_step)(struct device *dev, float *logits, /* [n_sequences, vocab] */
+                       const struct model *model,         /* host */
+                       const struct kv_layer *kv,         /* host [n_layers] */
+                       const struct paged_batch *pages,   /* host */
+                       const int32_t *token_ids,          /* host [n_sequences] */
+                       struct error *err);
 };
 
 /* The tables that exist. Which of the last two a program has is decided when it is linked: of a

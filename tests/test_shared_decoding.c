@@ -1,7 +1,7 @@
 /*
  * The engine with sequences that share a document: passes in which attention reads it once have the
  * bits of passes in which each sequence reads it, while sequences grow over the ends of tiles, come
- * and go, and, on a GPU, passes are recorded and replayed.
+ * and go, and, on a GPU, passes are recorded and replayed, or run as one op.
  */
 #include "scheduler/generate.h"
 #include "scheduler/kv_paged.h"
@@ -91,6 +91,11 @@ static void test_shared_and_single(void **state) {
     uint64_t single[READERS], shared[READERS], best[READERS];
     if (device_is_emulated()) /* minutes */
         skip();
+    const struct ops *ops = shipped.dev->ops;
+    struct error err = {""};
+    bool has_step = ops->versions("decode_step") > 0; /* which has no plan */
+    if (has_step)
+        must(ops->set_version(shipped.dev, "decode_step", 1, &err), &err);
     answer(PLAN_SINGLE, single);
     answer(PLAN_SHARES, shared);
     answer(PLAN_BEST, best);
@@ -99,6 +104,12 @@ static void test_shared_and_single(void **state) {
     workspace_use_graphs(shipped.generator.ws, false);
     answer(PLAN_SHARES, shared);
     workspace_use_graphs(shipped.generator.ws, true);
+    assert_memory_equal(single, shared, sizeof single);
+    if (!has_step)
+        return;
+    must(ops->set_version(shipped.dev, "decode_step", 2, &err), &err);
+    answer(PLAN_SHARES, shared);
+    must(ops->set_version(shipped.dev, "decode_step", 0, &err), &err);
     assert_memory_equal(single, shared, sizeof single);
 }
 

@@ -73,6 +73,7 @@ void emu_set_threads(int n);
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static_assert(false, "write SHARED(type, name, [n]): see gpu/cuda_compat.h");
 #define UNROLL
+#define UNROLL_1
 #define UNROLL_4
 #define UNROLL_8
 

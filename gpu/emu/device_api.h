@@ -248,6 +248,15 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
     return c;
 }
 
+/* c + the dot product of the two 16-bit halves of a and the lower, or upper, two bytes of b. */
+inline int __dp2a_lo(int a, int b, int c) {
+    return (int)((unsigned)c + (unsigned)((int16_t)a * (int8_t)b) +
+                 (unsigned)((a >> 16) * (int8_t)(b >> 8)));
+}
+inline int __dp2a_hi(int a, int b, int c) {
+    return __dp2a_lo(a, b >> 16, c);
+}
+
 inline int __popc(unsigned x) {
     return __builtin_popcount(x);
 }

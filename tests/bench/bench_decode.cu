@@ -66,11 +66,8 @@ static void make_step(struct step *s, struct kv_cache *cache, int n_tokens, int 
 static void run(struct step *s, cudaGraphExec_t graph) {
     s->on_device = forward(&model, ws, &s->batch, NULL, &err);
     check(s->on_device, "a pass");
-    if (graph) {
-        void *how = gpu_of(dev)->scratch[GPU_SCRATCH_SAMPLING].data; /* sample uploads it there */
-        dev->ops->upload(dev, how, &greedy, sizeof greedy);
+    if (graph)
         check(!cudaGraphLaunch(graph, gpu_of(dev)->stream), "launching the graph");
-    }
     dev->ops->download(dev, s->logits.data(), s->on_device, sizeof(float) * s->logits.size());
     check(!forward_finish(&model, ws, &s->batch, &greedy, &s->drawn, &err), "a pass");
 }

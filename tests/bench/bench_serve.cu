@@ -1,9 +1,10 @@
 /*
  * bench_serve - decoding many sequences of the shipped model in one pass (phase 8): tokens per
- * second of all, op by op and with the pass replayed as a CUDA graph. A step is as the engine runs
- * it: upload, pass, sample, download the tokens. First a few steps with the logits, too: both ways
- * must have the same fingerprints. Then prompts: the pass until everybody's first token is there
- * (TTFT when all arrive at once), medians of FIRST_TOKENS.
+ * second of all, op by op, with the pass replayed as a CUDA graph, and as the engine chooses: that,
+ * or all of it as one kernel (decode_step). A step is as the engine runs it: upload, pass, sample,
+ * download the tokens. First a few steps with the logits, too: all ways must have the same
+ * fingerprints. Then where the one kernel stops to pay. Then prompts: the pass until everybody's
+ * first token is there (TTFT when all arrive at once), medians of FIRST_TOKENS.
  *
  *     bench_serve                the shipped model
  *     bench_serve qwen3-0.6b     that shape with random weights: for the speed only
@@ -91,13 +92,18 @@ struct result {
     uint64_t fingerprint; /* of all sequences */
 };
 
-static struct result decode(int n, bool graphs, bool timed) {
+/* The ways to run a step: op by op, as a graph of these ops, and as decode_step has it. */
+enum way { OP_BY_OP, GRAPH, AT_ONCE, AS_CHOSEN };
+
+static struct result decode(int n, int prompt, enum way way, bool timed) {
     int steps = timed ? STEPS : CHECKED_STEPS;
     struct crowd c = {};
     double seconds = 0;
-    workspace_use_graphs(generator.ws, graphs);
+    workspace_use_graphs(generator.ws, way != OP_BY_OP);
+    int version = way == GRAPH ? 1 : way == AT_ONCE ? 2 : 0;
+    check_call(dev->ops->set_version(dev, "decode_step", version, &err), "decode_step");
     generator.ids_only = timed;
-    start(&c, n, PROMPT, STEPS + WARM_UP + 8);
+    start(&c, n, prompt, STEPS + WARM_UP + 8);
     for (int i = 0; i <= steps + WARM_UP; i++) {
         double s = step(&c);
         seconds += i > WARM_UP ? s : 0;
@@ -109,24 +115,50 @@ static struct result decode(int n, bool graphs, bool timed) {
     struct result r = {(double)n * steps / seconds, fingerprint_value(&all)};
     fingerprint_end(&all);
     end(&c);
+    check_call(dev->ops->set_version(dev, "decode_step", 0, &err), "decode_step");
     return r;
+}
+
+static void check_bits(int n, int prompt) {
+    uint64_t want = decode(n, prompt, OP_BY_OP, false).fingerprint;
+    for (enum way way : {GRAPH, AT_ONCE})
+        if (decode(n, prompt, way, false).fingerprint != want) {
+            fprintf(stderr, "%d sequences from %d tokens on, way %d: other bits. This is a bug\n",
+                    n, prompt, way);
+            exit(2);
+        }
 }
 
 static void decode_table(void) {
     double one = 0;
-    printf("\nsequences  op by op tok/s  graph tok/s  graph ms/step  times op by op  times one\n");
+    printf("\nsequences  op by op tok/s  graph tok/s  as chosen tok/s  ms/step  times op by op  "
+           "times one\n");
     for (int n : {1, 2, 8, 16, 64, 256}) {
-        if (decode(n, false, false).fingerprint != decode(n, true, false).fingerprint) {
-            fprintf(stderr, "%d sequences: the graph has other bits. This is a bug\n", n);
-            exit(2);
-        }
-        struct result plain = decode(n, false, true), graph = decode(n, true, true);
-        one = n == 1 ? graph.tokens_per_second : one;
-        printf("%9d %15.0f %12.0f %14.3f %15.2f %10.1f\n", n, plain.tokens_per_second,
-               graph.tokens_per_second, 1e3 * n / graph.tokens_per_second,
-               graph.tokens_per_second / plain.tokens_per_second, graph.tokens_per_second / one);
+        check_bits(n, PROMPT);
+        double plain = decode(n, PROMPT, OP_BY_OP, true).tokens_per_second;
+        double graph = decode(n, PROMPT, GRAPH, true).tokens_per_second;
+        double best = decode(n, PROMPT, AS_CHOSEN, true).tokens_per_second;
+        one = n == 1 ? best : one;
+        printf("%9d %15.0f %12.0f %16.0f %8.3f %15.2f %10.1f\n", n, plain, graph, best,
+               1e3 * n / best, best / plain, best / one);
         fflush(stdout);
     }
+}
+
+/* Where decode_step stops to pay: its rule is made of this. */
+static void length_table(void) {
+    printf("\nsequences  from tokens on  graph ms/step  one kernel ms/step   ratio\n");
+    for (int n : {1, 8, 32, 64, 128, 256})
+        for (int prompt : {100, 400, 900, 1900, 3900}) {
+            if (n * prompt > 130000 || prompt + STEPS + WARM_UP + 8 > model.config.max_positions)
+                continue;
+            check_bits(n, prompt);
+            double graph = n / decode(n, prompt, GRAPH, true).tokens_per_second;
+            double at_once = n / decode(n, prompt, AT_ONCE, true).tokens_per_second;
+            printf("%9d %15d %14.3f %19.3f %7.2f\n", n, prompt, graph * 1e3, at_once * 1e3,
+                   graph / at_once);
+            fflush(stdout);
+        }
 }
 
 /* ---- the first token --------------------------------------------------------------------------
@@ -177,6 +209,8 @@ int main(int argc, char **argv) {
     check_call(generator_start(&generator, &model, &err), "the generator");
     generator.fused = generator.ignore_stop = true;
     decode_table();
+    if (argc < 2)
+        length_table();
     first_token_table();
     return 0; /* the process ends; its device memory goes with it */
 }

@@ -295,7 +295,7 @@ static void test_atomics_on_shared_memory(void **) {
 
 /* ---- small functions ------------------------------------------------------------------------ */
 
-enum { N_WORDS = 24 };
+enum { N_WORDS = 26 };
 
 __global__ void small_functions(uint64_t *y, const uint32_t *a, const uint32_t *b,
                                 const uint32_t *c) {
@@ -307,6 +307,8 @@ __global__ void small_functions(uint64_t *y, const uint32_t *a, const uint32_t *
     out[n++] = __byte_perm(x, z, s & 0x7777);
     out[n++] = (uint32_t)__dp4a((int)x, (int)z, (int)s);
     out[n++] = __dp4a(x, z, s);
+    out[n++] = (uint32_t)__dp2a_lo((int)x, (int)z, (int)s);
+    out[n++] = (uint32_t)__dp2a_hi((int)x, (int)z, (int)s);
     out[n++] = __popc(x);
     out[n++] = __clz((int)(x >> (s % 33 % 32)));
     out[n++] = __ffs((int)(z << (s % 32)));
@@ -363,6 +365,12 @@ static std::vector<uint64_t> expected_words(uint32_t x, uint32_t z, uint32_t s) 
     out.push_back(permuted);
     out.push_back(dot);
     out.push_back(dot_unsigned);
+    for (int first = 0; first < 4; first += 2) {
+        uint32_t dot_2 = s;
+        for (int i = 0; i < 2; i++)
+            dot_2 += (uint32_t)((int16_t)(x >> (16 * i)) * (int8_t)(z >> (8 * (first + i))));
+        out.push_back(dot_2);
+    }
     int ones = 0, leading = 0, first = 0, leading_wide = 0;
     for (int i = 0; i < 32; i++)
         ones += x >> i & 1;

@@ -1,0 +1,446 @@
+/*
+ * decode_step, a decoding pass as one op, beside the list of ops that it stands for, on the same
+ * device: the same logits, the same cache, the same faults. Models of every kind, sequences that
+ * end before, at and behind the ends of tiles, pages in random order, and junk in all of the pool
+ * that no sequence has. Skipped where a device has no such op, or a GPU no clusters (before
+ * compute capability 9.0).
+ */
+#include "model/forward.h"
+#include "tests/assert_bits.h"
+#include "tests/device.h"
+#include "tests/tiny_models.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_SEQUENCES = 70, N_LAYERS = 2 };
+
+#define CONFIG(arch, layers, hidden, heads, kv_heads, dim, ffn, vocab, more)                       \
+    "{\"architectures\":[\"" arch "\"],\"num_hidden_layers\":" layers ",\"hidden_size\":" hidden   \
+    ",\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim    \
+    ",\"intermediate_size\":" ffn ",\"vocab_size\":" vocab                                         \
+    ",\"max_position_embeddings\":3000" more "}"
+
+/* Sizes that are no multiples of tiles, steps of 64 and blocks of a cluster; one and two matrices
+ * of a tile; more units than a block has warps, and more than it has room for. */
+static const struct {
+    const char *json;
+    int most_sequences; /* in the emulation */
+} models[] = {
+    {CONFIG("Qwen3ForCausalLM", "2", "64", "4", "2", "32", "100", "61",
+            ",\"tie_word_embeddings\":true"),
+     17},
+    {CONFIG("LlamaForCausalLM", "2", "36", "3", "1", "64", "52", "300",
+            ",\"attention_bias\":true,\"mlp_bias\":true"),
+     5},
+    {CONFIG("Qwen2ForCausalLM", "2", "132", "2", "2", "128", "72", "40", ""), 3},
+    {CONFIG("LlamaForCausalLM", "2", "320", "6", "2", "32", "1100", "700", ""), 2},
+};
+
+enum { N_MODELS = sizeof models / sizeof models[0] };
+
+static void must(int result, const struct error *err) {
+    if (result)
+        fail_msg("%s", err->text);
+}
+
+static void open_model(struct tiny_model *t, const char *json) {
+    struct error err = {""};
+    struct device_options options = {.n_threads = 2};
+    memset(t, 0, sizeof *t);
+    fixture_start(&t->fixture, json);
+    writer_write(&t->fixture.writer, t->fixture.dir, json);
+    t->dev = device_under_test()->open(&options, &err);
+    must(!t->dev, &err);
+    must(model_load(&t->model, t->dev, t->fixture.dir, NULL, &err), &err);
+    must(generator_start(&t->generator, &t->model, &err), &err);
+}
+
+/* ---- a case ------------------------------------------------------------------------------------
+ */
+
+/* One token of each sequence, over a pool that is filled with random rows. */
+struct step_case {
+    struct tiny_model *t;
+    int n, page_size, n_pages;
+    int32_t ids[MOST_SEQUENCES], positions[MOST_SEQUENCES], rows[MOST_SEQUENCES + 1];
+    int32_t kv_indptr[MOST_SEQUENCES + 1], last_page_len[MOST_SEQUENCES];
+    int32_t *page_indices;
+    int16_t *mantissas; /* of a layer's keys, then values */
+    int8_t *exponents;
+    struct paged_batch pages;
+};
+
+static size_t pool_rows(const struct step_case *c) {
+    return (size_t)c->n_pages * (size_t)c->page_size * (size_t)c->t->model.config.n_kv_heads;
+}
+
+static size_t pool_elements(const struct step_case *c) {
+    return pool_rows(c) * (size_t)c->t->model.config.head_dim;
+}
+
+/* The page table: pages in random order, some of nobody. */
+static void make_pages(struct step_case *c, struct random *r) {
+    c->kv_indptr[0] = 0;
+    for (int i = 0; i < c->n; i++) {
+        int pages = c->positions[i] / c->page_size + 1;
+        c->kv_indptr[i + 1] = c->kv_indptr[i] + pages;
+        c->last_page_len[i] = c->positions[i] + 1 - (pages - 1) * c->page_size;
+    }
+    int used = c->kv_indptr[c->n];
+    c->n_pages = used + 3;
+    c->page_indices = host_array((size_t)c->n_pages, sizeof *c->page_indices);
+    for (int i = 0; i < c->n_pages; i++) {
+        int j = random_int(r, 0, i);
+        c->page_indices[i] = c->page_indices[j];
+        c->page_indices[j] = i;
+    }
+    for (int i = 0; i <= c->n; i++)
+        c->rows[i] = i;
+    c->pages = (struct paged_batch){c->n,         c->page_size,    c->n_pages,      c->rows,
+                                    c->kv_indptr, c->page_indices, c->last_page_len};
+}
+
+/* Rows of a pool; those that no sequence has seen yet hold what no row can: a sum with one of them
+ * is another. */
+static void fill_pool(struct step_case *c, struct random *r) {
+    size_t rows = pool_rows(c), elements = pool_elements(c);
+    size_t heads = (size_t)c->t->model.config.n_kv_heads, row = elements / rows;
+    c->mantissas = host_array(2 * elements, sizeof *c->mantissas);
+    c->exponents = host_array(2 * rows, 1);
+    poison(c->mantissas, 2 * elements * sizeof *c->mantissas);
+    memset(c->exponents, 120, 2 * rows);
+    for (int i = 0; i < c->n; i++)
+        for (int p = 0; p < c->positions[i]; p++) {
+            int page = c->page_indices[c->kv_indptr[i] + p / c->page_size];
+            size_t slot = (size_t)(page * c->page_size + p % c->page_size);
+            for (size_t k = 0; k < 2 * heads; k++) {
+                size_t at = k / heads * rows + slot * heads + k % heads;
+                c->exponents[at] = (int8_t)random_int(r, -3, 2);
+                for (size_t d = 0; d < row; d++)
+                    c->mantissas[at * row + d] = (int16_t)random_int(r, -32639, 32639);
+            }
+        }
+}
+
+static void make_case(struct step_case *c, struct tiny_model *t, struct random *r,
+                      const int32_t *positions, int n, int page_size) {
+    *c = (struct step_case){.t = t, .n = n, .page_size = page_size};
+    for (int i = 0; i < n; i++) {
+        c->positions[i] = positions[i];
+        c->ids[i] = random_int(r, 0, t->model.config.vocab_size - 1);
+    }
+    make_pages(c, r);
+    fill_pool(c, r);
+}
+
+static void free_case(struct step_case *c) {
+    free(c->page_indices);
+    free(c->mantissas);
+    free(c->exponents);
+}
+
+/* ---- both ways ---------------------------------------------------------------------------------
+ */
+
+/* What a pass leaves: host copies. */
+struct outcome {
+    float *logits;
+    int16_t *mantissas[N_LAYERS];
+    int8_t *exponents[N_LAYERS];
+    struct fault fault;
+};
+
+static const struct step_case
+    *of_cache; /* whose slots the caches tell: the callback knows no case */
+
+static int slots_of(const struct kv_cache *cache, int first, int n, int64_t *out,
+                    struct error *err) {
+    const struct step_case *c = of_cache;
+    (void)err;
+    for (int i = first; i < first + n; i++) {
+        int page = c->page_indices[c->kv_indptr[cache->capacity] + i / c->page_size];
+        *out++ = (int64_t)page * c->page_size + i % c->page_size;
+    }
+    return 0;
+}
+
+static float *run_ops(struct step_case *c, struct kv_layer *layers, struct error *err) {
+    const struct model_config *config = &c->t->model.config;
+    static struct kv_cache caches[MOST_SEQUENCES];
+    struct kv_cache *of[MOST_SEQUENCES];
+    for (int i = 0; i < c->n; i++) {
+        caches[i] = (struct kv_cache){.layers = layers,
+                                      .n_layers = config->n_layers,
+                                      .n_kv_heads = config->n_kv_heads,
+                                      .head_dim = config->head_dim,
+                                      .capacity = i, /* its number */
+                                      .slots = slots_of};
+        of[i] = &caches[i];
+    }
+    of_cache = c;
+    struct batch batch = {c->n, c->n, c->n, c->ids, c->positions, c->rows, c->rows, of, &c->pages};
+    return forward(&c->t->model, c->t->generator.ws, &batch, NULL, err);
+}
+
+static void run(struct step_case *c, bool at_once, struct outcome *out) {
+    const struct model_config *config = &c->t->model.config;
+    struct device *dev = c->t->dev;
+    const struct ops *ops = dev->ops;
+    struct error err = {""};
+    struct kv_layer layers[N_LAYERS];
+    int slots = c->n_pages * c->page_size;
+    size_t rows = pool_rows(c), bytes = sizeof(int16_t) * pool_elements(c);
+    size_t vocab = (size_t)config->vocab_size * (size_t)c->n;
+    for (int i = 0; i < N_LAYERS; i++) {
+        must(kv_layer_alloc(&layers[i], dev, slots, config->n_kv_heads, config->head_dim, KV_BFP16,
+                            &err),
+             &err);
+        ops->upload(dev, layers[i].k, c->mantissas, bytes);
+        ops->upload(dev, layers[i].v, c->mantissas + pool_elements(c), bytes);
+        ops->upload(dev, layers[i].k_exponents, c->exponents, rows);
+        ops->upload(dev, layers[i].v_exponents, c->exponents + rows, rows);
+    }
+    must(model_reserve_positions(&c->t->model, 3000, &err), &err);
+    must(ops->set_version(dev, "decode_step", at_once ? 2 : 1, &err), &err);
+    float *own = ops->alloc(dev, vocab * sizeof *own, "logits", &err), *logits = own;
+    if (!at_once)
+        logits = run_ops(c, layers, &err);
+    else if (ops->decode_step(dev, own, &c->t->model, layers, &c->pages, c->ids, &err) != 1)
+        fail_msg("decode_step leaves %d sequences to the other ops: %s", c->n, err.text);
+    must(!logits, &err);
+    out->logits = host_array(vocab, sizeof *out->logits);
+    poison(out->logits, vocab * sizeof *out->logits);
+    ops->download(dev, out->logits, logits, vocab * sizeof *out->logits);
+    must(ops->sync(dev, &out->fault, &err), &err);
+    ops->free(dev, own, vocab * sizeof *own);
+    for (int i = 0; i < N_LAYERS; i++) {
+        out->mantissas[i] = host_array(2 * pool_elements(c), sizeof(int16_t));
+        out->exponents[i] = host_array(2 * rows, 1);
+        ops->download(dev, out->mantissas[i], layers[i].k, bytes);
+        ops->download(dev, out->mantissas[i] + pool_elements(c), layers[i].v, bytes);
+        ops->download(dev, out->exponents[i], layers[i].k_exponents, rows);
+        ops->download(dev, out->exponents[i] + rows, layers[i].v_exponents, rows);
+        kv_layer_free(&layers[i], dev, slots, config->n_kv_heads, config->head_dim, KV_BFP16);
+    }
+}
+
+static void free_outcome(struct outcome *o) {
+    free(o->logits);
+    for (int i = 0; i < N_LAYERS; i++) {
+        free(o->mantissas[i]);
+        free(o->exponents[i]);
+    }
+}
+
+static void expect(const char *name, int layer, size_t rows, size_t cols, enum element type,
+                   const void *want, const void *got) {
+    struct tensor_view a = {name, layer, rows, cols, type, want}, b = a;
+    b.data = got;
+    assert_same_bits(&a, &b);
+}
+
+/* After a fault, only that is compared: what comes of it is nobody's. */
+static void compare_ways(struct step_case *c, bool faulty) {
+    size_t rows = pool_rows(c), vocab = (size_t)c->t->model.config.vocab_size;
+    struct outcome ops, step;
+    run(c, false, &ops);
+    run(c, true, &step);
+    assert_int_equal(ops.fault.site >= 0, faulty);
+    assert_int_equal(step.fault.site, ops.fault.site);
+    assert_int_equal(step.fault.token, ops.fault.token);
+    if (!faulty) {
+        for (int i = 0; i < N_LAYERS; i++) {
+            expect("keys and values", i, 2 * rows, pool_elements(c) / rows, ELEMENT_INT16,
+                   ops.mantissas[i], step.mantissas[i]);
+            expect("their exponents", i, 2 * rows, 1, ELEMENT_INT8, ops.exponents[i],
+                   step.exponents[i]);
+        }
+        expect("logits", -1, (size_t)c->n, vocab, ELEMENT_FLOAT, ops.logits, step.logits);
+    }
+    free_outcome(&ops);
+    free_outcome(&step);
+}
+
+/* ---- tests -------------------------------------------------------------------------------------
+ */
+
+static int most_sequences(int model) {
+    return device_is_emulated() ? models[model].most_sequences : MOST_SEQUENCES;
+}
+
+/* Whether the device under test has the op, and clusters. */
+static bool can_be_tested(void) {
+    const int32_t position = 0;
+    struct tiny_model t;
+    struct random r = {1};
+    struct error err = {""};
+    struct step_case c;
+    if (!device_under_test()->decode_step)
+        return false;
+    if (device_is_emulated())
+        return true;
+    open_model(&t, models[0].json);
+    make_case(&c, &t, &r, &position, 1, 1);
+    struct kv_layer layers[N_LAYERS];
+    const struct model_config *config = &t.model.config;
+    size_t bytes = sizeof(float) * (size_t)config->vocab_size;
+    for (int i = 0; i < N_LAYERS; i++)
+        must(kv_layer_alloc(&layers[i], t.dev, c.n_pages, config->n_kv_heads, config->head_dim,
+                            KV_BFP16, &err),
+             &err);
+    must(model_reserve_positions(&t.model, 1, &err), &err);
+    must(t.dev->ops->set_version(t.dev, "decode_step", 2, &err), &err);
+    float *logits = t.dev->ops->alloc(t.dev, bytes, "logits", &err);
+    int result = t.dev->ops->decode_step(t.dev, logits, &t.model, layers, &c.pages, c.ids, &err);
+    t.dev->ops->free(t.dev, logits, bytes);
+    for (int i = 0; i < N_LAYERS; i++)
+        kv_layer_free(&layers[i], t.dev, c.n_pages, config->n_kv_heads, config->head_dim, KV_BFP16);
+    free_case(&c);
+    tiny_model_close(&t);
+    return result == 1;
+}
+
+static void skip_unless_there(void) {
+    static int known = -1;
+    known = known < 0 ? can_be_tested() : known;
+    if (!known)
+        skip();
+}
+
+/* Every number of rows of a cluster, and of clusters. */
+static void test_row_counts(void **state) {
+    (void)state;
+    skip_unless_there();
+    for (int which = 0; which < N_MODELS; which++) {
+        struct tiny_model t;
+        struct random r = {(uint64_t)which};
+        open_model(&t, models[which].json);
+        for (int n = 1; n <= most_sequences(which); n++) {
+            int32_t positions[MOST_SEQUENCES];
+            struct step_case c;
+            for (int i = 0; i < n; i++)
+                positions[i] = random_int(&r, 0, 40);
+            make_case(&c, &t, &r, positions, n, 1 << random_int(&r, 0, 5));
+            compare_ways(&c, false);
+            free_case(&c);
+        }
+        tiny_model_close(&t);
+    }
+}
+
+/* Positions at the ends of tiles and pages. */
+static void test_lengths(void **state) {
+    (void)state;
+    skip_unless_there();
+    static const int32_t ends[] = {0,   1,   2,   14,  15,  16,  17,  63,  64,   127,  128,
+                                   254, 255, 256, 257, 511, 512, 513, 767, 1023, 1024, 2050};
+    for (int which = 0; which < N_MODELS; which++) {
+        struct tiny_model t;
+        struct random r = {(uint64_t)(100 + which)};
+        open_model(&t, models[which].json);
+        int n_ends = sizeof ends / sizeof *ends, each = device_is_emulated() ? 2 : 9;
+        for (int first = 0; first < n_ends; first += each) {
+            struct step_case c;
+            int n = n_ends - first < each ? n_ends - first : each;
+            if (device_is_emulated() && first / each % N_MODELS != which)
+                continue;
+            make_case(&c, &t, &r, ends + first, n, 1 << random_int(&r, 0, 6));
+            compare_ways(&c, false);
+            free_case(&c);
+        }
+        tiny_model_close(&t);
+    }
+}
+
+/* A NaN in the weights of a norm, or a bias that nothing can hold, is found where the ops find it.
+ */
+static void test_faults(void **state) {
+    (void)state;
+    skip_unless_there();
+    struct tiny_model t;
+    struct random r = {7};
+    open_model(&t, models[0].json);
+    struct layer_weights *layers = t.model.layers;
+    float *const gains[] = {layers[0].attention_norm, layers[1].attention_norm, layers[0].q_norm,
+                            layers[1].k_norm,         layers[1].ffn_norm,       t.model.final_norm};
+    for (size_t i = 0; i < sizeof gains / sizeof *gains; i++)
+        for (int kind = 0; kind < 2; kind++) {
+            const int32_t positions[] = {3, 260, 0};
+            const float bad = kind ? NAN : 0x1p127f;
+            float was;
+            struct step_case c;
+            t.dev->ops->download(t.dev, &was, gains[i] + 5, sizeof was);
+            t.dev->ops->upload(t.dev, gains[i] + 5, &bad, sizeof bad);
+            make_case(&c, &t, &r, positions, 3, 16);
+            compare_ways(&c, true);
+            free_case(&c);
+            t.dev->ops->upload(t.dev, gains[i] + 5, &was, sizeof was);
+        }
+    tiny_model_close(&t);
+}
+
+/* What it leaves to the other ops, and what it refuses. */
+static void test_not_its_own(void **state) {
+    (void)state;
+    skip_unless_there();
+    struct tiny_model t;
+    struct random r = {8};
+    struct error err = {""};
+    struct step_case c;
+    struct kv_layer none[N_LAYERS] = {{0}};
+    const int32_t positions[] = {3, 4};
+    float logits = 0;
+    open_model(&t, models[0].json);
+    make_case(&c, &t, &r, positions, 2, 4);
+    const struct ops *ops = t.dev->ops;
+    must(ops->set_version(t.dev, "decode_step", 1, &err), &err);
+    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    must(ops->set_version(t.dev, "decode_step", 2, &err), &err);
+    c.last_page_len[1] = 5;
+    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), -1);
+    assert_non_null(strstr(err.text, "sequence 1: its last page has 5 positions"));
+    c.last_page_len[1] = 1;
+    c.pages.page_size = 3; /* only powers of two */
+    c.pages.n_pages = 9;
+    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    c.pages.page_size = 4;
+    c.kv_indptr[2] = c.kv_indptr[1]; /* padding */
+    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    free_case(&c);
+    tiny_model_close(&t);
+}
+
+/* Weights that change behind the op's back: it has a copy of them. */
+static void test_changed_weights(void **state) {
+    (void)state;
+    skip_unless_there();
+    struct tiny_model t;
+    struct random r = {9};
+    const int32_t positions[] = {3, 4};
+    open_model(&t, models[0].json);
+    const struct model_config *config = &t.model.config;
+    for (int i = 0; i < 3; i++) {
+        struct step_case c;
+        int16_t row[64];
+        int8_t exponent = 1;
+        make_case(&c, &t, &r, positions, 2, 4);
+        compare_ways(&c, false);
+        free_case(&c);
+        for (int k = 0; k < config->hidden; k++)
+            row[k] = (int16_t)random_int(&r, -32639, 32639);
+        t.dev->ops->matrix_put(t.dev, &t.model.layers[1].up, 7 + i, 1, row, &exponent);
+    }
+    tiny_model_close(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_row_counts),      cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_faults),          cmocka_unit_test(test_not_its_own),
+        cmocka_unit_test(test_changed_weights),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
