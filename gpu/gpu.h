@@ -16,6 +16,8 @@
 #include "model/numerics.h"
 #include "model/ops.h"
 
+#include <type_traits>
+
 enum gpu_kernel {
     GPU_SNAP_ROWS,
     GPU_LINEAR,
@@ -148,7 +150,18 @@ static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int 
     atomicMin(fault, (unsigned long long)(unsigned)site << 32 | (unsigned)token);
 }
 
+/* Whether a warp's largest number and sum are one instruction: compute capability 8.0 and later. */
+#if defined(SAMEBITS_EMU) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
+#define GPU_HAS_REDUCTIONS 1
+#else
+#define GPU_HAS_REDUCTIONS 0
+#endif
+
 template <class T> static __device__ __forceinline__ T warp_max(T x) {
+#if GPU_HAS_REDUCTIONS
+    if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
+        return __reduce_max_sync(0xffffffffu, x);
+#endif
     for (int step = 16; step; step /= 2) {
         T other = __shfl_xor_sync(0xffffffffu, x, step);
         x = other > x ? other : x;
@@ -156,29 +169,20 @@ template <class T> static __device__ __forceinline__ T warp_max(T x) {
     return x;
 }
 
+/* Sums of long long, of squares or products of mantissas, are below 2^52: two of 32 bits. */
 template <class T> static __device__ __forceinline__ T warp_sum(T x) {
+#if GPU_HAS_REDUCTIONS
+    if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
+        return __reduce_add_sync(0xffffffffu, x);
+    if constexpr (std::is_same_v<T, long long>) {
+        int high = __reduce_add_sync(0xffffffffu, (int)(x >> 26));
+        return ((long long)high << 26) + __reduce_add_sync(0xffffffffu, (unsigned)(x & 0x3ffffff));
+    }
+#endif
     for (int step = 16; step; step /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, step);
     return x;
 }
-
-/* The same where a GPU has an instruction for it, compute capability 8.0 and later. Sums of squares
- * and products of mantissas, below 2^52, are two of 32 bits. */
-#if defined(SAMEBITS_EMU) || !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-static __device__ __forceinline__ int warp_max(int x) {
-    return __reduce_max_sync(0xffffffffu, x);
-}
-static __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
-    return __reduce_max_sync(0xffffffffu, x);
-}
-static __device__ __forceinline__ uint32_t warp_sum(uint32_t x) {
-    return __reduce_add_sync(0xffffffffu, x);
-}
-static __device__ __forceinline__ long long warp_sum(long long x) {
-    int high = __reduce_add_sync(0xffffffffu, (int)(x >> 26));
-    return ((long long)high << 26) + warp_sum((uint32_t)(x & 0x3ffffff));
-}
-#endif
 
 /*
  * Maximum and sum over the WARPS warps that share a row; every thread gets the result. part is
