@@ -2,8 +2,8 @@
  * decode_step: a whole decoding pass as one kernel, from token ids to logits.
  *
  * With few sequences, each of the hundred ops of a pass takes some two microseconds, most of which
- * is the way from one kernel to the next. Here the blocks of a cluster stay, and meet at a barrier
- * in hardware where a kernel would end; what they tell each other never leaves their shared memory.
+ * is the way from one kernel to the next. Here the blocks of a cluster stay, and wait for each
+ * other's bytes where a kernel would end; what they tell each other never leaves shared memory.
  * Only weights and the KV cache come from memory, and both are asked for before they are needed.
  * (One kernel for a whole model: Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency
  * Megakernel for Llama-1B", 2025.)

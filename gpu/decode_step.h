@@ -8,11 +8,11 @@
  * A cluster of thread blocks has up to STEP_ROWS rows (sequences) and takes them through all
  * layers. Each block keeps all activations of the rows in its shared memory; it computes a share of
  * a layer's outputs, and writes them into the memory of all blocks of the cluster. So what is left
- * between two linear layers is one barrier of the cluster. What is small (norms, rounding to BFP16)
- * every block does for itself.
+ * between two linear layers is to wait for the bytes that are expected of the others (a stage ends
+ * then: step_meet). What is small (norms, rounding to BFP16) every block does for itself.
  *
- * Whatever a block does between two barriers, the others wait for: there are no divisions by what
- * is not a constant, and nothing is read from device memory that could have been read before.
+ * Whatever a block does in a stage, the others wait for: there are no divisions by what is not a
+ * constant, and nothing is read from device memory that could have been read before.
  */
 #ifndef SAMEBITS_GPU_DECODE_STEP_H
 #define SAMEBITS_GPU_DECODE_STEP_H
@@ -50,9 +50,10 @@ struct alignas(16) step_layer {
  * Weights are packed for the kernel: a layer's matrices one after the other, as step_kind has them;
  * of each its tiles, 16 rows in the order in which an mma has them. A tile is
  *
- *     its digits    [inputs / 64][4][32 lanes], 16 bytes each: what lane 4 g + t hands to four
- * mmas. Two are for the high digits, two for the low ones; each has 4 of inputs 16 t ... of row g,
- * of row g + 8, then the next 4 of either its exponents [16], one byte each
+ *     digits     [inputs / 64][4][32 lanes], 16 bytes each: what lane 4 g + t hands to four mmas,
+ *                two for the high digits, then two for the low ones. Each is 4 of inputs 16 t ...
+ *                of row g, of row g + 8, then the next 4 of either
+ *     exponents  [16], one byte each
  *
  * so that what a block computes of a layer comes to its shared memory in one copy.
  */
@@ -208,9 +209,9 @@ struct step {
     /* The warps of a block share the rows: this one is number `part` of the n_parts of row `row`,
      * if there is such a row. */
     int row, part, n_parts;
-    unsigned copies; /* of weights that were started so far */
-    const int32_t *batch, *pages;
-    unsigned stages; /* that have come so far */
+    unsigned copies;              /* of weights that were started so far */
+    unsigned stages;              /* that have ended so far */
+    const int32_t *batch, *pages; /* step_arguments.batch, and its page indices */
 };
 
 static __device__ __forceinline__ const struct step_layer *step_layer_of(const struct step *s,
