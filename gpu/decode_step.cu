@@ -15,7 +15,8 @@
  *    its activations to fit in shared memory, 32, 64 or 128 dimensions a head
  *
  * The choice (version 0) is 2 where it pays: weights that stay in the L2 cache, few and short
- * sequences (measured: tests/bench/README.md).
+ * sequences (measured: tests/bench/README.md). And 1 if a version of another op was asked for,
+ * which this would leave out.
  */
 extern "C" {
 #include "model/forward.h"
@@ -389,10 +390,13 @@ static bool can_run(const struct gpu_device *gpu, struct step_arguments *a,
            1 << a->page_bits == pages->page_size && bytes_for(a, 1) <= gpu->most_shared;
 }
 
-/* Whether it is likely to be faster than the other ops: see the head of this file. */
+/* Whether it should be chosen: see the head of this file. */
 static bool pays(const struct gpu_device *gpu, const struct model *model,
                  const struct paged_batch *pages) {
     int longest = 0;
+    for (int i = 0; i < N_GPU_KERNELS; i++)
+        if (gpu->version[i])
+            return false;
     for (int i = 0; i < pages->n_sequences; i++)
         longest = max(longest, paged_batch_kv_len(pages, i));
     int n = pages->n_sequences, most = n <= FEW_ROWS ? FEW_POSITIONS : MOST_POSITIONS;

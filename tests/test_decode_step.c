@@ -432,6 +432,10 @@ static void test_not_its_own(void **state) {
     const struct ops *ops = t.dev->ops;
     must(ops->set_version(t.dev, "decode_step", 1, &err), &err);
     assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    must(ops->set_version(t.dev, "decode_step", 0, &err), &err);
+    must(ops->set_version(t.dev, "linear", 1, &err), &err); /* who asks for that wants it to run */
+    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    must(ops->set_version(t.dev, "linear", 0, &err), &err);
     must(ops->set_version(t.dev, "decode_step", 2, &err), &err);
     c.last_page_len[1] = 5;
     assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), -1);
