@@ -137,9 +137,8 @@ static void the_device_is_lost_at_any_call(void **state) {
 }
 
 /* What memory may be too little for, as messages name it. */
-static const char *const purposes[] = {"fault word",   "weights",          "rotary tables",
-                                       "the KV cache", "the forward pass", "linear",
-                                       "sample"};
+static const char *const purposes[] = {"weights",          "rotary tables", "the KV cache",
+                                       "the forward pass", "linear",        "sample"};
 
 /* Device memory from none to enough. Marks the purposes for which it ran out. */
 static void take_memory(int n_prompt, size_t step, bool seen[COUNT(purposes)]) {

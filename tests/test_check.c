@@ -122,7 +122,7 @@ static void a_missing_barrier_is_found(void **state) {
     write_changed("race.cu", "__syncthreads(); /* all have read", "/* all have read");
     struct command c = check("rmsnorm", "race.cu");
     assert_says(&c, 1, "\nthe device stopped at this fault", "with no barrier between");
-    assert_says(&c, 1, "1 of 1 sizes FAIL\n", "race.cu:48: emulation: kernel rmsnorm_mine, block ");
+    assert_says(&c, 1, "1 of 1 sizes FAIL\n", "race.cu:46: emulation: kernel rmsnorm_mine, block ");
     command_free(&c);
 }
 

@@ -474,11 +474,19 @@ static void test_changed_weights(void **state) {
     tiny_model_close(&t);
 }
 
+/* The reference has none: it is the ops. */
+static void test_who_has_it(void **state) {
+    (void)state;
+    assert_null(ref_ops.decode_step);
+    assert_true(device_under_test() == &ref_ops || device_under_test()->decode_step);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_row_counts),  cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_faults),      cmocka_unit_test(test_overflows),
-        cmocka_unit_test(test_not_its_own), cmocka_unit_test(test_changed_weights),
+        cmocka_unit_test(test_who_has_it),      cmocka_unit_test(test_row_counts),
+        cmocka_unit_test(test_lengths),         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_overflows),       cmocka_unit_test(test_not_its_own),
+        cmocka_unit_test(test_changed_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
