@@ -4,6 +4,7 @@
  *     decode_step.cu           the kernel, from token to logits, and its launch
  *     decode_step_linear.h     a linear layer of it
  *     decode_step_attention.h  its attention
+ *     decode_step_pack.cu      the weights as it wants them
  *
  * A cluster of thread blocks has up to STEP_ROWS rows (sequences) and takes them through all
  * layers. Each block keeps all activations of the rows in its shared memory; it computes a share of
@@ -268,5 +269,10 @@ static __device__ __forceinline__ void step_meet(struct step *s, int floats) {
     s->at.out = was;
     s->stages++;
 }
+
+/* Packs the weights, unless they are those that were packed last, and tells a where they are: a
+ * matrix that exists has its address for itself, and weights_changes tells of every change to one.
+ */
+void gpu_step_pack(struct gpu_device *gpu, struct step_arguments *a, const struct model *model);
 
 #endif

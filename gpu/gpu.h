@@ -152,36 +152,35 @@ static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int 
 
 /* Whether a warp's largest number and sum are one instruction: compute capability 8.0 and later. */
 #if defined(SAMEBITS_EMU) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
-#define GPU_HAS_REDUCTIONS 1
+static constexpr bool gpu_has_reductions = true;
 #else
-#define GPU_HAS_REDUCTIONS 0
+static constexpr bool gpu_has_reductions = false;
 #endif
 
 template <class T> static __device__ __forceinline__ T warp_max(T x) {
-#if GPU_HAS_REDUCTIONS
-    if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
+    if constexpr (gpu_has_reductions && std::is_integral_v<T> && sizeof(T) == 4) {
         return __reduce_max_sync(0xffffffffu, x);
-#endif
-    for (int step = 16; step; step /= 2) {
-        T other = __shfl_xor_sync(0xffffffffu, x, step);
-        x = other > x ? other : x;
+    } else {
+        for (int step = 16; step; step /= 2) {
+            T other = __shfl_xor_sync(0xffffffffu, x, step);
+            x = other > x ? other : x;
+        }
+        return x;
     }
-    return x;
 }
 
 /* Sums of long long, of squares or products of mantissas, are below 2^52: two of 32 bits. */
 template <class T> static __device__ __forceinline__ T warp_sum(T x) {
-#if GPU_HAS_REDUCTIONS
-    if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
+    if constexpr (gpu_has_reductions && std::is_integral_v<T> && sizeof(T) == 4) {
         return __reduce_add_sync(0xffffffffu, x);
-    if constexpr (std::is_same_v<T, long long>) {
-        int high = __reduce_add_sync(0xffffffffu, (int)(x >> 26));
-        return ((long long)high << 26) + __reduce_add_sync(0xffffffffu, (unsigned)(x & 0x3ffffff));
+    } else if constexpr (gpu_has_reductions && std::is_same_v<T, long long>) {
+        T high = warp_sum((int)(x >> 26));
+        return (high << 26) + warp_sum((unsigned)(x & 0x3ffffff));
+    } else {
+        for (int step = 16; step; step /= 2)
+            x += __shfl_xor_sync(0xffffffffu, x, step);
+        return x;
     }
-#endif
-    for (int step = 16; step; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
 }
 
 /*
