@@ -2,8 +2,8 @@
  * cluster.h - thread blocks that run at the same time and write to each other's shared memory
  * (thread block clusters; compute capability 9.0 and later).
  *
- *     cluster_rank(), cluster_size()     which block of the cluster this is, of how many
- *     cluster_sync()                     a barrier of all threads of the cluster
+ *     cluster_rank()                     which block of the cluster this is
+ *     cluster_arrive(), cluster_wait()   a barrier of all threads of the cluster
  *     store_to_peer(&there, rank, x, &b) *&there = x in the shared memory of block `rank`, where
  *                                        the same variables lie at the same places; its barrier b
  *                                        counts the bytes
@@ -12,9 +12,9 @@
  * cluster would wait until all stores are acknowledged, and then for the others. A peer_barrier
  * stands for a series of rounds:
  *
- *     thread 0:    peer_barrier_start(&b); then cluster_sync()
+ *     thread 0:    peer_barrier_start(&b); then cluster_arrive() and cluster_wait()
  *     thread 0:    peer_expect(&b, bytes);      of all peers, in this round
- *     all threads: peer_wait(&b, round % 2);
+ *     all threads: peer_wait(&b, round % 2, needed);     those wait that need it: at least one warp
  *
  * Stores may come before they are expected, but not those of the next round: take two barriers in
  * turn. A block must not end while others still store to it.
@@ -38,27 +38,23 @@ static const bool compiles_clusters = true;
 static inline int cluster_rank(void) {
     return 0;
 }
-static inline int cluster_size(void) {
-    return 1;
-}
 struct peer_barrier {
     uint64_t unused;
 };
 
-static inline void cluster_sync(void) {
+static inline void cluster_arrive(void) {
+}
+static inline void cluster_wait(void) {
     __syncthreads();
 }
 static inline void peer_barrier_start(struct peer_barrier *) {
 }
 static inline void peer_expect(struct peer_barrier *, int) {
 }
-static inline void peer_wait(struct peer_barrier *, unsigned) {
+static inline void peer_wait(struct peer_barrier *, unsigned, bool) {
     __syncthreads();
 }
-static inline void store_to_peer(float *there, int, float x, struct peer_barrier *) {
-    *there = x;
-}
-static inline void store_to_peer(float4 *there, int, float4 x, struct peer_barrier *) {
+template <class T> static inline void store_to_peer(T *there, int, T x, struct peer_barrier *) {
     *there = x;
 }
 
@@ -90,16 +86,11 @@ static __device__ __forceinline__ int cluster_rank(void) {
     return rank;
 }
 
-static __device__ __forceinline__ int cluster_size(void) {
-    int size = 0;
-    CLUSTER_PTX("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return size;
+static __device__ __forceinline__ void cluster_arrive(void) {
+    CLUSTER_PTX("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-
-static __device__ __forceinline__ void cluster_sync(void) {
-    CLUSTER_PTX("barrier.cluster.arrive.release.aligned;\n"
-                "barrier.cluster.wait.acquire.aligned;" ::
-                    : "memory");
+static __device__ __forceinline__ void cluster_wait(void) {
+    CLUSTER_PTX("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 struct peer_barrier {
@@ -116,12 +107,14 @@ static __device__ __forceinline__ void peer_expect(struct peer_barrier *b, int b
                 "r"(bytes)
                 : "memory");
 }
-static __device__ __forceinline__ void peer_wait(struct peer_barrier *b, unsigned parity) {
-    CLUSTER_PTX("{\n.reg .pred p;\nagain:\n"
-                "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                "@!p bra again;\n}" ::"r"(shared_address(b)),
-                "r"(parity)
-                : "memory");
+static __device__ __forceinline__ void peer_wait(struct peer_barrier *b, unsigned parity,
+                                                 bool needed) {
+    if (needed)
+        CLUSTER_PTX("{\n.reg .pred p;\nagain:\n"
+                    "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                    "@!p bra again;\n}" ::"r"(shared_address(b)),
+                    "r"(parity)
+                    : "memory");
 }
 
 static __device__ __forceinline__ uint32_t peer_address(const void *there, int rank) {

@@ -18,10 +18,6 @@
  * sequences (measured: tests/bench/README.md). And 1 if a version of another op was asked for,
  * which this would leave out.
  */
-extern "C" {
-#include "model/forward.h"
-}
-
 #include "gpu/decode_step_attention.h"
 #include "gpu/decode_step_linear.h"
 
@@ -38,13 +34,14 @@ enum { FEW_ROWS = 16, FEW_POSITIONS = 1280, MOST_ROWS = 64, MOST_POSITIONS = 320
  * barrier, and writes its part of the result.
  */
 
-/* Leaves four neighbours, from column `at` of a row on, as digits. */
+/* Leaves four neighbours, from column `at` of a row on, as digits: zeros if scale is 0. */
 static __device__ __forceinline__ void put_digits(const struct step *s, int row, int at, float4 v,
                                                   float scale) {
     uint2 m = mantissas_of(v, scale);
-    int to = row * s->at.stride + at;
-    *(uint32_t *)(step_memory() + s->at.high + to) = __byte_perm(m.x, m.y, 0x7531);
-    *(uint32_t *)(step_memory() + s->at.low + to) = __byte_perm(m.x, m.y, 0x6420);
+    uint32_t kept = scale > 0 ? ~0u : 0;
+    int to = row * s->a->at.stride + at;
+    *(uint32_t *)(step_memory() + s->a->at.high + to) = __byte_perm(m.x, m.y, 0x7531) & kept;
+    *(uint32_t *)(step_memory() + s->a->at.low + to) = __byte_perm(m.x, m.y, 0x6420) & kept;
 }
 
 /* The scale of this warp's row, whose largest magnitude is given; 0 if it cannot be snapped, which
@@ -62,40 +59,33 @@ static __device__ __forceinline__ float scale_of_row(const struct step *s, uint3
     return bad ? 0 : num_pow2f(15 - e);
 }
 
-static __device__ __forceinline__ void swap_places(int *a, int *b) {
-    int was = *a;
-    *a = *b;
-    *b = was;
-}
-
 static __device__ __forceinline__ float *gains_of(const struct step *s, int layer) {
-    return step_floats(s->at.gains) + layer % 2 * step_gains(s->a);
+    return step_floats(s->a->at.gains) + layer % 2 * s->a->at.layer_gains;
 }
 
-/* Four zeros where a row that cannot be snapped has something else. */
-static __device__ __forceinline__ float4 snappable(float4 v, float scale) {
-    return scale > 0 ? v : make_float4(0, 0, 0, 0);
+/* Whether this warp has a part of its row's n columns. */
+static __device__ __forceinline__ bool has_part(const struct step *s, int n) {
+    return s->row < s->n_rows && s->part * 128 < n;
 }
 
-/* x += what came in (if `add`), and the digits of the norm of that. Rows of up to 128 * VECTORS. */
+/* x += what came in, and the digits of the norm of that. Rows of up to 128 * VECTORS. */
 template <int VECTORS>
-static __device__ __forceinline__ void norm_rows(const struct step *s, const float *gain, bool add,
-                                                 int site_x, int site_y) {
+static __device__ __forceinline__ void norm_row(const struct step *s, bool turn, const float *gain,
+                                                int site_x, int site_y) {
     int hidden = s->a->hidden;
-    if (s->row >= s->n_rows || s->part >= VECTORS)
-        return;
-    const float4 *x = (const float4 *)(step_floats(s->at.x) + s->row * hidden);
-    const float4 *branch = add ? (const float4 *)step_input(s, s->row) : x;
-    float4 *sum = (float4 *)(step_floats(s->at.next_x) + s->row * hidden);
-    /* No branches but at the ends: between them, an instruction waits for the one before it. */
+    const float4 *x = (const float4 *)(step_floats(s->a->at.x[turn]) + s->row * hidden);
+    const float4 *branch = (const float4 *)step_input(s, s->row);
+    float4 *sum = (float4 *)(step_floats(s->a->at.x[!turn]) + s->row * hidden);
     float4 v[VECTORS];
     const float4 zero = make_float4(0, 0, 0, 0);
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
-        int j = min(s->lane + 32 * i, hidden / 4 - 1);
-        float4 a = x[j], b = branch[j];
-        b = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-        v[i] = s->lane + 32 * i < hidden / 4 ? add ? b : a : zero;
+        int j = s->lane + 32 * i;
+        v[i] = zero;
+        if (j < hidden / 4) {
+            float4 a = x[j], b = branch[j];
+            v[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+        }
     }
     UNROLL
     for (int i = 0; i < VECTORS; i++)
@@ -106,9 +96,8 @@ static __device__ __forceinline__ void norm_rows(const struct step *s, const flo
     uint32_t largest = 0;
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
-        int j = min(s->lane + 32 * i, hidden / 4 - 1);
-        v[i] = normed(v[i], r, ((const float4 *)gain)[j]);
-        v[i] = s->lane + 32 * i < hidden / 4 ? v[i] : zero;
+        int j = s->lane + 32 * i;
+        v[i] = normed(v[i], r, j < hidden / 4 ? ((const float4 *)gain)[j] : zero);
         largest = max(largest, largest_of(v[i]));
     }
     float scale = scale_of_row(s, warp_max(largest), site_y);
@@ -116,33 +105,25 @@ static __device__ __forceinline__ void norm_rows(const struct step *s, const flo
     for (int i = 0; i < VECTORS; i++) {
         int j = s->lane + 32 * i;
         if (j < hidden / 4 && (i & (s->n_parts - 1)) == s->part)
-            put_digits(s, s->row, 4 * j, snappable(v[i], scale), scale);
+            put_digits(s, s->row, 4 * j, v[i], scale);
     }
 }
 
-static __device__ __forceinline__ void norm_input(struct step *s, const float *gain, bool add,
-                                                  int site_x, int site_y) {
-    if (s->a->hidden <= 256)
-        norm_rows<2>(s, gain, add, site_x, site_y);
-    else
-        norm_rows<STEP_MOST_HIDDEN / 128>(s, gain, add, site_x, site_y);
-    swap_places(&s->at.x, &s->at.next_x);
-}
-
-/* The digits of what came in, rows of n, whose parts have told their largest. */
-static __device__ __forceinline__ void snap_input(const struct step *s, int n, int n_largest,
-                                                  int site) {
-    if (s->row < s->n_rows && s->part * 32 < n / 4) {
-        const float *row = step_input(s, s->row);
-        uint32_t largest = 0;
-        UNROLL_1
-        for (int i = s->lane; i < n_largest; i += 32)
-            largest = max(largest, num_bits(row[s->at.largest + i]));
-        float scale = scale_of_row(s, warp_max(largest), site);
-        UNROLL_1
-        for (int i = s->part * 32 + s->lane; i < n / 4; i += s->n_parts * 32)
-            put_digits(s, s->row, 4 * i, snappable(((const float4 *)row)[i], scale), scale);
+/* The digits of what came in, rows of n columns, `parts` of which have told their largest. */
+static __device__ __forceinline__ void snap_row(const struct step *s, int n, int parts, int site) {
+    const float *row = step_input(s, s->row);
+    uint32_t largest = 0;
+    UNROLL_1
+    for (int i = s->lane; i < parts; i += 128) {
+        UNROLL
+        for (int j = 0; j < 128; j += 32)
+            if (i + j < parts)
+                largest = max(largest, num_bits(row[s->a->at.largest + i + j]));
     }
+    float scale = scale_of_row(s, warp_max(largest), site);
+    UNROLL_1
+    for (int i = s->part * 32 + s->lane; i < n / 4; i += s->n_parts * 32)
+        put_digits(s, s->row, 4 * i, ((const float4 *)row)[i], scale);
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------
@@ -150,11 +131,12 @@ static __device__ __forceinline__ void snap_input(const struct step *s, int n, i
 
 /* Starts copying the gains of layer i, in the background: a warp for each of them, the last ones,
  * which have the least to do then. */
-static __device__ __forceinline__ void copy_gains(const struct step *s, int i) {
+static __device__ __forceinline__ void copy_gains(const struct step *s, const struct step_layer *w,
+                                                  int i) {
     const struct step_arguments *a = s->a;
     int which = s->warp - (STEP_WARPS - 4);
     if (which >= 0) {
-        const float *from = step_layer_of(s, i)->gains[which];
+        const float *from = w->gains[which];
         float *to = gains_of(s, i) +
                     (which < 2 ? which * a->hidden : 2 * a->hidden + (which - 2) * a->head_dim);
         int n = which < 2 ? a->hidden : a->head_dim;
@@ -165,54 +147,54 @@ static __device__ __forceinline__ void copy_gains(const struct step *s, int i) {
     cp_async_commit();
 }
 
-/* The embeddings of the rows' tokens, their angles, and zeros for digits behind the end of rows. */
-static __device__ void begin_rows(const struct step *s) {
+/* The embeddings of the rows' tokens, their angles, where they are, and zeros for digits behind the
+ * end of rows. Each warp has its part of its row. */
+static __device__ __forceinline__ void begin_rows(const struct step *s) {
     const struct step_arguments *a = s->a;
-    int thread = (int)threadIdx.x, half = a->head_dim / 2, padded = gpu_padded(a->hidden);
-    for (int i = thread; i < s->n_rows * a->hidden; i += STEP_THREADS) {
-        int token = s->batch[s->first_row + i / a->hidden];
-        const int8_t *high = a->embedding + (size_t)token * (size_t)padded + i % a->hidden;
-        int q = 256 * high[0] + high[(size_t)a->vocab * (size_t)padded];
-        step_floats(s->at.x)[i] = (float)(q * num_pow2(a->embedding_exponents[token] - 15));
+    int first = s->part * 32 + s->lane, step = s->n_parts * 32, half = a->head_dim / 2;
+    const int32_t *batch = s->batch + s->first_row + s->row; /* of the rows, the row's */
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    for (int i = (int)threadIdx.x; i < a->rows_per_cluster * a->at.stride / 8; i += STEP_THREADS)
+        ((uint4 *)(step_memory() + a->at.high))[i] = zeros; /* and low, behind it */
+    if (s->row >= s->n_rows)
+        return;
+    int token = batch[0], position = batch[a->n_rows], padded = gpu_padded(a->hidden);
+    const char4 *high = (const char4 *)(a->embedding + (size_t)token * (size_t)padded);
+    const char4 *low = high + (size_t)a->vocab * (size_t)padded / 4;
+    for (int i = first; i < a->hidden / 4; i += step) {
+        double unit = num_pow2(a->embedding_exponents[token] - 15);
+        char4 h = high[i], l = low[i];
+        ((float4 *)(step_floats(a->at.x[0]) + s->row * a->hidden))[i] =
+            make_float4((float)((256 * h.x + l.x) * unit), (float)((256 * h.y + l.y) * unit),
+                        (float)((256 * h.z + l.z) * unit), (float)((256 * h.w + l.w) * unit));
+        ((float4 *)step_input(s, s->row))[i] = make_float4(0, 0, 0, 0); /* to be added */
     }
-    for (int i = thread; i < s->n_rows * half; i += STEP_THREADS) {
-        size_t at = (size_t)s->batch[a->n_rows + s->first_row + i / half] * (size_t)half;
-        step_floats(s->at.cos)[i] = a->rope_cos[at + (size_t)(i % half)];
-        step_floats(s->at.sin)[i] = a->rope_sin[at + (size_t)(i % half)];
+    for (int i = first; i < half; i += step) {
+        size_t at = (size_t)position * (size_t)half + (size_t)i;
+        step_floats(a->at.cos)[s->row * half + i] = a->rope_cos[at];
+        step_floats(a->at.sin)[s->row * half + i] = a->rope_sin[at];
     }
-    for (int i = thread; i < s->n_rows; i += STEP_THREADS) {
-        step_shared()->positions[i] = s->batch[a->n_rows + s->first_row + i];
-        step_shared()->first_pages[i] = s->batch[2 * a->n_rows + s->first_row + i];
+    if (first == 0) {
+        step_shared()->positions[s->row] = position;
+        step_shared()->first_pages[s->row] = batch[2 * a->n_rows];
     }
-    for (int i = thread; i < s->n_rows * s->at.stride / 4; i += STEP_THREADS)
-        ((uint32_t *)(step_memory() + s->at.high))[i] =
-            ((uint32_t *)(step_memory() + s->at.low))[i] = 0;
-}
-
-/* The kind of linear layer number i of the pass: four of each layer, then the output matrix. */
-static __device__ __forceinline__ const struct step_linear *linear_of(const struct step *s, int i) {
-    return &step_shared()->linears[i < 4 * s->a->n_layers ? i % 4 : (int)STEP_LOGITS];
 }
 
 /* Makes the digits that linear layer i multiplies. (There is one place for each kind: what is there
  * twice takes twice the room in the cache for instructions.) */
-static __device__ __forceinline__ void prepare_input(struct step *s, int i) {
-    const struct step_arguments *a = s->a;
+static __device__ __forceinline__ void prepare_input(const struct step *s,
+                                                     const struct step_linear *w, int i) {
     int layer = i / 4, site = layer * N_TENSORS;
-    if (i % 2) {
-        bool down = i % 4 == 3;
-        snap_input(s, down ? a->ffn : a->n_heads * a->head_dim, down ? s->n_blocks : a->n_heads,
-                   site + (down ? TENSOR_ACTIVATION : TENSOR_ATTENTION));
+    if (!w->norm) {
+        snap_row(s, w->columns, w->parts, site + w->site_y);
         return;
     }
-    bool ffn = i % 4 == 2, final = layer == a->n_layers;
-    norm_input(s, gains_of(s, layer) + (ffn ? a->hidden : 0), i > 0,
-               site + (ffn     ? TENSOR_MIDDLE
-                       : final ? TENSOR_RESIDUAL
-                               : TENSOR_EMBEDDING),
-               site + (ffn     ? TENSOR_FFN_NORM
-                       : final ? TENSOR_FINAL_NORM
-                               : TENSOR_ATTENTION_NORM));
+    const float *gains = gains_of(s, layer) + w->gains;
+    bool turn = i / 2 % 2; /* every second linear layer has a norm, and the stream changes places */
+    if (w->columns <= 256)
+        norm_row<2>(s, turn, gains, site + w->site_x, site + w->site_y);
+    else
+        norm_row<STEP_MOST_HIDDEN / 128>(s, turn, gains, site + w->site_x, site + w->site_y);
 }
 
 /* One loop over all linear layers, not one over layers: so the code of a linear layer is there
@@ -220,46 +202,58 @@ static __device__ __forceinline__ void prepare_input(struct step *s, int i) {
 template <int DIM> static __device__ __forceinline__ void run_layers(struct step *s) {
     const struct step_arguments *a = s->a;
     int last = 4 * a->n_layers;
-    struct step_tile<DIM> tile = {};
-    struct step_tile_rows<DIM> rows;
-    fetch(s, linear_of(s, 0), 0, 0);
+    struct step_tile_rows rows;
     if (step_has_head(s, 0)) {
         struct step_head h = step_head_of(s, 0);
         find_rows(&rows, s, &h, 0);
     }
-    for (int i = 0;; i++) {
-        const struct step_linear *w = linear_of(s, i);
+    for (int i = 0, first = 0;;) {
+        /* What can be done before the others have told what they have is done before. */
+        const struct step_linear w = *linear_of(s, i);
         int layer = i / 4;
-        prepare_input(s, i);
-        if (i % 4 == 0 && i < last && step_has_head(s, 0))
-            load_tile(&tile, &rows, &step_layer_of(s, layer)->kv);
-        if (i % 4 == 3)
-            cp_async_wait<0>(); /* the next gains */
-        __syncthreads();
-        multiply_rows(s, w, layer);
+        struct step_work work;
+        begin_tiles(&work, s, &w, first);
+        if (!first) {
+            if (i % 4 == 3)
+                cp_async_wait<0>(); /* the next gains */
+            bool reads = has_part(s, w.columns);
+            if (i)
+                step_meet(s, reads);
+            if (reads)
+                prepare_input(s, &w, i);
+        }
+        multiply_rows(s, &w, &work, i, first);
+        first += work.n;
+        if (first < w.n_tiles)
+            continue;
         if (i == last)
             break;
-        fetch(s, linear_of(s, i + 1), (i + 1) / 4, 0);
-        if (i % 4 == 0)
-            copy_gains(s, layer + 1);
-        step_meet(s, s->n_rows * (w->n + (w->gated ? s->n_blocks : 0)));
         if (i % 4 == 0) {
-            attend_rows(s, step_layer_of(s, layer), &tile, gains_of(s, layer) + 2 * a->hidden,
-                        layer * N_TENSORS);
-            step_meet(s, s->n_rows * a->n_heads * (DIM + 1) +
-                             max(s->n_blocks - s->n_rows * a->n_heads, 0));
+            const struct step_layer *here = step_layer_of(s, layer);
+            const float *gains = gains_of(s, layer) + 2 * a->hidden;
+            struct step_first<DIM> head = {};
+            begin_attention(&head, s, here, &rows, gains);
+            copy_gains(s, here + 1, layer + 1);
+            step_meet(s, s->warp < STEP_HEAD_WARPS);
+            if (threadIdx.x == STEP_CLERK)
+                step_expect(s, s->n_rows * a->n_heads * (DIM + DIM / 32) +
+                                   max(a->n_blocks - s->n_rows * a->n_heads, 0));
+            attend_rows(s, here, &head, gains, layer * N_TENSORS);
         }
+        i++;
+        first = 0;
     }
 }
 
 /* What this block has of a kind of linear layer. */
-static __device__ __forceinline__ void begin_linear(const struct step *s, enum step_kind kind) {
-    struct step_linear w = step_linear_of(s->a, kind);
-    int tiles = step_tiles(&w);
-    w.first_tile = (int)((long long)tiles * s->rank / s->n_blocks);
-    w.n_tiles = (int)((long long)tiles * (s->rank + 1) / s->n_blocks) - w.first_tile;
-    w.packed = s->a->packed + (kind == STEP_LOGITS ? 0 : step_packed_offset(s->a, kind)) +
-               (size_t)w.first_tile * (size_t)step_tile_bytes(w.steps);
+static __device__ __forceinline__ void begin_linear(const struct step *s,
+                                                    const struct step_linear *all, int kind) {
+    struct step_linear w = *all;
+    unsigned tiles = (unsigned)step_tiles(&w), rank = (unsigned)s->rank, bits = s->a->block_bits;
+    w.first_tile = (int)(tiles * rank >> bits);
+    w.n_tiles = (int)(tiles * (rank + 1) >> bits) - w.first_tile;
+    w.exponents += w.first_tile * 16;
+    w.packed += (size_t)w.first_tile * (size_t)step_tile_bytes(w.steps);
     step_shared()->linears[kind] = w;
 }
 
@@ -267,18 +261,22 @@ static __device__ __forceinline__ void begin_linear(const struct step *s, enum s
 static __device__ __forceinline__ void begin_thread(struct step *s,
                                                     const struct step_arguments *a) {
     s->a = a;
-    s->at = step_sizes_of(a);
+    s->in = a->at.in;
+    s->out = a->at.out;
     s->rank = cluster_rank();
-    s->n_blocks = cluster_size();
-    s->first_row = (int)blockIdx.x / s->n_blocks * a->rows_per_cluster;
+    s->first_row = (int)(blockIdx.x >> a->block_bits) * a->rows_per_cluster;
     s->n_rows = min(a->rows_per_cluster, a->n_rows - s->first_row);
-    s->warp = (int)threadIdx.x / 32;
-    s->lane = (int)threadIdx.x % 32;
+    s->warp = (int)(threadIdx.x / 32);
+    s->lane = (int)(threadIdx.x % 32);
     s->n_parts = STEP_WARPS;
-    while (s->n_parts * s->n_rows > STEP_WARPS)
+    s->row = 0;
+    for (int rows = 1; rows < s->n_rows; rows *= 2)
         s->n_parts /= 2;
-    s->row = s->warp / s->n_parts;
-    s->part = s->warp % s->n_parts;
+    s->part = s->warp & (s->n_parts - 1);
+    for (int warp = s->warp - s->part; warp > 0; warp -= s->n_parts)
+        s->row++;
+    s->batch = a->batch ? a->batch : step_shared()->numbers;
+    s->pages = s->batch + 3 * a->n_rows + 1;
 }
 
 template <int DIM>
@@ -287,28 +285,32 @@ __global__ static void __launch_bounds__(STEP_THREADS) decode_step_2(struct step
         return;
     struct step s = {};
     begin_thread(&s, &a);
-    run_in_turn();
-    const uint32_t *from = (const uint32_t *)a.layers;
-    int words = (a.n_layers + 1) * (int)(sizeof *a.layers / 4);
-    for (int i = (int)threadIdx.x; i < words; i += STEP_THREADS)
-        ((uint32_t *)(step_memory() + s.at.layers))[i] = from[i];
-    if (threadIdx.x < N_STEP_LINEARS)
-        begin_linear(&s, (enum step_kind)threadIdx.x);
-    if (threadIdx.x == 0) {
+    UNROLL
+    for (int i = 0; i < N_STEP_LINEARS; i++) /* a warp for each */
+        if (s.warp == i && s.lane == 0)
+            begin_linear(&s, &a.linears[i], i);
+    for (int i = (int)threadIdx.x; i < a.n_numbers; i += STEP_THREADS)
+        step_shared()->numbers[i] = a.numbers[i];
+    if (threadIdx.x == STEP_CLERK) {
         bulk_barrier_start(&step_shared()->barrier);
         for (int i = 0; i < 2; i++)
             peer_barrier_start(&step_shared()->came[i]);
     }
-    for (int i = (int)threadIdx.x; i < STEP_NUMBERS && !a.batch; i += STEP_THREADS)
-        step_shared()->numbers[i] = a.numbers[i];
-    s.batch = a.batch ? a.batch : step_shared()->numbers;
-    s.pages = s.batch + 3 * a.n_rows + 1;
     __syncthreads();
+    cluster_arrive();
+    run_in_turn();
+    if (threadIdx.x == STEP_CLERK)
+        fetch(&s, &step_shared()->linears[0], 0, 0);
+    count_fetch(&s);
+    copy_gains(&s, a.layers, 0);
+    const uint4 *from = (const uint4 *)a.layers;
+    int n = (a.n_layers + 1) * (int)(sizeof *a.layers / sizeof *from);
+    for (int i = (int)threadIdx.x; i < n; i += STEP_THREADS)
+        ((uint4 *)(step_memory() + a.at.layers))[i] = from[i];
     begin_rows(&s);
-    __syncthreads();
-    copy_gains(&s, 0);
     cp_async_wait<0>();
-    cluster_sync(); /* all blocks have begun */
+    __syncthreads();
+    cluster_wait(); /* all blocks have begun */
     run_layers<DIM>(&s);
 }
 
@@ -374,10 +376,11 @@ static struct step_arguments arguments_of(const struct gpu_device *gpu, const st
     return a;
 }
 
-/* The shared memory of a block with so many rows. */
+/* Clusters of so many rows. Returns the shared memory of a block. */
 static int bytes_for(struct step_arguments *a, int rows) {
     a->rows_per_cluster = rows;
-    return step_sizes_of(a).bytes;
+    a->at = step_sizes_of(a, rows);
+    return a->at.bytes;
 }
 
 /* Whether the kernel can run the model over this cache. */
@@ -433,23 +436,25 @@ static bool count_clusters(struct gpu_device *gpu, int head_dim, int bytes) {
 }
 
 /* Clusters of how many blocks, and how many rows each: of many blocks, if the GPU runs as many of
- * them at once as that takes. Returns the blocks; 0: the kernel does not run here, or the device
- * has failed. */
-static int choose_clusters(struct gpu_device *gpu, struct step_arguments *a) {
-    int most_rows = STEP_ROWS, capacity = 0, n_blocks = 0;
+ * them at once as that takes. Returns false where the kernel does not run, or the device has
+ * failed. */
+static bool choose_clusters(struct gpu_device *gpu, struct step_arguments *a) {
+    int most_rows = STEP_ROWS, capacity = 0;
     while (bytes_for(a, most_rows) > gpu->most_shared)
         most_rows--;
     if (!count_clusters(gpu, a->head_dim, bytes_for(a, most_rows)))
-        return 0;
+        return false;
     for (int i = 0; i < N_CLUSTER_SIZES && capacity < a->n_rows; i++) {
         int blocks = gpu->step.clusters[i].n_blocks, at_once = gpu->step.clusters[i].at_once;
         if (blocks > most_blocks(a) || at_once * most_rows <= capacity)
             continue;
         capacity = at_once * most_rows;
-        n_blocks = blocks;
-        a->rows_per_cluster = min(most_rows, (a->n_rows + at_once - 1) / at_once);
+        a->n_blocks = blocks;
+        for (a->block_bits = 0; 1 << a->block_bits < blocks; a->block_bits++)
+            ;
+        bytes_for(a, min(most_rows, (a->n_rows + at_once - 1) / at_once));
     }
-    return n_blocks;
+    return a->n_blocks > 0;
 }
 
 /* ---- the op ------------------------------------------------------------------------------------
@@ -503,9 +508,10 @@ static void upload_batch(struct gpu_device *gpu, struct step_arguments *a,
     memcpy(numbers + 3 * n + 1, pages->kv_page_indices, sizeof *numbers * n_pages);
     if (device)
         gpu->base.ops->upload(&gpu->base, device, numbers, bytes);
-    if (numbers != a->numbers)
+    if (device)
         free(numbers);
     a->batch = device;
+    a->n_numbers = device ? 0 : (int)count;
 }
 
 int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_size] */
@@ -524,8 +530,7 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     for (int i = 0; i < a.n_rows; i++)
         if (!paged_batch_kv_len(pages, i))
             return 0;
-    int n_blocks = choose_clusters(gpu, &a);
-    if (!n_blocks)
+    if (!choose_clusters(gpu, &a))
         return 0;
     int n_clusters = (a.n_rows + a.rows_per_cluster - 1) / a.rows_per_cluster;
     a.logits = logits;
@@ -535,8 +540,7 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     if (gpu->failed)
         return 1; /* the next sync tells why */
     step_kernel decode_step = kernel_of(a.head_dim);
-    LAUNCH_CLUSTERS(decode_step, n_clusters, n_blocks, STEP_THREADS, step_sizes_of(&a).bytes,
-                    gpu->stream, a);
+    LAUNCH_CLUSTERS(decode_step, n_clusters, a.n_blocks, STEP_THREADS, a.at.bytes, gpu->stream, a);
     gpu->launches++;
     gpu_ok(gpu, cudaGetLastError(), "decode_step");
     return 1;

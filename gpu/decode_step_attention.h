@@ -1,14 +1,16 @@
 /*
  * decode_step_attention.h - attention of decode_step: a block takes a row and a query head, then
- * the next. Two threads have a position of the tile, each half of its key; for the values, a thread
- * has 8 dimensions of some positions. So a tile of keys and values fits in the registers of a
- * block, and that of its first head is read while the layer before is still at work. The newest
+ * the next. Two threads have a position of the tile, each half of its key; of the values, a warp
+ * has 16 positions, a lane some dimensions. So a tile of keys and values fits in the registers of a
+ * block, and that of its first head is read while queries are still on their way. The newest
  * position is not in the cache yet: its key and value come from shared memory.
  */
 #ifndef SAMEBITS_GPU_DECODE_STEP_ATTENTION_H
 #define SAMEBITS_GPU_DECODE_STEP_ATTENTION_H
 
 #include "gpu/decode_step.h"
+
+enum { STEP_HEAD_WARPS = 3 }; /* make a query, a key and a value of what came in */
 
 /* A row and head, and what they read. */
 struct step_head {
@@ -22,7 +24,7 @@ struct step_head {
 static __device__ __forceinline__ struct step_head step_head_of(const struct step *s, int i) {
     const struct step_arguments *a = s->a;
     struct step_head h;
-    int number = s->rank + i * s->n_blocks;
+    int number = s->rank + i * s->a->n_blocks;
     h.row = step_divide(number, a->heads_inverse);
     h.head = number - h.row * a->n_heads;
     h.kv_head = step_divide(h.head, a->group_inverse);
@@ -33,7 +35,7 @@ static __device__ __forceinline__ struct step_head step_head_of(const struct ste
 }
 
 static __device__ __forceinline__ bool step_has_head(const struct step *s, int i) {
-    return s->rank + i * s->n_blocks < s->n_rows * s->a->n_heads;
+    return s->rank + i * s->a->n_blocks < s->n_rows * s->a->n_heads;
 }
 
 /* The row of the cache that holds a position. */
@@ -45,66 +47,70 @@ static __device__ __forceinline__ uint32_t step_cache_row(const struct step *s,
     return slot * (uint32_t)s->a->n_kv_heads + (uint32_t)h->kv_head;
 }
 
-/* What a thread has of a tile. Vectors are 8 elements: of the key of position thread / 2 every
- * second one, from thread % 2 on; of the value of position value_position(i) number
- * thread % (DIM / 8). */
+enum { STEP_POSITIONS = ATTENTION_TILE / STEP_WARPS }; /* of a tile, whose values a warp has */
+
+/* What a thread has of a tile: half of the key of position thread / 2, and a few dimensions of the
+ * values of all positions of its warp. */
 template <int DIM> struct step_tile {
-    static const int VECTORS = DIM / 16;
-    uint4 keys[VECTORS], values[VECTORS];
-    int key_exponent, value_exponent; /* of position thread / 2 */
+    static const int DIMS = DIM / 32, WORDS = (DIMS + 1) / 2;
+    uint4 keys[DIM / 16]; /* every second one, of 8 dimensions, from thread % 2 on */
+    uint32_t values[STEP_POSITIONS][WORDS]; /* dimensions DIMS * lane ... */
+    int key_exponent, value_exponent;       /* of position thread / 2 */
 };
 
 /* The rows of the cache that these are in; ~0: not in the cache. */
-template <int DIM> struct step_tile_rows { uint32_t key, values[DIM / 16]; };
-
-template <int DIM> static __device__ __forceinline__ int value_position(int i) {
-    return (i * STEP_THREADS + (int)threadIdx.x) / (DIM / 8);
-}
+struct step_tile_rows {
+    uint32_t key, value; /* of position thread / 2; of position lane % STEP_POSITIONS of the warp */
+    int n_values;        /* of the warp's positions, that are there */
+};
 
 /* Of the tile that begins at position `tile`. */
-template <int DIM>
-static __device__ __forceinline__ void find_rows(struct step_tile_rows<DIM> *rows,
-                                                 const struct step *s, const struct step_head *h,
-                                                 int tile) {
-    int position = tile + (int)threadIdx.x / 2;
+static __device__ __forceinline__ void find_rows(struct step_tile_rows *rows, const struct step *s,
+                                                 const struct step_head *h, int tile) {
+    int position = tile + (int)threadIdx.x / 2, first = tile + s->warp * STEP_POSITIONS;
     rows->key = position < h->newest ? step_cache_row(s, h, position) : ~0u;
-    UNROLL
-    for (int i = 0; i < DIM / 16; i++) {
-        position = tile + value_position<DIM>(i);
-        rows->values[i] = position < h->newest ? step_cache_row(s, h, position) : ~0u;
-    }
+    position = first + s->lane % STEP_POSITIONS;
+    rows->value = position < h->newest ? step_cache_row(s, h, position) : ~0u;
+    rows->n_values = h->newest - first;
 }
 
 template <int DIM>
-static __device__ __forceinline__ void load_tile(struct step_tile<DIM> *t,
-                                                 const struct step_tile_rows<DIM> *rows,
+static __device__ __forceinline__ void load_tile(struct step_tile<DIM> *t, const struct step *s,
+                                                 const struct step_tile_rows *rows,
                                                  const struct kv_layer *kv) {
-    int thread = (int)threadIdx.x;
+    const int DIMS = step_tile<DIM>::DIMS;
+    int half = (int)threadIdx.x % 2;
     if (rows->key != ~0u) {
         t->key_exponent = kv->k_exponents[rows->key];
         t->value_exponent = kv->v_exponents[rows->key];
         UNROLL
         for (int i = 0; i < DIM / 16; i++)
-            t->keys[i] = ((const uint4 *)(kv->k + (size_t)rows->key * DIM))[2 * i + thread % 2];
+            t->keys[i] = ((const uint4 *)(kv->k + (size_t)rows->key * DIM))[2 * i + half];
     }
     UNROLL
-    for (int i = 0; i < DIM / 16; i++)
-        if (rows->values[i] != ~0u)
-            t->values[i] =
-                ((const uint4 *)(kv->v + (size_t)rows->values[i] * DIM))[thread % (DIM / 8)];
+    for (int i = 0; i < STEP_POSITIONS; i++) {
+        if (i >= rows->n_values)
+            break;
+        uint32_t row = __shfl_sync(0xffffffffu, rows->value, i);
+        const int16_t *value = kv->v + (size_t)row * DIM + s->lane * DIMS;
+        if constexpr (DIMS == 1)
+            t->values[i][0] = (uint16_t)*value;
+        else
+            for (int k = 0; k < DIMS / 2; k++)
+                t->values[i][k] = ((const uint32_t *)value)[k];
+    }
 }
 
-/* Two mantissas as digits, for the dot products: high ones in the lower half. */
-static __device__ __forceinline__ uint32_t digits_of_two(int first, int second) {
-    int low0 = (int8_t)(first & 255), low1 = (int8_t)(second & 255);
-    uint32_t high = ((uint32_t)(first - low0) >> 8 & 255) | ((uint32_t)(second - low1) & 0xff00);
-    return high | (uint32_t)(low0 & 255) << 16 | (uint32_t)(low1 & 255) << 24;
+/* A mantissa + 128 is 256 times its high digit, and its low one with the highest bit turned over.
+ * Of two of them: the high digits, then the low ones, as dot products of two want them. */
+static __device__ __forceinline__ uint32_t digits_of_two(uint32_t raised) {
+    return __byte_perm(raised, 0, 0x2031) ^ 0x80800000u;
 }
 
-/* Snaps what a warp holds of a head to `to`, in shared memory, and returns the exponent: one that
- * is too large has been told as a fault. */
+/* Snaps what a warp holds of a head to `to`, in shared memory, `raised` by so much, and returns the
+ * exponent: one that is too large has been told as a fault. */
 template <int DIM, int PAIRS>
-static __device__ __forceinline__ int snap_pairs(int16_t *to, const float (&a)[PAIRS],
+static __device__ __forceinline__ int snap_pairs(int16_t *to, int raised, const float (&a)[PAIRS],
                                                  const float (&b)[PAIRS], const struct step *s,
                                                  int site, int row) {
     int e = num_row_exponent(largest_of_pairs(a, b));
@@ -117,53 +123,82 @@ static __device__ __forceinline__ int snap_pairs(int16_t *to, const float (&a)[P
     for (int i = 0; i < PAIRS; i++) {
         int d = s->lane + 32 * i;
         if (d < DIM / 2) {
-            to[d] = bad ? (int16_t)0 : num_mantissa(a[i], scale);
-            to[DIM / 2 + d] = bad ? (int16_t)0 : num_mantissa(b[i], scale);
+            to[d] = (int16_t)((bad ? 0 : near_mantissa(a[i], scale)) + raised);
+            to[DIM / 2 + d] = (int16_t)((bad ? 0 : near_mantissa(b[i], scale)) + raised);
         }
     }
     return e;
 }
 
+/* What a warp needs beside a query, a key (or a value) to make it ready: which of them is its own,
+ * where it comes in, gains and angles of its dimensions. */
+template <int DIM> struct step_turn {
+    static const int PAIRS = (DIM / 2 + 31) / 32;
+    int from;    /* where it is in a row of what comes in */
+    bool normed; /* it has gains */
+    float gain[2][PAIRS], c[PAIRS], s[PAIRS];
+};
+
+template <int DIM>
+static __device__ __forceinline__ void load_turn(struct step_turn<DIM> *t, const struct step *s,
+                                                 const struct step_layer *w,
+                                                 const struct step_head *h, const float *gains) {
+    const int half = DIM / 2;
+    const struct step_arguments *a = s->a;
+    int which = s->warp; /* query, key, value */
+    if (which >= STEP_HEAD_WARPS)
+        return;
+    int head = which == 0 ? h->head : a->n_heads + h->kv_head + (which == 2 ? a->n_kv_heads : 0);
+    t->from = h->row * a->at.width + head * DIM;
+    t->normed = which < 2 && w->gains[2 + which];
+    UNROLL
+    for (int i = 0; i < t->PAIRS; i++) {
+        int d = min(s->lane + 32 * i, half - 1);
+        t->gain[0][i] = t->normed ? gains[which * DIM + d] : 0;
+        t->gain[1][i] = t->normed ? gains[which * DIM + half + d] : 0;
+        t->c[i] = step_floats(a->at.cos)[h->row * half + d];
+        t->s[i] = step_floats(a->at.sin)[h->row * half + d];
+    }
+}
+
 /* Normalises, rotates and snaps the query and the new key, and snaps the new value: a warp each. */
 template <int DIM>
 static __device__ __forceinline__ void
-prepare_head(const struct step *s, const struct step_layer *w, const struct step_head *h,
-             const float *gains, int site) {
-    const int PAIRS = (DIM / 2 + 31) / 32, half = DIM / 2;
-    const struct step_arguments *a = s->a;
-    int which = s->warp; /* query, key, value */
-    if (which > 2)
+prepare_head(const struct step *s, const struct step_turn<DIM> *t, int row, int site) {
+    const int PAIRS = step_turn<DIM>::PAIRS, half = DIM / 2;
+    int which = s->warp;
+    if (which >= STEP_HEAD_WARPS)
         return;
-    int head = which == 0 ? h->head : a->n_heads + h->kv_head + (which == 2 ? a->n_kv_heads : 0);
     int16_t *to = which == 2   ? step_shared()->value
                   : which == 1 ? step_shared()->key
                                : step_shared()->snapped_query;
     float x[PAIRS], y[PAIRS];
-    load_pairs(x, y, step_input(s, h->row) + head * DIM, half, s->lane);
+    load_pairs(x, y, step_floats(s->in) + t->from, half, s->lane);
+    if (t->normed)
+        norm_pairs(x, y, t->gain, half, s->lane, s->a->eps, site + (which ? TENSOR_K : TENSOR_Q),
+                   s->first_row + row, s->a->fault);
     if (which < 2) {
-        if (w->gains[2 + which])
-            norm_pairs(x, y, gains + which * DIM, half, s->lane, a->eps,
-                       site + (which ? TENSOR_K : TENSOR_Q), s->first_row + h->row, a->fault);
         UNROLL
-        for (int i = 0; i < PAIRS; i++) {
-            int d = min(s->lane + 32 * i, half - 1);
-            rotate(&x[i], &y[i], step_floats(s->at.cos)[h->row * half + d],
-                   step_floats(s->at.sin)[h->row * half + d]);
-        }
+        for (int i = 0; i < PAIRS; i++)
+            rotate(&x[i], &y[i], t->c[i], t->s[i]);
     }
     int tensor = which == 0 ? TENSOR_ATTENTION : which == 1 ? TENSOR_K_ROTATED : TENSOR_V;
-    int e = snap_pairs<DIM>(to, x, y, s, site + tensor, h->row);
+    int e = snap_pairs<DIM>(to, which == 0 ? 128 : 0, x, y, s, site + tensor, row);
     if (s->lane == 0)
         step_shared()->head_exponents[which] = e;
     if (which == 0) {
         __syncwarp();
-        for (int d = s->lane; d < half; d += 32)
-            step_shared()->query[d] = digits_of_two(to[2 * d], to[2 * d + 1]);
+        UNROLL
+        for (int i = 0; i < PAIRS; i++) {
+            int d = s->lane + 32 * i;
+            if (d < half)
+                step_shared()->query[d] = digits_of_two(((const uint32_t *)to)[d]);
+        }
     }
 }
 
 /* Stores the new key and value in the cache, where nobody reads them before the next step: two
- * warps, of the end of the tile, where positions are missing most often. */
+ * warps, the last ones, which have nothing to tell. */
 template <int DIM>
 static __device__ __forceinline__ void
 store_newest(const struct step *s, const struct step_layer *w, const struct step_head *h) {
@@ -233,61 +268,72 @@ static __device__ __forceinline__ int dot_of_thread(const struct step_tile<DIM> 
     return high + (low >> 8);
 }
 
-/* Leaves the weighted sums of values of this warp's positions at sums[warp]. Lanes with the same
- * dimensions add up theirs: each keeps half of what it has and gives the other half away. */
+/* Leaves this position's weight as digits for add_values: of two positions the high ones, then the
+ * low ones. The newest position's value is not among theirs. */
+static __device__ __forceinline__ void put_weight(int weight, bool newest) {
+    int thread = (int)threadIdx.x, low = thread % 2; /* a thread for each of the digits */
+    if (newest && !low)
+        step_shared()->newest_weight = weight;
+    int raised = (newest ? 0 : weight) + 128;
+    step_shared()->weight_digits[thread / 4 * 4 + low * 2 + thread / 2 % 2] =
+        (uint8_t)(low ? raised ^ 128 : raised >> 8);
+}
+
+/* Leaves the weighted sums of the values of this warp's positions at sums[warp]: of high and of low
+ * digits, below 2^30 each even of a whole tile. */
 template <int DIM>
 static __device__ __forceinline__ void add_values(const struct step_tile<DIM> *t,
-                                                  const struct step *s, const struct step_head *h,
-                                                  int tile) {
-    const int LANES = DIM / 8; /* of a value */
-    long long sum[8] = {};
+                                                  const struct step *s) {
+    const int DIMS = step_tile<DIM>::DIMS;
+    alignas(16) uint32_t digits[STEP_POSITIONS / 2];
+    const uint4 *from =
+        (const uint4 *)(step_shared()->weight_digits + s->warp * STEP_POSITIONS * 2);
     UNROLL
-    for (int i = 0; i < DIM / 16; i++) {
-        int position = tile + value_position<DIM>(i);
-        if (position > h->newest)
-            break;
-        uint4 v = t->values[i];
-        if (position == h->newest)
-            v = ((const uint4 *)step_shared()->value)[threadIdx.x % LANES];
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        int weight = step_shared()->value_weights[position - tile];
-        UNROLL
-        for (int k = 0; k < 8; k++)
-            sum[k] += weight * (int16_t)(words[k / 2] >> (k % 2 * 16));
-    }
-    int first = 0, n = 8; /* the dimensions that are this lane's now */
+    for (int i = 0; i < STEP_POSITIONS / 8; i++)
+        ((uint4 *)digits)[i] = from[i];
     UNROLL
-    for (int step = 16; step >= LANES; step /= 2) {
-        bool upper = s->lane & step;
+    for (int k = 0; k < DIMS; k++) {
+        int high = 0, low = 0;
         UNROLL
-        for (int k = 0; k < 4; k++) {
-            if (k >= n / 2)
-                break;
-            long long mine = upper ? sum[n / 2 + k] : sum[k];
-            long long other = upper ? sum[k] : sum[n / 2 + k];
-            sum[k] = mine + __shfl_xor_sync(0xffffffffu, other, step);
+        for (int i = 0; i < STEP_POSITIONS; i += 2) {
+            int two = (int)__byte_perm(t->values[i][k / 2], t->values[i + 1][k / 2],
+                                       k % 2 ? 0x7632 : 0x5410);
+            high = __dp2a_lo(two, (int)digits[i / 2], high);
+            low = __dp2a_hi(two, (int)digits[i / 2], low);
         }
-        n /= 2;
-        first += upper ? n : 0;
+        step_shared()->sums[s->warp * DIM + s->lane * DIMS + k] = make_int2(high, low);
     }
-    long long *to = step_shared()->sums + s->warp * DIM + s->lane % LANES * 8 + first;
+}
+
+/* The weighted sum of all values, of a dimension: in units of 256, rounded down. newest: the newest
+ * position is among them. */
+template <int DIM>
+static __device__ __forceinline__ float sum_of_values(int dimension, bool newest) {
+    int high = 0, low = 0;
     UNROLL
-    for (int k = 0; k < 4; k++)
-        if (k < n)
-            to[k] = sum[k];
+    for (int i = 0; i < STEP_WARPS; i++) {
+        int2 sum = step_shared()->sums[i * DIM + dimension];
+        high += sum.x;
+        low += sum.y;
+    }
+    long long sum = 256ll * high + low;
+    if (newest)
+        sum += step_shared()->newest_weight * step_shared()->value[dimension];
+    return (float)(sum & -256);
 }
 
 /* A head: its tiles one after the other, merged as they come. loaded: the first one is in t
- * already. */
+ * already, and the turn, too. */
 template <int DIM>
 static __device__ __forceinline__ void
 attend_head(const struct step *s, const struct step_layer *w, const struct step_head *h,
-            struct step_tile<DIM> *t, bool loaded, const float *gains, int site) {
+            struct step_tile<DIM> *t, struct step_turn<DIM> *turn, bool loaded, const float *gains,
+            int site) {
     int thread = (int)threadIdx.x;
-    prepare_head<DIM>(s, w, h, gains, site);
+    if (!loaded)
+        load_turn(turn, s, w, h, gains);
+    prepare_head(s, turn, h->row, site);
     __syncthreads();
-    if (h->first_of_group)
-        store_newest<DIM>(s, w, h);
     struct num_score_unit unit = num_score_unit_of(step_shared()->head_exponents[0], s->a->scale);
     float m = -INFINITY, l = 0, o = 0;
     UNROLL_1
@@ -295,9 +341,9 @@ attend_head(const struct step *s, const struct step_layer *w, const struct step_
         int position = tile + thread / 2;
         bool sees = position <= h->newest, newest = position == h->newest;
         if (tile || !loaded) {
-            struct step_tile_rows<DIM> rows;
+            struct step_tile_rows rows;
             find_rows(&rows, s, h, tile);
-            load_tile(t, &rows, &w->kv);
+            load_tile(t, s, &rows, &w->kv);
         }
         float score = -INFINITY;
         if (tile + s->warp * 16 <= h->newest) { /* others of this warp may see something */
@@ -316,40 +362,59 @@ attend_head(const struct step *s, const struct step_layer *w, const struct step_
         if (bad && thread == 0)
             gpu_fault(s->a->fault, site + TENSOR_ATTENTION, s->first_row + h->row);
         e = bad ? BFP_MIN_EXPONENT : e;
-        if (thread % 2 == 0)
-            step_shared()->value_weights[thread / 2] =
-                bad ? (int16_t)0 : num_mantissa(weight, num_pow2f(15 - e));
+        put_weight(bad ? 0 : near_mantissa(weight, num_pow2f(15 - e)), newest);
         __syncthreads();
-        add_values(t, s, h, tile);
+        add_values(t, s);
         __syncthreads();
         float old_share, new_share;
         attention_merge_sums(&m, &l, tile_m, (float)all.x * 0x1p-23f, &old_share, &new_share);
         if (thread < DIM) {
-            long long sum = 0;
-            UNROLL
-            for (int i = 0; i < STEP_WARPS; i++)
-                sum += step_shared()->sums[i * DIM + thread];
-            o = num_merge(o, old_share, num_weighted_value((float)(sum & -256), e), new_share);
+            float sum = sum_of_values<DIM>(thread, h->newest < tile + ATTENTION_TILE);
+            o = num_merge(o, old_share, num_weighted_value(sum, e), new_share);
         }
     }
-    if (thread < DIM)
-        step_shared()->outputs[thread] = l > 0 ? o / l : o;
-    __syncthreads();
-    uint32_t largest = step_publish(s, step_shared()->outputs, h->row, h->head * DIM, DIM, true, 0);
-    step_publish_largest(s, largest, h->row, h->head);
+    if (thread < DIM) {
+        float y = l > 0 ? o / l : o;
+        struct step_way way = step_way_of(s, h->row, h->head * DIM + s->warp * 32, 32, false);
+        step_tell(s, y, &way);
+        step_tell_largest(s, warp_max(num_magnitude(y)), h->row, h->head * (DIM / 32) + s->warp,
+                          false);
+    }
+    if (h->first_of_group)
+        store_newest<DIM>(s, w, h);
+}
+
+/* What can be made ready for the block's first head before queries are there. */
+template <int DIM> struct step_first {
+    struct step_head head;
+    struct step_turn<DIM> turn;
+    struct step_tile<DIM> tile;
+};
+
+/* rows: of its first tile. */
+template <int DIM>
+static __device__ __forceinline__ void
+begin_attention(struct step_first<DIM> *f, const struct step *s, const struct step_layer *w,
+                const struct step_tile_rows *rows, const float *gains) {
+    if (!step_has_head(s, 0))
+        return;
+    f->head = step_head_of(s, 0);
+    load_tile(&f->tile, s, rows, &w->kv);
+    load_turn(&f->turn, s, w, &f->head, gains);
 }
 
 template <int DIM>
 static __device__ __forceinline__ void attend_rows(const struct step *s, const struct step_layer *w,
-                                                   struct step_tile<DIM> *t, const float *gains,
+                                                   struct step_first<DIM> *f, const float *gains,
                                                    int site) {
     if (!step_has_head(s, 0))
-        step_tell(s);
+        step_tell_nothing(s);
     for (int i = 0; step_has_head(s, i); i++) {
-        struct step_head h = step_head_of(s, i);
-        if (i)
-            __syncthreads(); /* the last head's query, sums and outputs are overwritten */
-        attend_head(s, w, &h, t, i == 0, gains, site);
+        if (i) {
+            f->head = step_head_of(s, i);
+            __syncthreads(); /* the last head's query and sums are overwritten */
+        }
+        attend_head(s, w, &f->head, &f->tile, &f->turn, i == 0, gains, site);
     }
 }
 

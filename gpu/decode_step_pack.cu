@@ -1,8 +1,4 @@
 /* The weights of a model as decode_step wants them (decode_step.h), packed on the device. */
-extern "C" {
-#include "model/model.h"
-}
-
 #include "gpu/decode_step_linear.h"
 
 struct pack_source {
@@ -36,7 +32,8 @@ __global__ static void pack_tiles(unsigned char *packed, struct pack_source from
     }
     if (threadIdx.x < 16) {
         int2 row = row_of_tile(&from, &w, tile, (int)threadIdx.x);
-        to[w.steps * 2048 + (int)threadIdx.x] = (unsigned char)from.exponents[row.x][row.y];
+        packed[step_exponents_offset(&w) + (size_t)tile * 16 + threadIdx.x] =
+            (unsigned char)from.exponents[row.x][row.y];
     }
 }
 
@@ -54,12 +51,24 @@ static void pack_linear(struct gpu_device *gpu, const struct step_arguments *a, 
     GPU_LAUNCH_EARLY(gpu, pack_tiles, (unsigned)step_tiles(&w), 128, 0, to, from, w);
 }
 
+/* Where the launch finds the weights of the first layer. */
+static void tell_linears(struct step_arguments *a) {
+    for (int i = 0; i < N_STEP_LINEARS; i++) {
+        enum step_kind kind = (enum step_kind)i;
+        struct step_linear w = step_linear_of(a, kind);
+        w.packed = a->packed + (kind == STEP_LOGITS ? 0 : step_packed_offset(a, kind));
+        w.exponents = w.packed + step_exponents_offset(&w);
+        a->linears[i] = w;
+    }
+}
+
 void gpu_step_pack(struct gpu_device *gpu, struct step_arguments *a, const struct model *model) {
     struct step_linear output = step_linear_of(a, STEP_LOGITS);
     size_t bytes = (size_t)a->n_layers * a->layer_bytes + step_packed_bytes(&output);
     unsigned char *to =
         (unsigned char *)gpu_scratch(gpu, GPU_SCRATCH_PACKED, bytes, "packed weights");
     a->packed = to;
+    tell_linears(a);
     if (gpu->failed || (gpu->step.packed_of == model->embedding.mantissas &&
                         gpu->step.packed_at == gpu->weights_changes))
         return;

@@ -112,6 +112,25 @@ static void release(struct device *dev, void *data, size_t bytes) {
     gpu_ok(gpu_of(dev), cudaFree(data), "cudaFree");
 }
 
+/* Memory of the host that the GPU writes to; not counted, as it is none of the GPU's. */
+static void *allocate_seen(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    struct gpu_device *gpu = gpu_of(dev);
+    void *data = NULL;
+    if (!gpu->failed && gpu_ok(gpu, cudaMallocHost(&data, bytes ? bytes : 1), what)) {
+        gpu->memory_changes++;
+        return data;
+    }
+    *err = gpu->failure;
+    return NULL;
+}
+
+static void release_seen(struct device *dev, void *data, size_t) {
+    if (!data)
+        return;
+    gpu_of(dev)->memory_changes++;
+    gpu_ok(gpu_of(dev), cudaFreeHost(data), "cudaFreeHost");
+}
+
 #ifndef SAMEBITS_EMU
 static long memory_changes(struct device *dev) {
     return gpu_of(dev)->memory_changes;
@@ -355,7 +374,8 @@ static struct device *open_device(const struct device_options *options, struct e
 /* In the order of struct ops: C++17 has no names here. */
 const struct ops TABLE = {
     NAME,          open_device,   close_device,  versions,       set_version,     allocate,
-    release,       available,     upload,        download,       copy,            sync_device,
+    release,       allocate_seen, release_seen,  available,      upload,          download,
+    copy,          sync_device,
     GRAPHS,
     matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
     gpu_linear,    gpu_linear_parts, gpu_add_bias, gpu_rmsnorm,  gpu_add_rmsnorm, gpu_rope,

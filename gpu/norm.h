@@ -12,10 +12,21 @@ static __device__ __forceinline__ uint32_t largest_of(float4 v) {
                max(num_magnitude(v.z), num_magnitude(v.w)));
 }
 
+/* num_mantissa of a row that can be snapped, in one operation: of the product, only what is far
+ * below 1 would be rounded. The lower half of the bits is the mantissa; as it is an integer if what
+ * was added is taken off again. */
+static __device__ __forceinline__ uint32_t mantissa_bits(float x, float scale) {
+    return num_bits(fmaf(x, scale, 12582912.0f));
+}
+static __device__ __forceinline__ int near_mantissa(float x, float scale) {
+    return (int)(mantissa_bits(x, scale) - num_bits(12582912.0f));
+}
+
 static __device__ __forceinline__ long long squares_of(float4 v, float scale) {
-    int a = num_mantissa(v.x, scale), b = num_mantissa(v.y, scale);
-    int c = num_mantissa(v.z, scale), d = num_mantissa(v.w, scale);
-    return (long long)(unsigned)(a * a + b * b) + (long long)(unsigned)(c * c + d * d);
+    int a = near_mantissa(v.x, scale), b = near_mantissa(v.y, scale);
+    int c = near_mantissa(v.z, scale), d = near_mantissa(v.w, scale);
+    return (long long)((unsigned)a * (unsigned)a + (unsigned)b * (unsigned)b) +
+           (long long)((unsigned)c * (unsigned)c + (unsigned)d * (unsigned)d);
 }
 
 /*
@@ -67,9 +78,9 @@ static __device__ __forceinline__ float4 normed(float4 v, float r, float4 g) {
 
 /* Four neighbours of a row whose exponent e gave scale = 2^(15-e), snapped. */
 static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
-    uint32_t a = (uint16_t)num_mantissa(v.x, scale), b = (uint16_t)num_mantissa(v.y, scale);
-    uint32_t c = (uint16_t)num_mantissa(v.z, scale), d = (uint16_t)num_mantissa(v.w, scale);
-    return make_uint2(a | b << 16, c | d << 16);
+    uint32_t a = mantissa_bits(v.x, scale), b = mantissa_bits(v.y, scale);
+    uint32_t c = mantissa_bits(v.z, scale), d = mantissa_bits(v.w, scale);
+    return make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
 }
 
 /* ---- heads: the pairs (d, d + half), of which lane `lane` has d = lane, lane + 32, ... ----------
@@ -97,11 +108,11 @@ static __device__ __forceinline__ uint32_t largest_of_pairs(const float (&a)[PAI
     return warp_max(largest);
 }
 
-/* rmsnorm of the head. */
+/* rmsnorm of the head, whose gains the lane has for its pairs. */
 template <int PAIRS>
-static __device__ __forceinline__ void norm_pairs(float (&a)[PAIRS], float (&b)[PAIRS],
-                                                  const float *gain, int half, int lane, double eps,
-                                                  int site, int token, unsigned long long *fault) {
+static __device__ __forceinline__ void
+norm_pairs(float (&a)[PAIRS], float (&b)[PAIRS], const float (&gain)[2][PAIRS], int half, int lane,
+           double eps, int site, int token, unsigned long long *fault) {
     int e = num_row_exponent(largest_of_pairs(a, b));
     bool bad = e > BFP_MAX_EXPONENT;
     if (bad && lane == 0)
@@ -111,15 +122,14 @@ static __device__ __forceinline__ void norm_pairs(float (&a)[PAIRS], float (&b)[
     long long sum = 0;
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
-        int m = num_mantissa(a[i], scale), n = num_mantissa(b[i], scale);
-        sum += bad ? 0 : (long long)(unsigned)(m * m + n * n);
+        unsigned m = (unsigned)near_mantissa(a[i], scale), n = (unsigned)near_mantissa(b[i], scale);
+        sum += bad ? 0 : (long long)(m * m + n * n);
     }
     float r = rms_factor(warp_sum(sum), e, 2 * half, eps);
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
-        int d = min(lane + 32 * i, half - 1);
-        a[i] = a[i] * r * gain[d];
-        b[i] = b[i] * r * gain[half + d];
+        a[i] = a[i] * r * gain[0][i];
+        b[i] = b[i] * r * gain[1][i];
     }
 }
 

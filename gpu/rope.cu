@@ -80,8 +80,11 @@ __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const
     float *x0 = rows.x + (size_t)row * (size_t)(2 * half), *x1 = x0 + half;
     float a[PAIRS], b[PAIRS];
     load_pairs(a, b, x0, half, lane);
-    if (rows.gain)
-        norm_pairs(a, b, rows.gain, half, lane, eps, rows.site, token, fault);
+    if (rows.gain) {
+        float gain[2][PAIRS];
+        load_pairs(gain[0], gain[1], rows.gain, half, lane);
+        norm_pairs(a, b, gain, half, lane, eps, rows.site, token, fault);
+    }
     size_t at = (size_t)positions[token] * (size_t)half;
     UNROLL
     for (int i = 0; i < PAIRS; i++) {

@@ -24,7 +24,7 @@
  * bulk_wait lets everybody wait for it.
  *
  *     thread 0:    bulk_barrier_start(&b); then __syncthreads()
- *     thread 0:    bulk_copy(&b, ...);
+ *     thread 0:    bulk_copy(&b, ...);     or bulk_expect(&b, bytes of all) and a bulk_part for each
  *     all threads: bulk_end_group(); ... bulk_wait(&b, round % 2, behind)
  *
  * behind: how many groups, of whatever barriers, were ended after the one that is waited for; only
@@ -65,7 +65,9 @@ struct bulk_barrier {
 
 static inline void bulk_barrier_start(struct bulk_barrier *) {
 }
-static inline void bulk_copy(struct bulk_barrier *, void *to, const void *from, int bytes) {
+static inline void bulk_expect(struct bulk_barrier *, int) {
+}
+static inline void bulk_part(struct bulk_barrier *, void *to, const void *from, int bytes) {
     for (int at = 0; at < bytes; at += 16)
         emu_copy_start((char *)to + at, (const char *)from + at, 16);
 }
@@ -145,11 +147,13 @@ static __device__ __forceinline__ void bulk_barrier_start(struct bulk_barrier *b
                  "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(b))
                  : "memory");
 }
-static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
-                                                 int bytes) {
+static __device__ __forceinline__ void bulk_expect(struct bulk_barrier *b, int bytes) {
     SAMEBITS_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                  "r"(bytes)
                  : "memory");
+}
+static __device__ __forceinline__ void bulk_part(struct bulk_barrier *b, void *to, const void *from,
+                                                 int bytes) {
     if (bytes)
         SAMEBITS_PTX(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -216,5 +220,11 @@ SAMEBITS_WGMMA(wgmma_u8_s8, "u8.s8", false, true)
 SAMEBITS_WGMMA(wgmma_u8_u8, "u8.u8", false, false)
 #undef SAMEBITS_WGMMA
 #undef SAMEBITS_PTX
+
+static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
+                                                 int bytes) {
+    bulk_expect(b, bytes);
+    bulk_part(b, to, from, bytes);
+}
 
 #endif

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const tensor_names[N_TENSORS] = {
     "embedding",
@@ -35,7 +36,8 @@ const char *tensor_name(enum tensor_id id) {
 struct workspace {
     const struct model *model;
     int max_tokens, max_logits;
-    int32_t *token_ids, *positions, *logit_rows, *drawn; /* drawn [n_logits] */
+    int32_t *token_ids, *positions, *logit_rows;
+    int32_t *drawn; /* [n_logits], seen by the host */
     int64_t *slots;
     float *x;                /* [hidden] the residual stream */
     float *normed;           /* [hidden] */
@@ -69,7 +71,7 @@ static size_t max_size(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-enum { N_BUFFERS = 17 };
+enum { N_BUFFERS = 16 };
 
 struct buffer {
     void **data;
@@ -90,7 +92,6 @@ static void list_buffers(struct workspace *ws, int n_tokens, int n_logits,
         {(void **)&ws->positions, sizeof(int32_t) * t},
         {(void **)&ws->slots, sizeof(int64_t) * t},
         {(void **)&ws->logit_rows, sizeof(int32_t) * l},
-        {(void **)&ws->drawn, sizeof(int32_t) * l},
         {(void **)&ws->x, f * t * hidden},
         {(void **)&ws->normed, f * t * hidden},
         {(void **)&ws->q, f * t * q},
@@ -117,6 +118,8 @@ static void release_all(struct workspace *ws) {
         dev->ops->free(dev, *list[i].data, list[i].bytes);
         *list[i].data = NULL;
     }
+    dev->ops->free_seen(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_logits);
+    ws->drawn = NULL;
     kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
     ws->max_tokens = ws->max_logits = 0;
 }
@@ -171,14 +174,16 @@ static int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, s
     ws->max_logits = logits;
     struct buffer list[N_BUFFERS];
     list_buffers(ws, tokens, logits, list);
-    for (int i = 0; i < N_BUFFERS; i++) {
+    ws->drawn =
+        dev->ops->alloc_seen(dev, sizeof *ws->drawn * (size_t)logits, "the forward pass", err);
+    bool all = ws->drawn;
+    for (int i = 0; i < N_BUFFERS && all; i++) {
         *list[i].data = dev->ops->alloc(dev, list[i].bytes, "the forward pass", err);
-        if (!*list[i].data) {
-            release_all(ws);
-            return -1;
-        }
+        all = *list[i].data;
     }
-    return 0;
+    if (!all)
+        release_all(ws);
+    return all ? 0 : -1;
 }
 
 /* What the steps of one pass share. */
@@ -592,13 +597,13 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
                    const struct sampling *how, int32_t *token_ids, struct error *err) {
     struct device *dev = model->dev;
     int n = batch->n_logits;
-    if (n) {
+    if (n)
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
-        dev->ops->download(dev, token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
-    }
     struct fault fault;
     if (dev->ops->sync(dev, &fault, err))
         return -1;
+    if (n)
+        memcpy(token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
     return fault.site < 0 ? 0 : describe_fault(batch, fault, model->config.n_layers, err);
 }

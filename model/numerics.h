@@ -77,16 +77,14 @@ NUM_FN uint32_t num_magnitude(float x) {
  * The exponent of a BFP16 row whose largest num_magnitude is `largest`: the smallest e >= -100
  * with rint(max * 2^(15-e)) <= 32639. More than BFP_MAX_EXPONENT means that the row cannot be
  * stored: it holds a NaN, an infinity or a value too large.
+ *
+ * That is the float's own exponent + 1, and 2 from the significand of 32639.5 on, which is
+ * 0x7eff00: 0x10100 more carries into the exponent.
  */
 NUM_FN int num_row_exponent(uint32_t largest) {
-    int e = (int)(largest >> 23) - 126;
-    if (e > BFP_MAX_EXPONENT)
-        return BFP_MAX_EXPONENT + 1;
-    if (e < BFP_MIN_EXPONENT)
-        e = BFP_MIN_EXPONENT;
-    if (num_rint(num_float(largest) * num_pow2f(15 - e)) > BFP_MAX_MANTISSA)
-        e++;
-    return e;
+    int e = (int)((largest + 0x10100u) >> 23) - 126;
+    e = e < BFP_MIN_EXPONENT ? BFP_MIN_EXPONENT : e;
+    return e > BFP_MAX_EXPONENT ? BFP_MAX_EXPONENT + 1 : e;
 }
 
 /* The mantissa of x in a row with scale = num_pow2f(15 - e). */

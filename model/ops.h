@@ -136,6 +136,11 @@ struct ops {
     void *(*alloc)(struct device *dev, size_t bytes, const char *what, struct error *err);
     void (*free)(struct device *dev, void *data, size_t bytes);
 
+    /* The same for the few bytes that ops leave for the host, which reads them as they are after
+     * sync: it need not wait for a copy then. */
+    void *(*alloc_seen)(struct device *dev, size_t bytes, const char *what, struct error *err);
+    void (*free_seen)(struct device *dev, void *data, size_t bytes);
+
     /* Bytes that alloc could still give in all: of the GPU's memory, or of the host's within the
      * limits of its control group and of ulimit -v. Others may take some of it at any time. 0 when
      * the device failed, SIZE_MAX when the host does not say. */
