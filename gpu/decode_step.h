@@ -29,10 +29,10 @@ extern "C" {
 enum {
     STEP_WARPS = 16,
     STEP_THREADS = 32 * STEP_WARPS,
-    STEP_CLERK = STEP_THREADS - 1, /* the thread that starts copies: of a warp that others wait for
-                                      least */
-    STEP_ROWS = 8,                 /* columns of an mma */
-    STEP_UNITS = 32,               /* of a linear layer at a time: 16 outputs and 64 inputs */
+    STEP_UNIT_WARPS = STEP_WARPS - 2, /* those that multiply: the first two make the digits */
+    STEP_CLERK = 2 * 32,              /* the thread that starts copies: the warp has little to do */
+    STEP_ROWS = 8,                    /* columns of an mma */
+    STEP_UNITS = 32,                  /* of a linear layer at a time: 16 outputs and 64 inputs */
     STEP_OUTPUTS = 16 * STEP_UNITS,
     STEP_MOST_HIDDEN = 1024,
     STEP_MOST_HEADS = 128,

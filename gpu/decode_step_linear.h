@@ -241,10 +241,10 @@ struct step_work {
     struct step_output output;
 };
 
-/* The warp's first unit. Counted from the last warp on: the first ones have the most to do before.
- */
+/* The warp's first unit: the last warp has the first. Those that have none wait for no weights. */
 static __device__ __forceinline__ int first_unit(const struct step *s) {
-    return STEP_WARPS - 1 - s->warp;
+    int unit = STEP_WARPS - 1 - s->warp;
+    return unit < STEP_UNIT_WARPS ? unit : (int)STEP_UNITS;
 }
 
 /* Waits for the weights that were fetched last. */
@@ -253,9 +253,11 @@ static __device__ __forceinline__ void begin_tiles(struct step_work *work, const
     work->n = min(w->at_once, w->n_tiles - first);
     /* The last parts of a row begin: the first ones have the next input to make. */
     work->output = output_at(s, w, first, work->n, (s->n_parts - 1 - s->part) * 32);
-    bulk_wait(&step_shared()->barrier, (s->copies - 1) % 2, 0);
-    int last = max(work->n * w->steps - 1, 0); /* of the output matrix it may have nothing */
-    load_unit(&work->unit, s, w, min(first_unit(s), last));
+    bool multiplies = first_unit(s) < work->n * w->steps;
+    bulk_wait_if(&step_shared()->barrier, (s->copies - 1) % 2, 0,
+                 multiplies || work->output.row < work->output.n_rows);
+    if (multiplies)
+        load_unit(&work->unit, s, w, first_unit(s));
 }
 
 /*
@@ -268,8 +270,8 @@ static __device__ __forceinline__ void multiply_rows(struct step *s, const struc
     int layer = i / 4, n_units = work->n * w->steps, next = first + work->n;
     __syncthreads(); /* the digits are there, and the sums before have been read */
     UNROLL_1
-    for (int unit = first_unit(s); unit < n_units; unit += STEP_WARPS) {
-        if (unit >= STEP_WARPS)
+    for (int unit = first_unit(s); unit < n_units; unit += STEP_UNIT_WARPS) {
+        if (unit >= STEP_UNIT_WARPS)
             load_unit(&work->unit, s, w, unit);
         multiply_unit(step_shared()->partial + unit * s->n_rows * 16, s, &work->unit);
     }

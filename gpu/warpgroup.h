@@ -24,8 +24,11 @@
  * bulk_wait lets everybody wait for it.
  *
  *     thread 0:    bulk_barrier_start(&b); then __syncthreads()
- *     thread 0:    bulk_copy(&b, ...);     or bulk_expect(&b, bytes of all) and a bulk_part for each
+ *     thread 0:    bulk_copy(&b, ...);
  *     all threads: bulk_end_group(); ... bulk_wait(&b, round % 2, behind)
+ *
+ * A copy of several parts is a bulk_expect of the bytes of all, then a bulk_part for each. Who reads
+ * nothing of what came need not wait: bulk_wait_if.
  *
  * behind: how many groups, of whatever barriers, were ended after the one that is waited for; only
  * the emulation counts them, in which a thread waits for its own copies and then for the others.
@@ -74,7 +77,7 @@ static inline void bulk_part(struct bulk_barrier *, void *to, const void *from, 
 static inline void bulk_end_group(void) {
     emu_copy_commit();
 }
-static inline void bulk_wait(struct bulk_barrier *, unsigned, int behind) {
+static inline void bulk_wait_if(struct bulk_barrier *, unsigned, int behind, bool) {
     emu_copy_wait((size_t)behind);
     __syncthreads();
 }
@@ -163,12 +166,14 @@ static __device__ __forceinline__ void bulk_part(struct bulk_barrier *b, void *t
 }
 static __device__ __forceinline__ void bulk_end_group(void) {
 }
-static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigned parity, int) {
-    SAMEBITS_PTX("{\n.reg .pred p;\nagain:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@!p bra again;\n}" ::"r"(shared_address(b)),
-                 "r"(parity)
-                 : "memory");
+static __device__ __forceinline__ void bulk_wait_if(struct bulk_barrier *b, unsigned parity, int,
+                                                    bool waits) {
+    if (waits)
+        SAMEBITS_PTX("{\n.reg .pred p;\nagain:\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                     "@!p bra again;\n}" ::"r"(shared_address(b)),
+                     "r"(parity)
+                     : "memory");
 }
 #define ANY_FLOAT(x) asm("" : "=f"(x))
 #define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
@@ -225,6 +230,11 @@ static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *t
                                                  int bytes) {
     bulk_expect(b, bytes);
     bulk_part(b, to, from, bytes);
+}
+
+static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigned parity,
+                                                 int behind) {
+    bulk_wait_if(b, parity, behind, true);
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* num_exp, num_tanh and num_log of every float: less than 1 ulp off, and the rules for NaN, zeros
  * and signs; num_probability of every float that is not positive: to within 2^-17. Prints the worst
- * error of each. num_divide_near of every quotient that could be rounded to the wrong side. */
+ * error of each. num_row_exponent of every float, and mantissas by a fused operation, which kernels
+ * use. num_divide_near of every quotient that could be rounded to the wrong side. */
 #include "model/numerics.h"
 #include "tests/oracle.h"
 
@@ -95,6 +96,26 @@ static void assert_every_float(const char *name, const char *unit, double (*erro
     assert_int_equal(all.n_wrong, 0);
 }
 
+/* Whether a row whose largest value is x fits exponent e. */
+static bool fits(float x, int e) {
+    return rint(fabs((double)x) * num_pow2(15 - e)) <= BFP_MAX_MANTISSA;
+}
+
+static double snap_error(float x) {
+    int e = num_row_exponent(num_magnitude(x));
+    if (!isfinite(x) || !fits(x, BFP_MAX_EXPONENT))
+        return e == BFP_MAX_EXPONENT + 1 ? 0 : INFINITY;
+    if (e < BFP_MIN_EXPONENT || !fits(x, e) || (e > BFP_MIN_EXPONENT && fits(x, e - 1)))
+        return INFINITY;
+    const int exponents[] = {e, e < BFP_MAX_EXPONENT ? e + 1 : e, BFP_MAX_EXPONENT};
+    for (int i = 0; i < 3; i++) {
+        float scale = num_pow2f(15 - exponents[i]), fused = fmaf(x, scale, 0x1.8p23f);
+        if ((int16_t)num_bits(fused) != num_mantissa(x, scale))
+            return INFINITY;
+    }
+    return 0;
+}
+
 static void test_exp_of_every_float(void **state) {
     (void)state;
     assert_every_float("num_exp", "ulp", exp_error);
@@ -113,6 +134,11 @@ static void test_log_of_every_float(void **state) {
 static void test_probability_of_every_float(void **state) {
     (void)state;
     assert_every_float("num_probability", "* 2^-17", probability_error);
+}
+
+static void test_snap_of_every_float(void **state) {
+    (void)state;
+    assert_every_float("num_row_exponent", "", snap_error);
 }
 
 /* 2^-k modulo an odd number. */
@@ -168,6 +194,7 @@ int main(void) {
         cmocka_unit_test(test_tanh_of_every_float),
         cmocka_unit_test(test_log_of_every_float),
         cmocka_unit_test(test_probability_of_every_float),
+        cmocka_unit_test(test_snap_of_every_float),
         cmocka_unit_test(test_every_hard_quotient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
