@@ -34,18 +34,17 @@ enum { FEW_ROWS = 16, FEW_POSITIONS = 1280, MOST_ROWS = 64, MOST_POSITIONS = 320
  * barrier, and writes its part of the result.
  */
 
-/* Leaves four neighbours, from column `at` of a row on, as digits: zeros if scale is 0. */
+/* Leaves four neighbours, from column `at` of a row on, as digits. */
 static __device__ __forceinline__ void put_digits(const struct step *s, int row, int at, float4 v,
                                                   float scale) {
     uint2 m = mantissas_of(v, scale);
-    uint32_t kept = scale > 0 ? ~0u : 0;
     int to = row * s->a->at.stride + at;
-    *(uint32_t *)(step_memory() + s->a->at.high + to) = __byte_perm(m.x, m.y, 0x7531) & kept;
-    *(uint32_t *)(step_memory() + s->a->at.low + to) = __byte_perm(m.x, m.y, 0x6420) & kept;
+    *(uint32_t *)(step_memory() + s->a->at.high + to) = __byte_perm(m.x, m.y, 0x7531);
+    *(uint32_t *)(step_memory() + s->a->at.low + to) = __byte_perm(m.x, m.y, 0x6420);
 }
 
 /* The scale of this warp's row, whose largest magnitude is given; 0 if it cannot be snapped, which
- * is a fault. */
+ * is a fault: nobody will look at what comes of it. */
 static __device__ __forceinline__ float scale_of_row(const struct step *s, uint32_t largest,
                                                      int site) {
     int e = num_row_exponent(largest);
@@ -129,8 +128,8 @@ static __device__ __forceinline__ void snap_row(const struct step *s, int n, int
 /* ---- the kernel --------------------------------------------------------------------------------
  */
 
-/* Starts copying the gains of layer i, in the background: a warp for each of them, the last ones,
- * which have the least to do then. */
+/* Starts copying the gains of layer i, which is w, in the background: a warp for each of them, the
+ * last ones, which have the least to do then. */
 static __device__ __forceinline__ void copy_gains(const struct step *s, const struct step_layer *w,
                                                   int i) {
     const struct step_arguments *a = s->a;
@@ -246,9 +245,8 @@ template <int DIM> static __device__ __forceinline__ void run_layers(struct step
 }
 
 /* What this block has of a kind of linear layer. */
-static __device__ __forceinline__ void begin_linear(const struct step *s,
-                                                    const struct step_linear *all, int kind) {
-    struct step_linear w = *all;
+static __device__ __forceinline__ void begin_linear(const struct step *s, int kind) {
+    struct step_linear w = s->a->linears[kind];
     unsigned tiles = (unsigned)step_tiles(&w), rank = (unsigned)s->rank, bits = s->a->block_bits;
     w.first_tile = (int)(tiles * rank >> bits);
     w.n_tiles = (int)(tiles * (rank + 1) >> bits) - w.first_tile;
@@ -285,10 +283,8 @@ __global__ static void __launch_bounds__(STEP_THREADS) decode_step_2(struct step
         return;
     struct step s = {};
     begin_thread(&s, &a);
-    UNROLL
-    for (int i = 0; i < N_STEP_LINEARS; i++) /* a warp for each */
-        if (s.warp == i && s.lane == 0)
-            begin_linear(&s, &a.linears[i], i);
+    if (s.warp < N_STEP_LINEARS && s.lane == 0) /* a warp for each */
+        begin_linear(&s, s.warp);
     for (int i = (int)threadIdx.x; i < a.n_numbers; i += STEP_THREADS)
         step_shared()->numbers[i] = a.numbers[i];
     if (threadIdx.x == STEP_CLERK) {
