@@ -24,9 +24,9 @@
 #include <limits.h>
 #include <stdlib.h>
 
-/* What it pays for (tests/bench/README.md): few sequences of this length, or more that are short.
- */
-enum { FEW_ROWS = 16, FEW_POSITIONS = 1280, MOST_ROWS = 64, MOST_POSITIONS = 320 };
+/* What it pays for (tests/bench/README.md): so many tiles of all heads of a block, one after the
+ * other; and as many more sequences, with which the other ops take longer, too. */
+enum { FEW_ROWS = 32, FEW_TILES = 6, MOST_ROWS = 64, MOST_TILES = 15 };
 
 /* ---- rows --------------------------------------------------------------------------------------
  *
@@ -390,16 +390,18 @@ static bool can_run(const struct gpu_device *gpu, struct step_arguments *a,
 }
 
 /* Whether it should be chosen: see the head of this file. */
-static bool pays(const struct gpu_device *gpu, const struct model *model,
-                 const struct paged_batch *pages) {
-    int longest = 0;
+static bool pays(const struct gpu_device *gpu, const struct step_arguments *a,
+                 const struct model *model, const struct paged_batch *pages) {
+    int longest = 0, n = pages->n_sequences;
+    int heads = (a->rows_per_cluster * a->n_heads + a->n_blocks - 1) / a->n_blocks;
     for (int i = 0; i < N_GPU_KERNELS; i++)
         if (gpu->version[i])
             return false;
-    for (int i = 0; i < pages->n_sequences; i++)
+    for (int i = 0; i < n; i++)
         longest = max(longest, paged_batch_kv_len(pages, i));
-    int n = pages->n_sequences, most = n <= FEW_ROWS ? FEW_POSITIONS : MOST_POSITIONS;
-    return weight_bytes(model) <= (size_t)gpu->cache_bytes && n <= MOST_ROWS && longest <= most;
+    int tiles = (longest + ATTENTION_TILE - 1) / ATTENTION_TILE * heads;
+    return weight_bytes(model) <= (size_t)gpu->cache_bytes && n <= MOST_ROWS &&
+           tiles <= (n <= FEW_ROWS ? FEW_TILES : MOST_TILES);
 }
 
 /* Every block of a cluster has a part in every layer: so nobody can be two stages ahead of another,
@@ -518,15 +520,14 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     struct gpu_device *gpu = gpu_of(dev);
     struct step_arguments a = arguments_of(gpu, model, pages);
     int version = gpu->version[GPU_DECODE_STEP];
-    if (version == 1 || gpu->failed || !a.n_rows || !can_run(gpu, &a, pages) ||
-        (!version && !pays(gpu, model, pages)))
+    if (version == 1 || gpu->failed || !a.n_rows || !can_run(gpu, &a, pages))
         return 0;
     if (paged_batch_check(pages, err))
         return -1;
     for (int i = 0; i < a.n_rows; i++)
         if (!paged_batch_kv_len(pages, i))
             return 0;
-    if (!choose_clusters(gpu, &a))
+    if (!choose_clusters(gpu, &a) || (!version && !pays(gpu, &a, model, pages)))
         return 0;
     int n_clusters = (a.n_rows + a.rows_per_cluster - 1) / a.rows_per_cluster;
     a.logits = logits;

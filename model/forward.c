@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include "model/decode_graph.h"
+#include "model/workspace.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -30,160 +31,6 @@ static const char *const tensor_names[N_TENSORS] = {
 
 const char *tensor_name(enum tensor_id id) {
     return tensor_names[id];
-}
-
-/* The buffers of a pass. Rows are tokens unless a comment says otherwise. */
-struct workspace {
-    const struct model *model;
-    int max_tokens, max_logits;
-    int32_t *token_ids, *positions, *logit_rows;
-    int32_t *drawn; /* [n_logits], seen by the host */
-    int64_t *slots;
-    float *x;                /* [hidden] the residual stream */
-    float *normed;           /* [hidden] */
-    float *q, *attention;    /* [n_heads * head_dim] */
-    float *k, *v;            /* [n_kv_heads * head_dim] */
-    float *gate, *up;        /* [ffn] */
-    float *branch;           /* [hidden] what a branch adds to the residual stream */
-    float *logits;           /* [n_logits, vocab_size] */
-    struct bfp_rows snapped; /* [widest input of a linear layer] */
-    struct kv_layer passing; /* keys and values of one layer when there is no cache */
-    /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
-     * and values of one sequence and layer gathered from them. */
-    int64_t *paged_slots;
-    struct kv_layer gathered;
-    int max_paged_slots, max_gathered;
-    struct attention_plan *plan;  /* of a batch with a page table */
-    struct decode_graphs *graphs; /* NULL: none yet */
-    bool no_graphs;
-};
-
-struct workspace *workspace_new(const struct model *model, struct error *err) {
-    struct workspace *ws = calloc(1, sizeof *ws);
-    if (!ws)
-        error_set(err, "out of memory");
-    else
-        ws->model = model;
-    return ws;
-}
-
-static size_t max_size(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
-enum { N_BUFFERS = 16 };
-
-struct buffer {
-    void **data;
-    size_t bytes;
-};
-
-/* Every buffer of ws with its size for the given batch: one list for allocating and freeing. */
-static void list_buffers(struct workspace *ws, int n_tokens, int n_logits,
-                         struct buffer out[N_BUFFERS]) {
-    const struct model_config *c = &ws->model->config;
-    size_t t = (size_t)n_tokens, l = (size_t)n_logits, f = sizeof(float);
-    size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
-    size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
-    size_t hidden = (size_t)c->hidden, ffn = (size_t)c->ffn;
-    size_t widest = max_size(max_size(hidden, q), ffn);
-    struct buffer list[N_BUFFERS] = {
-        {(void **)&ws->token_ids, sizeof(int32_t) * t},
-        {(void **)&ws->positions, sizeof(int32_t) * t},
-        {(void **)&ws->slots, sizeof(int64_t) * t},
-        {(void **)&ws->logit_rows, sizeof(int32_t) * l},
-        {(void **)&ws->x, f * t * hidden},
-        {(void **)&ws->normed, f * t * hidden},
-        {(void **)&ws->q, f * t * q},
-        {(void **)&ws->attention, f * t * q},
-        {(void **)&ws->k, f * t * kv},
-        {(void **)&ws->v, f * t * kv},
-        {(void **)&ws->gate, f * t * ffn},
-        {(void **)&ws->up, f * t * ffn},
-        {(void **)&ws->branch, f * t * hidden},
-        {(void **)&ws->logits, f * l * (size_t)c->vocab_size},
-        {(void **)&ws->snapped.mantissas, sizeof(int16_t) * t * widest},
-        {(void **)&ws->snapped.exponents, t},
-    };
-    for (int i = 0; i < N_BUFFERS; i++)
-        out[i] = list[i];
-}
-
-static void release_all(struct workspace *ws) {
-    struct device *dev = ws->model->dev;
-    const struct model_config *c = &ws->model->config;
-    struct buffer list[N_BUFFERS];
-    list_buffers(ws, ws->max_tokens, ws->max_logits, list);
-    for (int i = 0; i < N_BUFFERS; i++) {
-        dev->ops->free(dev, *list[i].data, list[i].bytes);
-        *list[i].data = NULL;
-    }
-    dev->ops->free_seen(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_logits);
-    ws->drawn = NULL;
-    kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
-    ws->max_tokens = ws->max_logits = 0;
-}
-
-static void release_gathered(struct workspace *ws) {
-    const struct model_config *c = &ws->model->config;
-    struct device *dev = ws->model->dev;
-    dev->ops->free(dev, ws->paged_slots, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots);
-    kv_layer_free(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim, KV_BFP16);
-    ws->paged_slots = NULL;
-    ws->max_paged_slots = ws->max_gathered = 0;
-}
-
-/* Room for n_slots of all sequences and the longest one. They grow by half, because they grow by a
- * token a step. */
-static int reserve_gathered(struct workspace *ws, int n_slots, int longest, struct error *err) {
-    const struct model_config *c = &ws->model->config;
-    struct device *dev = ws->model->dev;
-    if (n_slots <= ws->max_paged_slots && longest <= ws->max_gathered)
-        return 0;
-    release_gathered(ws);
-    ws->max_paged_slots = n_slots + n_slots / 2;
-    ws->max_gathered = longest + longest / 2;
-    ws->paged_slots = dev->ops->alloc(dev, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots,
-                                      "the slots of a paged cache", err);
-    if (ws->paged_slots && !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads,
-                                           c->head_dim, KV_BFP16, err))
-        return 0;
-    release_gathered(ws);
-    return -1;
-}
-
-void workspace_free(struct workspace *ws) {
-    if (!ws)
-        return;
-    release_all(ws);
-    release_gathered(ws);
-    ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
-    decode_graphs_free(ws->graphs, ws->model->dev);
-    free(ws->graphs);
-    free(ws);
-}
-
-static int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
-    if (ws->max_tokens >= n_tokens && ws->max_logits >= n_logits && ws->logits)
-        return 0;
-    struct device *dev = ws->model->dev;
-    int tokens = n_tokens > ws->max_tokens ? n_tokens : ws->max_tokens;
-    int logits = n_logits > ws->max_logits ? n_logits : ws->max_logits;
-    release_all(ws);
-    ws->max_tokens = tokens;
-    ws->max_logits = logits;
-    struct buffer list[N_BUFFERS];
-    list_buffers(ws, tokens, logits, list);
-    ws->drawn =
-        dev->ops->alloc_seen(dev, sizeof *ws->drawn * (size_t)logits, "the forward pass", err);
-    bool all = ws->drawn;
-    for (int i = 0; i < N_BUFFERS && all; i++) {
-        *list[i].data = dev->ops->alloc(dev, list[i].bytes, "the forward pass", err);
-        all = *list[i].data;
-    }
-    if (!all)
-        release_all(ws);
-    return all ? 0 : -1;
 }
 
 /* What the steps of one pass share. */
@@ -473,7 +320,7 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
         next += kv_len;
     }
     if (!result)
-        result = reserve_gathered(ws, (int)n, longest, err);
+        result = workspace_reserve_gathered(ws, (int)n, longest, err);
     if (!result)
         dev->ops->upload(dev, ws->paged_slots, slots, sizeof *slots * (size_t)n);
     free(slots);
@@ -489,16 +336,24 @@ static int plan_attention(struct workspace *ws, const struct batch *batch, struc
     return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;
 }
 
+/* Room for the batch, and the angles of its positions. */
+static int reserve_for(struct model *model, struct workspace *ws, const struct batch *batch,
+                       struct error *err) {
+    int last = 0;
+    for (int i = 0; i < batch->n_tokens; i++)
+        last = batch->positions[i] > last ? batch->positions[i] : last;
+    if (model_reserve_positions(model, last + 1, err))
+        return -1;
+    return workspace_reserve(ws, batch->n_tokens, batch->n_logits, err);
+}
+
 /* Gets memory and uploads what the ops read of the batch. */
 static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
                    struct error *err) {
     struct device *dev = model->dev;
     const struct model_config *c = &model->config;
-    int n = batch->n_tokens, last = 0;
-    for (int i = 0; i < n; i++)
-        last = batch->positions[i] > last ? batch->positions[i] : last;
-    if (model_reserve_positions(model, last + 1, err) ||
-        workspace_reserve(ws, n, batch->n_logits, err))
+    int n = batch->n_tokens;
+    if (reserve_for(model, ws, batch, err))
         return -1;
     if (is_gathered(batch) && batch->caches[0]->type != KV_BFP16)
         return error_set(err, "a KV cache of type %s needs passes of all sequences together",
@@ -539,14 +394,10 @@ static int size_of_recording(struct workspace *ws, const struct batch *batch,
 static int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
                           const struct probe *probe, struct error *err) {
     struct device *dev = model->dev;
-    int last = 0;
     if (!dev->ops->decode_step || probe || ws->no_graphs || decode_size_of(batch) < 0 ||
         batch->caches[0]->type != KV_BFP16)
         return 0;
-    for (int i = 0; i < batch->n_tokens; i++)
-        last = batch->positions[i] > last ? batch->positions[i] : last;
-    if (model_reserve_positions(model, last + 1, err) ||
-        workspace_reserve(ws, batch->n_tokens, batch->n_logits, err))
+    if (reserve_for(model, ws, batch, err))
         return -1;
     return dev->ops->decode_step(dev, ws->logits, model, batch->caches[0]->layers, batch->pages,
                                  batch->token_ids, err);

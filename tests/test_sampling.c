@@ -22,12 +22,16 @@ static struct test_device device;
 static struct fault sample(int32_t *ids, const float *logits, const struct sampling *how,
                            int n_rows, int vocab) {
     size_t n_bytes = sizeof *ids * (size_t)n_rows;
-    int32_t *d_ids = device_poisoned(&device, n_bytes);
+    struct error err = {""};
+    int32_t *seen = device.ops->alloc_seen(device.dev, n_bytes, "token ids", &err);
+    assert_non_null(seen);
+    poison(seen, n_bytes);
     float *d_logits = device_put(&device, logits, sizeof *logits * (size_t)n_rows * (size_t)vocab);
-    device.ops->sample(device.dev, d_ids, d_logits, how, n_rows, vocab, SITE);
-    device.ops->download(device.dev, ids, d_ids, n_bytes);
+    device.ops->sample(device.dev, seen, d_logits, how, n_rows, vocab, SITE);
     struct fault fault;
     assert_int_equal(device.ops->sync(device.dev, &fault, NULL), 0);
+    memcpy(ids, seen, n_bytes);
+    device.ops->free_seen(device.dev, seen, n_bytes);
     device_clear(&device);
     return fault;
 }

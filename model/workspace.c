@@ -1,0 +1,129 @@
+#include "model/workspace.h"
+
+#include <stdlib.h>
+
+struct workspace *workspace_new(const struct model *model, struct error *err) {
+    struct workspace *ws = calloc(1, sizeof *ws);
+    if (!ws)
+        error_set(err, "out of memory");
+    else
+        ws->model = model;
+    return ws;
+}
+
+static size_t max_size(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+enum { N_BUFFERS = 16 };
+
+struct buffer {
+    void **data;
+    size_t bytes;
+};
+
+/* Every buffer of ws with its size for the given batch: one list for allocating and freeing. */
+static void list_buffers(struct workspace *ws, int n_tokens, int n_logits,
+                         struct buffer out[N_BUFFERS]) {
+    const struct model_config *c = &ws->model->config;
+    size_t t = (size_t)n_tokens, l = (size_t)n_logits, f = sizeof(float);
+    size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
+    size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    size_t hidden = (size_t)c->hidden, ffn = (size_t)c->ffn;
+    size_t widest = max_size(max_size(hidden, q), ffn);
+    struct buffer list[N_BUFFERS] = {
+        {(void **)&ws->token_ids, sizeof(int32_t) * t},
+        {(void **)&ws->positions, sizeof(int32_t) * t},
+        {(void **)&ws->slots, sizeof(int64_t) * t},
+        {(void **)&ws->logit_rows, sizeof(int32_t) * l},
+        {(void **)&ws->x, f * t * hidden},
+        {(void **)&ws->normed, f * t * hidden},
+        {(void **)&ws->q, f * t * q},
+        {(void **)&ws->attention, f * t * q},
+        {(void **)&ws->k, f * t * kv},
+        {(void **)&ws->v, f * t * kv},
+        {(void **)&ws->gate, f * t * ffn},
+        {(void **)&ws->up, f * t * ffn},
+        {(void **)&ws->branch, f * t * hidden},
+        {(void **)&ws->logits, f * l * (size_t)c->vocab_size},
+        {(void **)&ws->snapped.mantissas, sizeof(int16_t) * t * widest},
+        {(void **)&ws->snapped.exponents, t},
+    };
+    for (int i = 0; i < N_BUFFERS; i++)
+        out[i] = list[i];
+}
+
+static void release_all(struct workspace *ws) {
+    struct device *dev = ws->model->dev;
+    const struct model_config *c = &ws->model->config;
+    struct buffer list[N_BUFFERS];
+    list_buffers(ws, ws->max_tokens, ws->max_logits, list);
+    for (int i = 0; i < N_BUFFERS; i++) {
+        dev->ops->free(dev, *list[i].data, list[i].bytes);
+        *list[i].data = NULL;
+    }
+    dev->ops->free_seen(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_logits);
+    ws->drawn = NULL;
+    kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
+    ws->max_tokens = ws->max_logits = 0;
+}
+
+static void release_gathered(struct workspace *ws) {
+    const struct model_config *c = &ws->model->config;
+    struct device *dev = ws->model->dev;
+    dev->ops->free(dev, ws->paged_slots, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots);
+    kv_layer_free(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads, c->head_dim, KV_BFP16);
+    ws->paged_slots = NULL;
+    ws->max_paged_slots = ws->max_gathered = 0;
+}
+
+int workspace_reserve_gathered(struct workspace *ws, int n_slots, int longest, struct error *err) {
+    const struct model_config *c = &ws->model->config;
+    struct device *dev = ws->model->dev;
+    if (n_slots <= ws->max_paged_slots && longest <= ws->max_gathered)
+        return 0;
+    release_gathered(ws);
+    ws->max_paged_slots = n_slots + n_slots / 2;
+    ws->max_gathered = longest + longest / 2;
+    ws->paged_slots = dev->ops->alloc(dev, sizeof *ws->paged_slots * (size_t)ws->max_paged_slots,
+                                      "the slots of a paged cache", err);
+    if (ws->paged_slots && !kv_layer_alloc(&ws->gathered, dev, ws->max_gathered, c->n_kv_heads,
+                                           c->head_dim, KV_BFP16, err))
+        return 0;
+    release_gathered(ws);
+    return -1;
+}
+
+void workspace_free(struct workspace *ws) {
+    if (!ws)
+        return;
+    release_all(ws);
+    release_gathered(ws);
+    ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    decode_graphs_free(ws->graphs, ws->model->dev);
+    free(ws->graphs);
+    free(ws);
+}
+
+int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
+    if (ws->max_tokens >= n_tokens && ws->max_logits >= n_logits && ws->logits)
+        return 0;
+    struct device *dev = ws->model->dev;
+    int tokens = n_tokens > ws->max_tokens ? n_tokens : ws->max_tokens;
+    int logits = n_logits > ws->max_logits ? n_logits : ws->max_logits;
+    release_all(ws);
+    ws->max_tokens = tokens;
+    ws->max_logits = logits;
+    struct buffer list[N_BUFFERS];
+    list_buffers(ws, tokens, logits, list);
+    ws->drawn =
+        dev->ops->alloc_seen(dev, sizeof *ws->drawn * (size_t)logits, "the forward pass", err);
+    bool all = ws->drawn;
+    for (int i = 0; i < N_BUFFERS && all; i++) {
+        *list[i].data = dev->ops->alloc(dev, list[i].bytes, "the forward pass", err);
+        all = *list[i].data;
+    }
+    if (!all)
+        release_all(ws);
+    return all ? 0 : -1;
+}

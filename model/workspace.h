@@ -1,0 +1,45 @@
+/*
+ * workspace.h - what a forward pass keeps in device memory beside weights and cache: for forward.c
+ * alone. It grows to what a batch needs and stays.
+ */
+#ifndef SAMEBITS_WORKSPACE_H
+#define SAMEBITS_WORKSPACE_H
+
+#include "model/decode_graph.h"
+#include "model/forward.h"
+
+/* The buffers of a pass. Rows are tokens unless a comment says otherwise. */
+struct workspace {
+    const struct model *model;
+    int max_tokens, max_logits;
+    int32_t *token_ids, *positions, *logit_rows;
+    int32_t *drawn; /* [n_logits], seen by the host */
+    int64_t *slots;
+    float *x;                /* [hidden] the residual stream */
+    float *normed;           /* [hidden] */
+    float *q, *attention;    /* [n_heads * head_dim] */
+    float *k, *v;            /* [n_kv_heads * head_dim] */
+    float *gate, *up;        /* [ffn] */
+    float *branch;           /* [hidden] what a branch adds to the residual stream */
+    float *logits;           /* [n_logits, vocab_size] */
+    struct bfp_rows snapped; /* [widest input of a linear layer] */
+    struct kv_layer passing; /* keys and values of one layer when there is no cache */
+    /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
+     * and values of one sequence and layer gathered from them. */
+    int64_t *paged_slots;
+    struct kv_layer gathered;
+    int max_paged_slots, max_gathered;
+    struct attention_plan *plan;  /* of a batch with a page table */
+    struct decode_graphs *graphs; /* NULL: none yet */
+    bool no_graphs;
+};
+
+/* Room for so many tokens and rows of logits. Returns 0, or -1 with err set: not enough memory;
+ * then it is empty. */
+int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err);
+
+/* Room for n_slots of all sequences of a paged cache, and for the longest one gathered. They grow
+ * by half, because they grow by a token a step. Returns as above. */
+int workspace_reserve_gathered(struct workspace *ws, int n_slots, int longest, struct error *err);
+
+#endif
