@@ -35,7 +35,7 @@ NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off 
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 GPU_SOURCES := $(wildcard gpu/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
-LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcublas -lcudart -lstdc++
+LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcudart -lstdc++ -ldl
 LIBS_emu    := -lstdc++
 
 # As many compilers at once as there are processors, unless make was told how many.
