@@ -43,16 +43,16 @@ static __device__ __forceinline__ void put_digits(const struct step *s, int row,
     *(uint32_t *)(step_memory() + s->a->at.low + to) = __byte_perm(m.x, m.y, 0x6420);
 }
 
-/* The scale of this warp's row, whose largest magnitude is given; 0 if it cannot be snapped, which
- * is a fault: nobody will look at what comes of it. */
-static __device__ __forceinline__ float scale_of_row(const struct step *s, uint32_t largest,
+/* The scale of this warp's row, input of linear layer i, whose largest magnitude is given; 0 if it
+ * cannot be snapped, which is a fault: nobody will look at what comes of it. */
+static __device__ __forceinline__ float scale_of_row(const struct step *s, uint32_t largest, int i,
                                                      int site) {
     int e = num_row_exponent(largest);
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     bool writes = s->lane == 0 && s->part == 0;
     if (writes)
-        step_shared()->exponents[s->row] = e;
+        step_shared()->exponents[i % 2][s->row] = e;
     if (writes && bad)
         gpu_fault(s->a->fault, site, s->first_row + s->row);
     return bad ? 0 : num_pow2f(15 - e);
@@ -67,11 +67,13 @@ static __device__ __forceinline__ bool has_part(const struct step *s, int n) {
     return s->row < s->n_rows && s->part * 128 < n;
 }
 
-/* x += what came in, and the digits of the norm of that. Rows of up to 128 * VECTORS. */
+/* x += what came in, and the digits of the norm of that, for linear layer `number`. Rows of up to
+ * 128 * VECTORS. */
 template <int VECTORS>
-static __device__ __forceinline__ void norm_row(const struct step *s, bool turn, const float *gain,
+static __device__ __forceinline__ void norm_row(const struct step *s, int number, const float *gain,
                                                 int site_x, int site_y) {
     int hidden = s->a->hidden;
+    bool turn = number / 2 % 2; /* every second linear layer has a norm: x changes places */
     const float4 *x = (const float4 *)(step_floats(s->a->at.x[turn]) + s->row * hidden);
     const float4 *branch = (const float4 *)step_input(s, s->row);
     float4 *sum = (float4 *)(step_floats(s->a->at.x[!turn]) + s->row * hidden);
@@ -99,7 +101,7 @@ static __device__ __forceinline__ void norm_row(const struct step *s, bool turn,
         v[i] = normed(v[i], r, j < hidden / 4 ? ((const float4 *)gain)[j] : zero);
         largest = max(largest, largest_of(v[i]));
     }
-    float scale = scale_of_row(s, warp_max(largest), site_y);
+    float scale = scale_of_row(s, warp_max(largest), number, site_y);
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
         int j = s->lane + 32 * i;
@@ -109,7 +111,8 @@ static __device__ __forceinline__ void norm_row(const struct step *s, bool turn,
 }
 
 /* The digits of what came in, rows of n columns, `parts` of which have told their largest. */
-static __device__ __forceinline__ void snap_row(const struct step *s, int n, int parts, int site) {
+static __device__ __forceinline__ void snap_row(const struct step *s, int number, int n, int parts,
+                                                int site) {
     const float *row = step_input(s, s->row);
     uint32_t largest = 0;
     UNROLL_1
@@ -119,7 +122,7 @@ static __device__ __forceinline__ void snap_row(const struct step *s, int n, int
             if (i + j < parts)
                 largest = max(largest, num_bits(row[s->a->at.largest + i + j]));
     }
-    float scale = scale_of_row(s, warp_max(largest), site);
+    float scale = scale_of_row(s, warp_max(largest), number, site);
     UNROLL_1
     for (int i = s->part * 32 + s->lane; i < n / 4; i += s->n_parts * 32)
         put_digits(s, s->row, 4 * i, ((const float4 *)row)[i], scale);
@@ -185,15 +188,14 @@ static __device__ __forceinline__ void prepare_input(const struct step *s,
                                                      const struct step_linear *w, int i) {
     int layer = i / 4, site = layer * N_TENSORS;
     if (!w->norm) {
-        snap_row(s, w->columns, w->parts, site + w->site_y);
+        snap_row(s, i, w->columns, w->parts, site + w->site_y);
         return;
     }
     const float *gains = gains_of(s, layer) + w->gains;
-    bool turn = i / 2 % 2; /* every second linear layer has a norm, and the stream changes places */
     if (w->columns <= 256)
-        norm_row<2>(s, turn, gains, site + w->site_x, site + w->site_y);
+        norm_row<2>(s, i, gains, site + w->site_x, site + w->site_y);
     else
-        norm_row<STEP_MOST_HIDDEN / 128>(s, turn, gains, site + w->site_x, site + w->site_y);
+        norm_row<STEP_MOST_HIDDEN / 128>(s, i, gains, site + w->site_x, site + w->site_y);
 }
 
 /* One loop over all linear layers, not one over layers: so the code of a linear layer is there

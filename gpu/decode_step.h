@@ -171,7 +171,7 @@ struct alignas(128) step_shared {
     int newest_weight;
     int part[STEP_WARPS]; /* of reductions */
     uint2 part_sums[STEP_WARPS];
-    int exponents[STEP_ROWS];                         /* of the digits */
+    int exponents[2][STEP_ROWS];                      /* of the digits, of this stage and before */
     int head_exponents[3];                            /* of query, key and value */
     int positions[STEP_ROWS], first_pages[STEP_ROWS]; /* of the rows */
     struct step_linear linears[N_STEP_LINEARS];

@@ -179,11 +179,10 @@ output_at(const struct step *s, const struct step_linear *w, int first, int n, i
     return o;
 }
 
-/* A row of weights times this warp's row of x, from its sums. exponent: of the weights. */
+/* A row of weights times this warp's row of x, from its sums; exponent: of both. */
 static __device__ __forceinline__ float step_dot(const struct step *s, const struct step_linear *w,
                                                  int from, int exponent) {
     const int AT_ONCE = 4;
-    exponent += step_shared()->exponents[s->row] - 30;
     const long long *sums = step_shared()->partial + from;
     int stride = s->n_rows * 16;
     long long dot = 0;
@@ -196,18 +195,20 @@ static __device__ __forceinline__ float step_dot(const struct step *s, const str
         dot += part[0] + part[1] + (part[2] + part[3]);
         sums += AT_ONCE * stride;
     }
-    return step_round(dot, exponent);
+    return step_round(dot, exponent - 30);
 }
 
 /* What comes of the tiles whose sums are there: for all blocks, or the logits. */
 static __device__ __forceinline__ void finish_tiles(const struct step *s,
-                                                    const struct step_linear *w, int layer,
+                                                    const struct step_linear *w, int number,
                                                     int first, int n, struct step_output o,
                                                     const int8_t *exponents) {
+    int layer = number / 4;
     UNROLL_1
     while (o.row < o.n_rows) {
         bool is_up = w->gated && s->lane % 16 >= 8;
-        float y = step_dot(s, w, o.from, exponents[min(o.row + s->lane, o.n_rows - 1)]);
+        int exponent = step_shared()->exponents[number % 2][s->row];
+        float y = step_dot(s, w, o.from, exponent + exponents[min(o.row + s->lane, o.n_rows - 1)]);
         if (s->a->has_biases && o.exists) {
             const float *bias = bias_of(w, step_layer_of(s, layer), o.output, is_up);
             y = bias ? y + *bias : y;
@@ -284,7 +285,7 @@ static __device__ __forceinline__ void multiply_rows(struct step *s, const struc
             step_expect(s, s->n_rows * w->told);
         }
     }
-    finish_tiles(s, w, layer, first, work->n, work->output,
+    finish_tiles(s, w, i, first, work->n, work->output,
                  step_shared()->weight_exponents[(s->copies - 1) % 2]);
     count_fetch(s);
 }

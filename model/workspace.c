@@ -62,8 +62,6 @@ static void release_all(struct workspace *ws) {
         dev->ops->free(dev, *list[i].data, list[i].bytes);
         *list[i].data = NULL;
     }
-    dev->ops->free_seen(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_logits);
-    ws->drawn = NULL;
     kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
     ws->max_tokens = ws->max_logits = 0;
 }
@@ -94,18 +92,29 @@ int workspace_reserve_gathered(struct workspace *ws, int n_slots, int longest, s
     return -1;
 }
 
-void workspace_free(struct workspace *ws) {
-    if (!ws)
-        return;
-    release_all(ws);
-    release_gathered(ws);
-    ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
-    decode_graphs_free(ws->graphs, ws->model->dev);
-    free(ws->graphs);
-    free(ws);
+static void release_drawn(struct workspace *ws) {
+    struct device *dev = ws->model->dev;
+    dev->ops->free_seen(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_drawn);
+    ws->drawn = NULL;
+    ws->max_drawn = 0;
+}
+
+static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
+    enum { AT_ONCE = 256 };
+    struct device *dev = ws->model->dev;
+    if (ws->drawn && n <= ws->max_drawn)
+        return 0;
+    release_drawn(ws);
+    int room = n / AT_ONCE * AT_ONCE + AT_ONCE;
+    ws->drawn =
+        dev->ops->alloc_seen(dev, sizeof *ws->drawn * (size_t)room, "the forward pass", err);
+    ws->max_drawn = ws->drawn ? room : 0;
+    return ws->drawn ? 0 : -1;
 }
 
 int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
+    if (reserve_drawn(ws, n_logits, err))
+        return -1;
     if (ws->max_tokens >= n_tokens && ws->max_logits >= n_logits && ws->logits)
         return 0;
     struct device *dev = ws->model->dev;
@@ -116,14 +125,24 @@ int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct e
     ws->max_logits = logits;
     struct buffer list[N_BUFFERS];
     list_buffers(ws, tokens, logits, list);
-    ws->drawn =
-        dev->ops->alloc_seen(dev, sizeof *ws->drawn * (size_t)logits, "the forward pass", err);
-    bool all = ws->drawn;
-    for (int i = 0; i < N_BUFFERS && all; i++) {
+    for (int i = 0; i < N_BUFFERS; i++) {
         *list[i].data = dev->ops->alloc(dev, list[i].bytes, "the forward pass", err);
-        all = *list[i].data;
+        if (!*list[i].data) {
+            release_all(ws);
+            return -1;
+        }
     }
-    if (!all)
-        release_all(ws);
-    return all ? 0 : -1;
+    return 0;
+}
+
+void workspace_free(struct workspace *ws) {
+    if (!ws)
+        return;
+    release_all(ws);
+    release_gathered(ws);
+    release_drawn(ws);
+    ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    decode_graphs_free(ws->graphs, ws->model->dev);
+    free(ws->graphs);
+    free(ws);
 }

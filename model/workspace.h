@@ -13,7 +13,9 @@ struct workspace {
     const struct model *model;
     int max_tokens, max_logits;
     int32_t *token_ids, *positions, *logit_rows;
-    int32_t *drawn; /* [n_logits], seen by the host */
+    int32_t
+        *drawn; /* [max_drawn], seen by the host: which takes long to get, so it grows in steps */
+    int max_drawn;
     int64_t *slots;
     float *x;                /* [hidden] the residual stream */
     float *normed;           /* [hidden] */
