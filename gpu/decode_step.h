@@ -166,7 +166,7 @@ struct alignas(128) step_shared {
     alignas(16) uint32_t query[STEP_MOST_DIM / 2]; /* digits: see dot_of_thread */
     alignas(16) int16_t key[STEP_MOST_DIM];        /* of the newest position */
     alignas(16) int16_t value[STEP_MOST_DIM];
-    int16_t snapped_query[STEP_MOST_DIM];
+    alignas(16) int16_t snapped_query[STEP_MOST_DIM];      /* raised: see digits_of_two */
     alignas(16) uint8_t weight_digits[2 * ATTENTION_TILE]; /* of values: see put_weight */
     int newest_weight;
     int part[STEP_WARPS]; /* of reductions */
