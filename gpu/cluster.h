@@ -27,7 +27,7 @@
 #ifndef SAMEBITS_CLUSTER_H
 #define SAMEBITS_CLUSTER_H
 
-#include "gpu/tensor_core.h"
+#include "gpu/byte_barrier.h"
 
 enum { MOST_CLUSTER_BLOCKS = 16 };
 
@@ -98,23 +98,15 @@ struct peer_barrier {
 };
 
 static __device__ __forceinline__ void peer_barrier_start(struct peer_barrier *b) {
-    CLUSTER_PTX("mbarrier.init.shared::cta.b64 [%0], 1;\n"
-                "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(b))
-                : "memory");
+    byte_barrier_start(&b->state);
 }
 static __device__ __forceinline__ void peer_expect(struct peer_barrier *b, int bytes) {
-    CLUSTER_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
-                "r"(bytes)
-                : "memory");
+    byte_barrier_expect(&b->state, bytes);
 }
 static __device__ __forceinline__ void peer_wait(struct peer_barrier *b, unsigned parity,
                                                  bool needed) {
     if (needed)
-        CLUSTER_PTX("{\n.reg .pred p;\nagain:\n"
-                    "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                    "@!p bra again;\n}" ::"r"(shared_address(b)),
-                    "r"(parity)
-                    : "memory");
+        byte_barrier_wait(&b->state, parity);
 }
 
 static __device__ __forceinline__ uint32_t peer_address(const void *there, int rank) {

@@ -25,7 +25,9 @@
  * - Threads of a block meet only at __syncthreads, __syncwarp and the *_sync calls, and blocks of a
  *   launch do not wait for each other: no loop waits for memory that another thread writes.
  * - mma, ldmatrix and cp.async come from gpu/tensor_core.h, wgmma and bulk copies from
- *   gpu/warpgroup.h, fp16 and bf16 in pairs from gpu/halves.h. No other inline PTX.
+ *   gpu/warpgroup.h, blocks of a cluster, which do wait for each other, from gpu/cluster.h, what
+ *   both of these wait for from gpu/byte_barrier.h, fp16 and bf16 in pairs from gpu/halves.h. No
+ *   other inline PTX.
  */
 #ifndef SAMEBITS_CUDA_COMPAT_H
 #define SAMEBITS_CUDA_COMPAT_H

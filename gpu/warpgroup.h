@@ -27,8 +27,8 @@
  *     thread 0:    bulk_copy(&b, ...);
  *     all threads: bulk_end_group(); ... bulk_wait(&b, round % 2, behind)
  *
- * A copy of several parts is a bulk_expect of the bytes of all, then a bulk_part for each. Who reads
- * nothing of what came need not wait: bulk_wait_if.
+ * A copy of several parts is a bulk_expect of the bytes of all, then a bulk_part for each. Who
+ * reads nothing of what came need not wait: bulk_wait_if.
  *
  * behind: how many groups, of whatever barriers, were ended after the one that is waited for; only
  * the emulation counts them, in which a thread waits for its own copies and then for the others.
@@ -39,7 +39,7 @@
 #ifndef SAMEBITS_WARPGROUP_H
 #define SAMEBITS_WARPGROUP_H
 
-#include "gpu/tensor_core.h"
+#include "gpu/byte_barrier.h"
 
 #ifdef SAMEBITS_EMU
 
@@ -146,14 +146,10 @@ struct bulk_barrier {
 };
 
 static __device__ __forceinline__ void bulk_barrier_start(struct bulk_barrier *b) {
-    SAMEBITS_PTX("mbarrier.init.shared::cta.b64 [%0], 1;\n"
-                 "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(b))
-                 : "memory");
+    byte_barrier_start(&b->state);
 }
 static __device__ __forceinline__ void bulk_expect(struct bulk_barrier *b, int bytes) {
-    SAMEBITS_PTX("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(bytes)
-                 : "memory");
+    byte_barrier_expect(&b->state, bytes);
 }
 static __device__ __forceinline__ void bulk_part(struct bulk_barrier *b, void *to, const void *from,
                                                  int bytes) {
@@ -169,11 +165,7 @@ static __device__ __forceinline__ void bulk_end_group(void) {
 static __device__ __forceinline__ void bulk_wait_if(struct bulk_barrier *b, unsigned parity, int,
                                                     bool waits) {
     if (waits)
-        SAMEBITS_PTX("{\n.reg .pred p;\nagain:\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                     "@!p bra again;\n}" ::"r"(shared_address(b)),
-                     "r"(parity)
-                     : "memory");
+        byte_barrier_wait(&b->state, parity);
 }
 #define ANY_FLOAT(x) asm("" : "=f"(x))
 #define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
