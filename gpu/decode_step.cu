@@ -21,7 +21,6 @@
 #include "gpu/decode_step_attention.h"
 #include "gpu/decode_step_linear.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
 /* What it pays for (tests/bench/README.md): so many tiles of all heads of a block, one after the

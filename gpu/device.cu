@@ -116,12 +116,20 @@ static void release(struct device *dev, void *data, size_t bytes) {
 static void *allocate_seen(struct device *dev, size_t bytes, const char *what, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     void *data = NULL;
-    if (!gpu->failed && gpu_ok(gpu, cudaMallocHost(&data, bytes ? bytes : 1), what)) {
-        gpu->memory_changes++;
-        return data;
+    cudaError_t result = gpu->failed ? cudaSuccess : cudaMallocHost(&data, bytes ? bytes : 1);
+    if (result == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* as in allocate */
+        error_set(err, NAME ": not enough memory of the host for %s (%zu bytes). Use a smaller "
+                            "model, or --device cpu", what, bytes);
+        return NULL;
     }
-    *err = gpu->failure;
-    return NULL;
+    gpu_ok(gpu, result, "an allocation");
+    if (gpu->failed) {
+        error_set(err, "%s", gpu->failure.text);
+        return NULL;
+    }
+    gpu->memory_changes++;
+    return data;
 }
 
 static void release_seen(struct device *dev, void *data, size_t) {
