@@ -1,6 +1,6 @@
 /*
- * cuBLAS, loaded when the first matrix product asks for it. Linked, it would make every start of a
- * program 0.1 s longer, with a GPU or without. These are the library's own functions, as its header
+ * cuBLAS, loaded when a GPU is opened. Linked, it would make every start of a program 0.1 s longer,
+ * with a GPU or without. These are the library's own functions, as its header
  * declares them, each of which calls the one of the library; without it they fail, and the status
  * says why. (The emulation has its own: gpu/emu/cublas.cpp.)
  */

@@ -79,6 +79,16 @@ static int set_version(struct device *dev, const char *name, int version, struct
 
 /* ---- memory ----------------------------------------------------------------------------------- */
 
+/* The end of an allocation that found room. */
+static bool has_memory(struct gpu_device *gpu, cudaError_t result, struct error *err) {
+    gpu_ok(gpu, result, "an allocation");
+    if (gpu->failed)
+        error_set(err, "%s", gpu->failure.text);
+    else
+        gpu->memory_changes++;
+    return !gpu->failed;
+}
+
 static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     void *data = NULL;
@@ -92,12 +102,8 @@ static void *allocate(struct device *dev, size_t bytes, const char *what, struct
                   what, (double)bytes / 1e6, (double)left / 1e6, (double)all / 1e6);
         return NULL;
     }
-    gpu_ok(gpu, result, "an allocation");
-    if (gpu->failed) {
-        error_set(err, "%s", gpu->failure.text);
+    if (!has_memory(gpu, result, err))
         return NULL;
-    }
-    gpu->memory_changes++;
     dev->bytes += bytes;
     if (dev->bytes > dev->peak_bytes)
         dev->peak_bytes = dev->bytes;
@@ -123,13 +129,7 @@ static void *allocate_seen(struct device *dev, size_t bytes, const char *what, s
                             "model, or --device cpu", what, bytes);
         return NULL;
     }
-    gpu_ok(gpu, result, "an allocation");
-    if (gpu->failed) {
-        error_set(err, "%s", gpu->failure.text);
-        return NULL;
-    }
-    gpu->memory_changes++;
-    return data;
+    return has_memory(gpu, result, err) ? data : NULL;
 }
 
 static void release_seen(struct device *dev, void *data, size_t) {
