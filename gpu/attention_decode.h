@@ -79,6 +79,7 @@ struct alignas(16) row_states {
     struct num_score_unit unit[ROWS]; /* of the query */
     float largest_score[ROWS][WARPS];
     uint2 units_and_weight[ROWS][WARPS];
+    int large; /* whether an element was too large for the way of attention_few.h */
 };
 
 template <int DIM, enum kv_type TYPE>
@@ -279,14 +280,17 @@ template <int DIM, kv_type TYPE> struct loader {
 
     __device__ __forceinline__ void fetch_page(const struct tile_cursor *at, int n) {
         if (n)
-            position.page = plan->pages[at->group.pages + position_in(at, n) / plan->page_size];
+            position.page =
+                plan->pages[at->group.pages + quotient(position_in(at, n), plan->by_page_size)];
     }
 
     /* Where this thread's position lies; its page has come. */
     __device__ __forceinline__ void find_row(const struct tile_cursor *at, int n, int set) {
         if (!n)
             return;
-        uint32_t in_page = (uint32_t)(position_in(at, n) % plan->page_size);
+        int place = position_in(at, n);
+        uint32_t in_page =
+            (uint32_t)(place - quotient(place, plan->by_page_size) * plan->page_size);
         position.row = (uint32_t)position.page * cache->page_rows + in_page * cache->position_rows +
                        (uint32_t)kv_head() * cache->head_rows;
         int j = (int)threadIdx.x;
@@ -331,7 +335,7 @@ template <int DIM, kv_type TYPE> struct loader {
             if (column * VECTOR >= a->head_dim)
                 return;
             to += row * size::ROW_BYTES + 16 * column_in_row<size::ROW_BYTES>(row, column);
-            from += 16 * column;
+            from = in_register(from + 16 * column);
             /* All numbers before the first copy: the compiler would wait for each. */
             alignas(16) uint32_t number[EACH];
             if constexpr (EACH % 4 == 0) {

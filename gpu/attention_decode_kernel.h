@@ -5,6 +5,7 @@
 #ifndef SAMEBITS_ATTENTION_DECODE_KERNEL_H
 #define SAMEBITS_ATTENTION_DECODE_KERNEL_H
 
+#include "gpu/attention_mend.h"
 #include "gpu/attention_tile.h"
 
 enum {
@@ -28,7 +29,8 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
 template <class size> struct stretch {
     float o[size::SHARE][size::EACH]; /* merged so far: dimension first_dim(i) + j */
     float m, l;
-    struct row_view view;
+    struct row_of_lane at;
+    bool few; /* the rows: attention_few.h has a way for them */
 };
 
 /* What one tile gives for row g. */
@@ -56,7 +58,7 @@ template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
 static __device__ __forceinline__ void
 mend_values(float o[][size::EACH], const struct loader<DIM, TYPE> *chunks,
             const struct tile_cursor *at, int set, float unit,
-            const struct attention_variant *variant) {
+            const struct attention_variant *variant, int row, bool few) {
     uint32_t largest = 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
@@ -72,12 +74,12 @@ mend_values(float o[][size::EACH], const struct loader<DIM, TYPE> *chunks,
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
-        o[i][j] =
-            mend_value(chunks, set, n, (int)(threadIdx.x % 32 / 4), first_dim<size>(i) + j, unit);
+        o[i][j] = mend_value(chunks, set, n, row, first_dim<size>(i) + j, unit, few);
 }
 
-/* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
-template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
+/* One tile, and the loads for the next. set: of the slots and units that are this tile's. FEW: with
+ * the digits of attention_few.h. */
+template <int DIM, enum kv_type TYPE, bool VARIANT, bool FEW, class size>
 static __device__ __forceinline__ void
 run_tile(struct stretch<size> *s, struct tile_result<size> *result,
          struct loader<DIM, TYPE> *chunks, const struct tile_cursor *at,
@@ -86,8 +88,8 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
          const struct attention_arguments *a, const struct attention_variant *variant) {
     int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
     int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
-    int visible = s->view.end - tile;
-    const int EACH = 2 * size::CHUNK / PART; /* scores of a chunk */
+    int visible = s->at.view.end - tile;
+    const int EACH = (FEW ? 1 : 2) * size::CHUNK / PART; /* scores of a chunk */
     float scores[2 * PARTS];
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
@@ -104,15 +106,21 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         UNROLL
         for (int i = 0; i < EACH; i++)
             scores[c * EACH + i] = hidden<TYPE, VARIANT>::score();
-        if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
-            score_chunk<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
-                                            mem->k_units + set * TILE, rows, &s->view, variant,
-                                            tile, c * size::CHUNK);
+        if (c * size::CHUNK + warp * 8 < n) { /* of this warp's positions, the first exists */
+            if constexpr (FEW)
+                score_few<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows, &s->at,
+                                              variant, tile, c * size::CHUNK);
+            else
+                score_chunk<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
+                                                mem->k_units + set * TILE, rows, &s->at, variant,
+                                                tile, c * size::CHUNK);
+        }
         chunks->step();
     }
-    tell_largest(scores, rows);
+    tell_largest<FEW>(scores, rows);
     struct softmax softmax;
     typename sums_of<DIM, TYPE>::values sums[size::SHARE];
+    double few_dots[2] = {0, 0};
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         clear(&sums[i]);
@@ -126,11 +134,11 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
                 find_value_unit(chunks, set, n);
                 __syncthreads();
             }
-            weigh<TYPE, VARIANT>(&softmax, scores, at->group.n_rows, visible,
-                                 mem->v_units + set * TILE, variant, rows);
+            weigh<TYPE, VARIANT, FEW>(&softmax, scores, at->group.n_rows, visible,
+                                      mem->v_units + set * TILE, variant, rows);
             chunks->store_units(1 - set);
             __syncthreads();
-            bool stored = snap_weights<DIM, TYPE>(&softmax, scores, mem, rows);
+            bool stored = snap_weights<DIM, TYPE, FEW>(&softmax, scores, mem, rows);
             int row = (int)(threadIdx.x / 4);
             if (!stored && threadIdx.x % 4 == 0 && row < at->group.n_rows)
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
@@ -138,22 +146,42 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        add_chunk<DIM, TYPE>(sums, chunks->chunk(), mem, mem->v_units + set * TILE, c * size::CHUNK,
-                             n - c * size::CHUNK);
+        if constexpr (FEW)
+            add_few_values<DIM>(few_dots, chunks->chunk(), mem, c < size::CHUNKS - 1 ? rows : NULL,
+                                c * size::CHUNK, n - c * size::CHUNK);
+        else
+            add_chunk<DIM, TYPE>(sums, chunks->chunk(), mem, mem->v_units + set * TILE,
+                                 c * size::CHUNK, n - c * size::CHUNK);
         chunks->step();
     }
     bool sees = VARIANT ? softmax.sees : visible > 0;
     result->m = sees ? softmax.tile_m : NAN; /* to be left out of the merge */
     result->l = sees ? softmax.tile_l : 0;
+    if constexpr (FEW)
+        few_weighted_values(result->o[0], few_dots, sees, softmax.unit);
     UNROLL
-    for (int i = 0; i < size::SHARE; i++)
+    for (int i = 0; i < size::SHARE && !FEW; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
         result->o[i][j] = sees ? weighted_value<TYPE>(&sums[i], j, softmax.unit) : 0;
     if constexpr (size::FP8)
-        mend_values<DIM, TYPE, VARIANT, size>(result->o, chunks, at, set, softmax.unit, variant);
+        mend_values<DIM, TYPE, VARIANT, size>(result->o, chunks, at, set, softmax.unit, variant,
+                                              s->at.row, FEW);
     if (sees)
         merge_tile(s, result);
+}
+
+/* The way that the rows of a group are worked on: their digits, and which of them a lane has. */
+template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
+static __device__ void
+take_way(struct stretch<size> *s, bool few, const struct attention_arguments *a,
+         const struct attention_variant *variant, const struct tile_cursor *at,
+         const struct decode_memory *mem, struct row_states *rows) {
+    int row = (int)(threadIdx.x % 32 / 4);
+    s->few = few;
+    s->at.row = few ? row % FEW_ROWS : row;
+    s->at.view = view_of<VARIANT>(a, variant, &at->group, s->at.row);
+    snap_queries<DIM, TYPE>(a, at, mem, rows, few);
 }
 
 /* v_scale: of the values. */
@@ -228,7 +256,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct stretch<size> s;
-    int set = 0, first = 0, turn = 0, lane = (int)(threadIdx.x % 32);
+    int set = 0, first = 0, turn = 0;
     bool begins = true;
     for (bool goes_on = true; goes_on; set = 1 - set) {
         struct tile_cursor *at = &cursors[turn];
@@ -237,7 +265,11 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
         if (begins) {
             first = at->tile;
             __syncthreads(); /* all are done with the rows before */
-            snap_queries<DIM, TYPE>(&a, at, &mem, &rows);
+            if (threadIdx.x == 0)
+                rows.large = 0;
+            take_way<DIM, TYPE, VARIANT>(
+                &s, takes_few<DIM, TYPE>::value && at->group.n_rows <= FEW_ROWS, &a, &variant, at,
+                &mem, &rows);
             __syncthreads();
             UNROLL
             for (int i = 0; i < size::SHARE; i++)
@@ -246,11 +278,19 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
                 s.o[i][j] = 0;
             s.m = -INFINITY;
             s.l = 0;
-            s.view = view_of<VARIANT>(&a, &variant, &at->group, lane / 4);
+        } else if (takes_few<DIM, TYPE>::value && s.few && rows.large) {
+            /* told before the last chunk of values, so all warps see it; and they wait for the
+             * digits with the first chunk of keys */
+            take_way<DIM, TYPE, VARIANT>(&s, false, &a, &variant, at, &mem, &rows);
         }
         struct tile_result<size> tile;
-        run_tile<DIM, TYPE, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
-                                     &variant);
+        if constexpr (takes_few<DIM, TYPE>::value)
+            if (s.few)
+                run_tile<DIM, TYPE, VARIANT, true>(&s, &tile, &chunks, at, next, after_next, set,
+                                                   &mem, &rows, &a, &variant);
+        if (!takes_few<DIM, TYPE>::value || !s.few)
+            run_tile<DIM, TYPE, VARIANT, false>(&s, &tile, &chunks, at, next, after_next, set, &mem,
+                                                &rows, &a, &variant);
         int own_place = at->group.own_place;
         if (own_place >= 0) { /* shared tiles come before these: each for itself */
             keep<DIM, size>(&partial, own_place + at->tile, at->group.n_rows, tile.o, tile.m,

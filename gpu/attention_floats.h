@@ -15,7 +15,9 @@
  * Cutting needs no bits to be looked at: adding a large number rounds to its unit, and taking it
  * away again leaves the plane. A NaN, and an infinity, gives a NaN in the last plane and so in the
  * sum, whatever the digit. Of a key it is the NaN that the score must be. Of a value it is one for
- * rows, too, that do not see its position: such a tile is computed once more (mend_value).
+ * rows, too, that do not see its position: such a tile is computed once more (attention_mend.h).
+ *
+ * With at most four rows e4m3 has another way, without cutting: attention_few.h.
  *
  * All is in real numbers, not in units: a sum is that of the reference times 2^(e-15), where e is
  * the exponent of all rows of the type. So a score's unit is 2^-23 instead of 2^(e-38), and that of
@@ -112,11 +114,16 @@ static __device__ __forceinline__ double dot_of_planes(const plane_sums<TYPE> s[
 /* ---- digits -----------------------------------------------------------------------------------
  */
 
-/* Two mantissas as fp16 digits, high and low, the first in the lower half. */
-static __device__ __forceinline__ uint2 halves_of_digits(int first, int second) {
+/* The digits of two mantissas, high and low, the first in the lower half. They are -128 ... 127;
+ * with 128 more each is a byte. */
+static __device__ __forceinline__ uint32_t bytes_of_digits(int first, int second) {
     uint32_t both = __byte_perm((uint32_t)first, (uint32_t)second, 0x5410);
-    /* Digits are -128 ... 127. With 128 more each is a byte, and below 1024 in fp16. */
-    uint32_t bytes = (both ^ 0x80008000u) + 0x00800080u;
+    return (both ^ 0x80008000u) + 0x00800080u;
+}
+
+/* The same as fp16, high digits and low ones: a byte is below 1024. */
+static __device__ __forceinline__ uint2 halves_of_digits(int first, int second) {
+    uint32_t bytes = bytes_of_digits(first, second);
     const uint32_t minus = halves_of(0xe480); /* 1024 + 128 */
     return make_uint2(halves_add(__byte_perm(bytes, 0x64646464u, 0x4341), minus),
                       halves_add(__byte_perm(bytes, 0x64646464u, 0x4240), minus));
@@ -248,55 +255,6 @@ static __device__ __forceinline__ float weighted_value(const struct fp8_value_su
                                                        float unit) {
     const int N = fp8_value_sums<TYPE>::PARTS_OF_TILE;
     return (float)dot_of_planes<TYPE>(j % 2 ? s->odd : s->even, N, j / 2) * unit;
-}
-
-/* ---- values that are not finite ---------------------------------------------------------------
- */
-
-/* What stands in the cache at position j of a tile. rows: of the tile. */
-template <int DIM, enum kv_type TYPE>
-static __device__ __forceinline__ const uint8_t *value_row(const struct loader<DIM, TYPE> *chunks,
-                                                           int set, int j) {
-    typedef struct decode_sizes<DIM, TYPE> size;
-    uint32_t row = chunks->memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
-                                       loader<DIM, TYPE>::place_of_row(j % size::CHUNK)];
-    return (const uint8_t *)chunks->cache->v + (uint64_t)row * (uint32_t)chunks->a->head_dim;
-}
-
-/* The weighted sum of dimension d, of row `row`: in integers, a NaN is a number, and where its
- * weight is 0, nothing. */
-template <int DIM, enum kv_type TYPE>
-static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int set, int n, int row,
-                                   int d, float unit) {
-    const uint16_t *weights = (const uint16_t *)chunks->memory.weights;
-    long long sum = 0;
-    for (int j = 0; j < n && d < chunks->a->head_dim; j++) {
-        const uint16_t *w = weights + place_of_weight_digit(row, j);
-        long long weight = (int)half_to_float(w[0]) * 256 + (int)half_to_float(w[2]);
-        sum += weight * kv_integer(TYPE, value_row(chunks, set, j)[d], 1);
-    }
-    return (float)(double)sum * (unit * num_pow2f(kv_fixed_exponent(TYPE) - 15));
-}
-
-/* Faults of the rows that see a value of the tile's n that is not finite; by a warp. */
-template <int DIM, enum kv_type TYPE, bool VARIANT>
-static __device__ void fault_bad_values(const struct loader<DIM, TYPE> *chunks, int set, int n,
-                                        const struct row_group *g, int tile,
-                                        const struct attention_variant *variant) {
-    const struct attention_arguments *a = chunks->a;
-    for (int j = (int)(threadIdx.x % 32); j < n; j += 32) {
-        const uint8_t *row = value_row(chunks, set, j);
-        uint32_t largest = 0;
-        for (int d = 0; d < a->head_dim; d++)
-            largest = max(largest, kv_magnitude(TYPE, row[d]));
-        for (int r = 0; r < g->n_rows && kv_read_exponent(TYPE, largest) > BFP_MAX_EXPONENT; r++) {
-            struct row_view v = view_of<VARIANT>(a, variant, g, r);
-            int p = tile + j;
-            if (p >= v.first && p < v.end &&
-                (!VARIANT || attention_shows(variant, v.mask, v.i, p, v.length)))
-                gpu_fault(a->fault, a->site, g->first_token + token_of(a, g, r));
-        }
-    }
 }
 
 #endif

@@ -169,6 +169,7 @@ static int fill(struct device *dev, struct attention_plan *p, const struct paged
     if (status)
         return -1;
     p->arrays.page_size = b->page_size;
+    p->arrays.by_page_size = division_by(b->page_size);
     p->arrays.n_sequences = b->n_sequences;
     p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];
     dev->ops->upload(dev, p->device, p->host, l.bytes);

@@ -6,7 +6,7 @@
 #define SAMEBITS_ATTENTION_TILE_H
 
 #include "gpu/attention_decode.h"
-#include "gpu/attention_floats.h"
+#include "gpu/attention_few.h"
 #include "gpu/attention_snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
@@ -37,13 +37,14 @@ static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low,
                                               (uint32_t)second + (carry >> 8), 0x0051);
 }
 
-/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
+/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. few: the rows'
+ * digits are of 4 bits, and take the places of twice as many. */
 template <int DIM, enum kv_type TYPE>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
-                                    struct row_states *rows) {
+                                    struct row_states *rows, bool few) {
     int lane = (int)(threadIdx.x % 32);
-    for (int row = (int)(threadIdx.x / 32); row < ROWS; row += WARPS) {
+    for (int row = (int)(threadIdx.x / 32); row < (few ? (int)FEW_ROWS : (int)ROWS); row += WARPS) {
         bool exists = row < c->group.n_rows;
         const float *q = a->q + (exists ? place_of(a, c, row) : 0);
         float x[DIM / 32];
@@ -64,7 +65,13 @@ static __device__ void snap_queries(const struct attention_arguments *a,
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
             if constexpr (is_fp8<TYPE>::value) {
                 uint16_t *at = (uint16_t *)mem->query + place_of_query_digit(row, lane + 32 * i);
-                uint2 digits = halves_of_digits(mantissa, 0);
+                uint2 two = halves_of_digits(mantissa, 0);
+                uint4 digits = make_uint4(two.x, two.y, 0, 0);
+                if (few) {
+                    digits = halves_of_four_digits(mantissa, 0);
+                    at[to_lower_byte] = (uint16_t)digits.z;
+                    at[to_lower_byte + 2] = (uint16_t)digits.w;
+                }
                 at[0] = (uint16_t)digits.x;
                 at[2] = (uint16_t)digits.y;
                 continue;
@@ -196,13 +203,39 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
     }
 }
 
-/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`, but for the
- * query's unit unless the variant changes scores. A warp has 8 of each part; a lane those of row g
- * at 2 t and 2 t + 1. */
+/* What the scores of a tile depend on, of the row that a lane has. */
+struct row_of_lane {
+    int row;
+    struct row_view view;
+};
+
+/* The score of a product at position p, but for the query's unit unless the variant changes
+ * scores. */
+template <enum kv_type TYPE, bool VARIANT>
+static __device__ __forceinline__ float
+score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
+         const struct attention_variant *variant, const struct row_states *rows) {
+    const struct row_view *view = &at->view;
+    float score = num_score(dot, k_unit);
+    bool sees = p < view->end;
+    if (VARIANT) {
+        sees = sees && p >= view->first &&
+               attention_shows(variant, view->mask, view->i, p, view->length);
+        if (attention_changes_scores(variant))
+            score = attention_score(variant, (float)(score * rows->unit[at->row].natural), view->at,
+                                    p, view->slope);
+    }
+    if (VARIANT || is_fp8<TYPE>::value || is_snapped<TYPE>::value)
+        score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
+    return sees ? score : hidden<TYPE, VARIANT>::score();
+}
+
+/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
+ * each part; a lane those of row g at 2 t and 2 t + 1. */
 template <int DIM, enum kv_type TYPE, bool VARIANT>
 static __device__ __forceinline__ void
 score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
-            const float *units, const struct row_states *rows, const struct row_view *row_view,
+            const float *units, const struct row_states *rows, const struct row_of_lane *at,
             const struct attention_variant *variant, int tile, int first) {
     const int N = decode_sizes<DIM, TYPE>::CHUNK / PART;
     const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
@@ -229,21 +262,27 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             if (SNAPPED)
                 k_unit =
                     unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
-            float score = num_score((float)dot_of_key<DIM, TYPE>(&sums[i], j), k_unit);
-            int p = tile + position + j;
-            bool sees = p < row_view->end;
-            if (VARIANT) {
-                sees = sees && p >= row_view->first &&
-                       attention_shows(variant, row_view->mask, row_view->i, p, row_view->length);
-                if (attention_changes_scores(variant))
-                    score = attention_score(variant, (float)(score * rows->unit[lane / 4].natural),
-                                            row_view->at, p, row_view->slope);
-            }
-            if (VARIANT || FP8 || SNAPPED)
-                score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
-            s[2 * i + j] = sees ? score : hidden<TYPE, VARIANT>::score();
+            s[2 * i + j] = score_of<TYPE, VARIANT>((float)dot_of_key<DIM, TYPE>(&sums[i], j),
+                                                   k_unit, tile + position + j, at, variant, rows);
         }
     }
+}
+
+/* The same of few rows, two scores: the lanes below 16 have those of the chunk's first part, the
+ * others those of the second. */
+template <int DIM, enum kv_type TYPE, bool VARIANT>
+static __device__ __forceinline__ void
+score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
+          struct row_states *rows, const struct row_of_lane *at,
+          const struct attention_variant *variant, int tile, int first) {
+    int lane = (int)(threadIdx.x % 32);
+    int p = tile + first + lane / 16 * PART + (int)(threadIdx.x / 32) * 8 + lane % 4 * 2;
+    double dots[2];
+    few_keys<DIM>(dots, keys, mem, rows);
+    UNROLL
+    for (int j = 0; j < 2; j++)
+        s[j] = score_of<TYPE, VARIANT>((float)dots[j], fp8_score_unit * few_digit_unit, p + j, at,
+                                       variant, rows);
 }
 
 /*
@@ -252,19 +291,22 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
  * shared memory: the largest score, then the sum and the largest weight.
  *
  * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
- * their own and take half of the positions of row g - 4.
+ * their own and take half of the positions of row g - 4. Where few rows have a way of their own
+ * (attention_few.h) they have had them from the products on: every other part, not the last two.
  */
 struct softmax {
     int row;              /* whose scores this lane has */
     int first_part, n;    /* of the n scores */
+    int step;             /* parts from one to the next */
     bool halves, sees;    /* sees: the row something of the tile */
     float tile_m, tile_l; /* of that row */
     float unit;           /* of its weighted values */
 };
 
-/* Tells the other warps the largest score. */
+/* Tells the other warps the largest score. FEW: a row's scores are in 8 lanes, not in 4. */
+template <bool FEW>
 static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
-    const int N = 2 * PARTS;
+    const int N = FEW ? PARTS : 2 * PARTS;
     int lane = (int)(threadIdx.x % 32);
     float m = s[0];
     UNROLL
@@ -272,23 +314,32 @@ static __device__ __forceinline__ void tell_largest(const float s[], struct row_
         m = fmaxf(m, s[i]);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    if (FEW)
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 16));
     if (lane % 4 == 0)
         rows->largest_score[lane / 4][threadIdx.x / 32] = m;
 }
 
 /* Scores become weights, as far as without the others' sums. visible: positions of the tile that
- * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. */
-template <enum kv_type TYPE, bool VARIANT>
+ * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. FEW: of
+ * score_few. */
+template <enum kv_type TYPE, bool VARIANT, bool FEW>
 static __device__ __forceinline__ void
 weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
       const struct attention_variant *variant, struct row_states *rows) {
     const int N = 2 * PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = n_rows <= ROWS / 2;
+    x->halves = FEW || n_rows <= ROWS / 2;
     x->row = lane / 4;
     x->first_part = 0;
     x->n = N;
-    if (x->halves) {
+    x->step = 1;
+    if (FEW) {
+        x->row %= ROWS / 2;
+        x->n = N / 2;
+        x->first_part = lane / 16;
+        x->step = 2;
+    } else if (x->halves) {
         x->row %= ROWS / 2;
         x->n = N / 2;
         UNROLL
@@ -344,9 +395,9 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     x->sees = sees;
 }
 
-/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
- * snapped. */
-template <int DIM, enum kv_type TYPE>
+/* Snaps the weights and leaves their digits in shared memory; FEW: of 4 bits. Returns false: a row
+ * that cannot be snapped. */
+template <int DIM, enum kv_type TYPE, bool FEW>
 static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
@@ -376,11 +427,16 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         for (int i = half; i < half + N / 2; i += 2) {
             int first = num_mantissa(s[i], scale), second = num_mantissa(s[i + 1], scale);
             int8_t *high = to + i / 2 * PART;
-            if (is_fp8<TYPE>::value)
-                *(uint2 *)(halves + place_of_weight_digit(0, i / 2 * PART)) =
-                    halves_of_digits(first, second);
-            else
+            uint16_t *half = halves + place_of_weight_digit(0, i / 2 * PART * x->step);
+            if (FEW) {
+                uint4 digits = halves_of_four_digits(first, second);
+                *(uint2 *)half = make_uint2(digits.x, digits.y);
+                *(uint2 *)(half + to_lower_byte) = make_uint2(digits.z, digits.w);
+            } else if (is_fp8<TYPE>::value) {
+                *(uint2 *)half = halves_of_digits(first, second);
+            } else {
                 put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, first, second);
+            }
         }
     }
     x->tile_l = (float)units * 0x1p-23f;

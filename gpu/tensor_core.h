@@ -195,9 +195,14 @@ static __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
  *     cp_async_wait<1>();             this thread's groups are done, but for the latest 1
  *     __syncthreads();                now the others' are, too
  *
- * cp_async_16_or_zero copies when `valid`, else writes zeros; `from` must be valid either way.
+ * in_register keeps the compiler from taking an address to pieces: then one that is a multiple
+ * behind it takes one instruction, not three. cp_async_16_or_zero copies when `valid`, else writes
+ * zeros; `from` must be valid either way.
  */
 #ifdef SAMEBITS_EMU
+inline const char *in_register(const char *p) {
+    return p;
+}
 inline void cp_async_16(void *to, const void *from) {
     emu_copy_start(to, from, 16);
 }
@@ -211,6 +216,10 @@ template <int N> void cp_async_wait(void) {
     emu_copy_wait(N);
 }
 #else
+static __device__ __forceinline__ const char *in_register(const char *p) {
+    asm("" : "+l"(p));
+    return p;
+}
 static __device__ __forceinline__ void cp_async_16(void *to, const void *from) {
     SAMEBITS_PTX("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),
                  "l"(__cvta_generic_to_global(from))

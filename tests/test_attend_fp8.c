@@ -4,6 +4,7 @@
  */
 #include "tests/attend_cases.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -19,6 +20,9 @@ static const struct extreme {
     float number, unit;
 } extremes[] = {
     {KV_E4M3, 448, 1},
+    {KV_E4M3, 30, 0x1p-9f},
+    {KV_E4M3, 32, 0x1p-9f},
+    {KV_E4M3, 60, 0x1p-9f},
     {KV_E4M3, 0.5f, 0x1p-9f},
     {KV_E4M3, 1.5f, 0x1p-9f},
     {KV_E4M3, 0x1p-9f, 0x1p-9f},
@@ -50,16 +54,18 @@ static float sign_of(int signs, int i, int n) {
     }
 }
 
-static void make_case(struct attend_case *c, struct random *r, const struct extreme *x, int dim) {
+/* Of 4 query heads: one query is four rows, which have a kernel's other way. */
+static void make_case(struct attend_case *c, struct random *r, enum kv_type type, int dim,
+                      int n_queries) {
     struct attend_wish wish = attend_anything(600);
     wish.batch = 1;
     wish.kv_len = 600;
-    wish.qo_len = 2;
+    wish.qo_len = n_queries;
     wish.kv_heads = 1;
     wish.group = 4;
     wish.head_dim = dim;
     wish.order = KV_NHD + dim % 3 % 2;
-    wish.type = (int)x->type;
+    wish.type = (int)type;
     wish.window_left = -1;
     wish.cap = 0;
     wish.causal = 1;
@@ -77,15 +83,19 @@ static void check(struct test_device *t, struct attend_case *c) {
     attend_case_free(c);
 }
 
-/* Every product of a key's sum is the largest: queries of digits 127 and 127, or 127 and -128. */
+/* Every product of a key's sum is the largest: queries of digits 127 and 127, or 127 and -128; of
+ * 4 bits they are 8 and -1, or 8 and 0. One query: what the unit is multiplied by is odd. */
 static void check_keys(struct test_device *t, struct random *r, const struct extreme *x, int dim,
-                       int signs) {
+                       int signs, int n_queries) {
     struct attend_case c;
-    make_case(&c, r, x, dim);
+    make_case(&c, r, x->type, dim, n_queries);
     c.layout.k_scale = 1;
     c.shape.scale = 0x1p12 / ((double)x->number * dim); /* the logarithm of the sum shows it */
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
-        c.q[i] = (i / dim % 2 ? 0x7e80 : 0x7f7f) * (i / dim % 4 < 2 ? 0x1p-15f : -0x1p-15f);
+        c.q[i] = (n_queries == 1 && i % dim == 1 ? 0x1111
+                  : i / dim % 2                  ? 0x7e80
+                                                 : 0x7f7f) *
+                 (i / dim % 4 < 2 ? 0x1p-15f : -0x1p-15f);
     for (int i = 0; i < c.n_positions * dim; i++)
         c.k[i] = i % dim == 1 ? x->unit : x->number * sign_of(signs, i % dim, dim);
     check(t, &c);
@@ -94,9 +104,9 @@ static void check_keys(struct test_device *t, struct random *r, const struct ext
 /* Every product of a sum of values is the largest: one position of each tile has the probability 1,
  * the others one whose mantissa is 16256, the digits 64 and -128; but one 16257. */
 static void check_values(struct test_device *t, struct random *r, const struct extreme *x, int dim,
-                         int signs) {
+                         int signs, int n_queries) {
     struct attend_case c;
-    make_case(&c, r, x, dim);
+    make_case(&c, r, x->type, dim, n_queries);
     c.layout.k_scale = c.layout.v_scale = 1;
     c.shape.scale = 0.0078432; /* log(16384 / 16256) */
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
@@ -117,14 +127,60 @@ static void test_largest_sums(void **state) {
     for (int i = 0; i < COUNT(extremes); i++)
         for (int signs = 0; signs < N_SIGNS; signs++) {
             int dim = signs == BACK_AGAIN ? 256 : dims[(i + signs) % COUNT(dims)];
-            check_keys(t, &r, &extremes[i], dim, signs);
-            check_values(t, &r, &extremes[i], dim, signs);
+            check_keys(t, &r, &extremes[i], dim, signs, 2);
+            check_values(t, &r, &extremes[i], dim, signs, 2);
+            if (extremes[i].type == KV_E4M3) {
+                check_keys(t, &r, &extremes[i], 128, signs, 1);
+                check_values(t, &r, &extremes[i], 128, signs, 1);
+            }
+        }
+}
+
+/* A number of e4m3 with a random sign, exponent and mantissa. */
+static float any_number(struct random *r, int largest_exponent) {
+    float x = ldexpf((float)random_int(r, 8, largest_exponent < 8 ? 15 : 14) / 8,
+                     random_int(r, -9, largest_exponent));
+    return random_int(r, 0, 1) ? x : -x;
+}
+
+/* What is large among keys or values of one query: nothing, all, or one element. */
+enum { NOTHING = -1, ALL = -2 };
+
+static void check_large(struct test_device *t, struct random *r, int dim, int large_key,
+                        int large_value) {
+    struct attend_case c;
+    make_case(&c, r, KV_E4M3, dim, 1);
+    c.layout.k_scale = c.layout.v_scale = 1;
+    c.shape.scale = large_key == ALL ? 0x1p-12 : 0x1p-8;
+    for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
+        c.q[i] = (float)random_int(r, -32639, 32639) * 0x1p-15f;
+    for (int i = 0; i < c.n_positions * dim; i++) {
+        c.k[i] = any_number(r, large_key == ALL ? 8 : 4);
+        c.v[i] = any_number(r, large_value == ALL ? 8 : 4);
+    }
+    if (large_key >= 0)
+        c.k[large_key * dim + random_int(r, 0, dim - 1)] = random_int(r, 0, 1) ? 32 : -448;
+    if (large_value >= 0)
+        c.v[large_value * dim + random_int(r, 0, dim - 1)] = random_int(r, 0, 1) ? 32 : -448;
+    check(t, &c);
+}
+
+static void test_few_rows(void **state) {
+    static const int dims[] = {32, 64, 112, 128, 160};
+    static const int large[] = {NOTHING, ALL, 0, 127, 128, 255, 256, 300, 511, 512, 599};
+    struct test_device *t = *state;
+    struct random r = {922};
+    for (int i = 0; i < COUNT(large); i++)
+        for (int j = 0; j < COUNT(dims); j++) {
+            check_large(t, &r, dims[j], large[i], large[(i + j) % COUNT(large)]);
+            check_large(t, &r, dims[j], NOTHING, large[i]);
         }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_largest_sums),
+        cmocka_unit_test(test_few_rows),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
