@@ -409,7 +409,7 @@ static void exact_row(double *out, const struct attend_case *c, bool stored, con
 }
 
 double attend_exact(const struct attend_case *c, bool stored, int sequence, int query, int head,
-                    double *y) {
+                    double *y, double *whole) {
     int dim = c->shape.head_dim, heads = c->shape.n_kv_heads, kv_len = c->kv_len[sequence];
     int kv_head = head / (c->shape.n_heads / heads);
     int qo_len = c->qo_indptr[sequence + 1] - c->qo_indptr[sequence];
@@ -433,18 +433,23 @@ double attend_exact(const struct attend_case *c, bool stored, int sequence, int 
     if (c->sinks)
         max = c->sinks[head] > max ? c->sinks[head] : max;
     memset(y, 0, sizeof *y * (size_t)dim);
+    memset(whole, 0, sizeof *whole * (size_t)dim);
     for (int j = 0; j < kv_len; j++) {
         size_t row = ((size_t)(c->first_position[sequence] + j) * (size_t)heads + (size_t)kv_head) *
                      (size_t)dim;
         double p = scores[j] > -INFINITY ? exp(scores[j] - max) : 0;
         sum += p;
         exact_row(x, c, stored, c->v + row, c->layout.v_scale);
-        for (int d = 0; d < dim; d++)
+        for (int d = 0; d < dim; d++) {
             y[d] += p * x[d];
+            whole[d] += p * fabs(x[d]);
+        }
     }
     sum += c->sinks ? exp((double)c->sinks[head] - max) : 0;
-    for (int d = 0; d < dim && sum > 0; d++)
+    for (int d = 0; d < dim && sum > 0; d++) {
         y[d] /= sum;
+        whole[d] /= sum;
+    }
     free(scores);
     free(x);
     return sum > 0 ? max + log(sum) : -INFINITY;
@@ -457,12 +462,14 @@ static struct attend_error expect_near(const struct attend_case *c, bool stored,
     int dim = c->shape.head_dim, i = 0;
     while (c->qo_indptr[i + 1] <= token)
         i++;
-    double *exact = host_array((size_t)dim, sizeof *exact), norm = 0, error = 0;
-    double want_lse = attend_exact(c, stored, i, token - c->qo_indptr[i], head, exact);
+    double *exact = host_array(2 * (size_t)dim, sizeof *exact), *whole = exact + dim;
+    double norm = 0, whole_norm = 0, error = 0;
+    double want_lse = attend_exact(c, stored, i, token - c->qo_indptr[i], head, exact, whole);
     size_t row = (size_t)token * (size_t)c->shape.n_heads + (size_t)head;
     double got_lse = lse[row] / (c->variant.lse_base == LSE_2 ? 1 / log(2) : 1);
     for (int d = 0; d < dim; d++) {
         norm += exact[d] * exact[d];
+        whole_norm += whole[d] * whole[d];
         error += pow(y[row * (size_t)dim + (size_t)d] - exact[d], 2);
     }
     free(exact);
@@ -475,12 +482,13 @@ static struct attend_error expect_near(const struct attend_case *c, bool stored,
         fail_msg("%s: sequence %d, query %d, head %d: lse %g, want %g", name, i,
                  token - c->qo_indptr[i], head, got_lse, want_lse);
     return (struct attend_error){norm > 0 ? sqrt(error / norm) : -1,
-                                 isinf(want_lse) ? -1 : fabs(got_lse - want_lse)};
+                                 isinf(want_lse) ? -1 : fabs(got_lse - want_lse),
+                                 norm > 0 ? sqrt(error / whole_norm) : -1};
 }
 
 struct attend_errors attend_expect_close(const struct attend_case *c, int token, int head,
                                          const float *y, const float *lse) {
-    const struct attend_error near = {1e-2, 1e-2}, of_few_bits = {2, 2};
+    const struct attend_error near = {1e-2, 1e-2, 1e-2}, of_few_bits = {2, 2, 2};
     return (struct attend_errors){
         expect_near(c, false, token, head, y, lse, c->layout.type ? of_few_bits : near),
         expect_near(c, true, token, head, y, lse, near)};

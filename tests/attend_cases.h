@@ -93,15 +93,16 @@ float *attend_run_without_lse(struct test_device *t, const struct attend_case *c
 
 /* One query row in float64, from the formulas, without any snapping; which positions it sees is
  * worked out here once more. stored: over keys and values as the cache holds them, else as they
- * were before. y [head_dim]; returns the natural log of the sum. */
+ * were before. y [head_dim]; whole [head_dim]: the same of the values' magnitudes, y if nothing
+ * cancelled. Returns the natural log of the sum. */
 double attend_exact(const struct attend_case *c, bool stored, int sequence, int query, int head,
-                    double *y);
+                    double *y, double *whole);
 
 /* How far one row of a result, y and lse in host memory, is from that: y relative to the norm of
- * the row, lse. Negative: there is nothing to be far from. Fails where it is a mistake. all: with
- * what storing keys and values has cost; own: what attention adds. */
+ * the row, and to that of `whole`; lse. Negative: there is nothing to be far from. Fails where it
+ * is a mistake. all: with what storing keys and values has cost; own: what attention adds. */
 struct attend_error {
-    double row, lse;
+    double row, lse, whole;
 };
 struct attend_errors {
     struct attend_error all, own;

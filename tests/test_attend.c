@@ -26,7 +26,7 @@ static bool is_reference(const struct test_device *t) {
 static struct errors {
     double squares, worst;
     long n;
-} row_errors[N_KV_TYPES], lse_errors[N_KV_TYPES], own_row_errors, own_lse_errors;
+} row_errors[N_KV_TYPES], lse_errors[N_KV_TYPES], own_row_errors, own_lse_errors, whole_errors;
 
 /* What the root mean square of a type's errors may be: of rows, relative to their norm, and of
  * logarithms; and the worst, in multiples of it. */
@@ -69,6 +69,8 @@ static void expect_close(const struct attend_case *c, struct random *r, const fl
         struct attend_errors e = attend_expect_close(c, token, head, y, lse);
         note_error(&row_errors[c->layout.type], e.all.row);
         note_error(&lse_errors[c->layout.type], e.all.lse);
+        if (c->layout.type == KV_BFP16)
+            note_error(&whole_errors, e.all.whole);
         note_error(&own_row_errors, e.own.row);
         note_error(&own_lse_errors, e.own.lse);
     }
@@ -159,6 +161,8 @@ static void test_random_cases(void **state) {
             expect_small(kv_type_name((enum kv_type)type), "logarithms", &lse_errors[type],
                          bounds[type].logarithms, bounds[type].worst);
         }
+        /* At worst 2e-4 of the row, if nothing cancelled in it. */
+        expect_small("bfp16", "uncancelled", &whole_errors, 4e-5, 5);
         expect_small("own", "rows", &own_row_errors, own_bounds.rows, own_bounds.worst);
         expect_small("own", "logarithms", &own_lse_errors, own_bounds.logarithms, own_bounds.worst);
     }

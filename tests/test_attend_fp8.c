@@ -143,20 +143,29 @@ static float any_number(struct random *r, int largest_exponent) {
     return random_int(r, 0, 1) ? x : -x;
 }
 
-/* What is large among keys or values of one query: nothing, all, or one element. */
-enum { NOTHING = -1, ALL = -2 };
+/* What is large among keys or values of one query: nothing, all, or one element, at this position.
+ * Or many, of one sign, where a kernel has them in the same part of a register (keys: in each
+ * fourth element) or in the same register (values: of 8 of 16 positions): their sums are large,
+ * too. */
+enum { NOTHING = -1, ALL = -2, SOME = -8 };
+
+static bool is_some(int large, int i, int parts) {
+    return large <= SOME && i % parts == (SOME - large) % parts;
+}
 
 static void check_large(struct test_device *t, struct random *r, int dim, int large_key,
                         int large_value) {
     struct attend_case c;
     make_case(&c, r, KV_E4M3, dim, 1);
     c.layout.k_scale = c.layout.v_scale = 1;
-    c.shape.scale = large_key == ALL ? 0x1p-12 : 0x1p-8;
+    c.shape.scale = large_key == ALL ? 0x1p-12 : large_key <= SOME ? 0x1p-10 : 0x1p-8;
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
-        c.q[i] = (float)random_int(r, -32639, 32639) * 0x1p-15f;
+        c.q[i] = (float)(is_some(large_key, i % dim, 4) ? 32639 : random_int(r, -32639, 32639)) *
+                 0x1p-15f;
     for (int i = 0; i < c.n_positions * dim; i++) {
-        c.k[i] = any_number(r, large_key == ALL ? 8 : 4);
-        c.v[i] = any_number(r, large_value == ALL ? 8 : 4);
+        c.k[i] = is_some(large_key, i % dim, 4) ? 448 : any_number(r, large_key == ALL ? 8 : 4);
+        c.v[i] =
+            is_some(large_value, i / dim / 8, 2) ? 448 : any_number(r, large_value == ALL ? 8 : 4);
     }
     if (large_key >= 0)
         c.k[large_key * dim + random_int(r, 0, dim - 1)] = random_int(r, 0, 1) ? 32 : -448;
@@ -175,6 +184,10 @@ static void test_few_rows(void **state) {
             check_large(t, &r, dims[j], large[i], large[(i + j) % COUNT(large)]);
             check_large(t, &r, dims[j], NOTHING, large[i]);
         }
+    for (int i = 0; i < 4; i++) {
+        check_large(t, &r, 128, SOME - i, NOTHING);
+        check_large(t, &r, 128, NOTHING, SOME - i);
+    }
 }
 
 int main(void) {

@@ -171,6 +171,9 @@ static void test_small_pool(void **state) {
 /* The phases answer prompts with the bits of phase 4. */
 static void test_same_bits_as_phase_4(void **state) {
     (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* slow, and test_workloads runs the same code */
+#endif
     char want[17] = "";
     for (int phase = 4; phase <= 8; phase++) {
         struct command c = command_runf(
@@ -356,11 +359,9 @@ static void test_paged_prompts(void **state) {
                                           "--block-size 256 --kv-blocks 2 --preempt swap"};
     char want[64] = "";
 #ifdef __SANITIZE_ADDRESS__
-    const size_t n = 1; /* slow; test_paged_workloads swaps under the sanitizers, too */
-#else
-    const size_t n = sizeof options / sizeof *options;
+    skip(); /* slow, and test_paged_workloads runs the same code */
 #endif
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         struct command c;
         char all[200];
         snprintf(all, sizeof all, "--max-new 12 --prompts data/prompts/mixed.jsonl %s", options[i]);
