@@ -20,6 +20,7 @@
 #define SAMEBITS_ATTENTION_PLAN_H
 
 #include "gpu/attention.h"
+#include "gpu/division.h"
 
 enum {
     GROUP_ROWS = 8,
@@ -65,27 +66,6 @@ struct decode_split {
     int32_t first_end; /* the tiles 0 ... first_end - 1 are the first share's */
     int32_t group;     /* its row group */
 };
-
-/* Division by a number that is known before the kernels start, as a product: Granlund and
- * Montgomery, "Division by invariant integers using multiplication", 1994. */
-struct division {
-    uint32_t factor;
-    int shift;
-};
-
-static inline struct division division_by(int divisor) { /* at least 1 */
-    struct division d = {0, 0};
-    uint64_t by = (uint64_t)divisor, power = 1;
-    for (; power < by; power *= 2)
-        d.shift++;
-    d.factor = (uint32_t)(((power - by) << 32) / by) + 1;
-    return d;
-}
-
-/* n divided by it, rounded down; n is not negative. */
-static __device__ __forceinline__ int quotient(int n, struct division d) {
-    return (int)((__umulhi((uint32_t)n, d.factor) + (uint32_t)n) >> d.shift);
-}
 
 /* What the kernels see of the plan; device memory. */
 struct plan_arrays {
