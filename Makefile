@@ -95,7 +95,7 @@ help:
 	@echo "make phase9        build ./demo: attention over any cache layout, with any mask and score"
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
-	@echo "make test          all tests, as release and under ASan and UBSan (12 minutes on 2 cores)"
+	@echo "make test          all tests, as release and under ASan and UBSan (15 minutes on 2 cores)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"

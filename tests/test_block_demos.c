@@ -293,6 +293,9 @@ static void test_tables_and_maps(void **state) {
 
 static void test_refused(void **state) {
     (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* slow, and test_cli gives bad options to the same code */
+#endif
     static const struct {
         int phase;
         const char *arguments, *word1, *word2;

@@ -78,7 +78,6 @@ static void the_same_prompts_have_one_fingerprint(void **state) {
     } runs[] = {{0, ""},
                 {1, ""},
                 {2, "--cache static"},
-                {3, ""},
                 {3, "--max-running 3 --token-budget 20 --chunk 7"},
                 {4, ""},
                 {4, "--max-running 40 --cache static"},
