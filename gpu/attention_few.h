@@ -195,10 +195,7 @@ static __device__ __forceinline__ uint32_t multiply_few_values(struct few_sums s
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
         alignas(16) uint32_t weights[2][4];
-        UNROLL
-        for (int h = 0; h < 2; h++)
-            *(uint4 *)weights[h] =
-                ((const uint4 *)mem->weights)[32 * ((first + k) / 16 + h) + lane];
+        load_weights(weights, mem, first + k);
         uint32_t m[4];
         ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                  16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(0)));

@@ -212,6 +212,15 @@ static __device__ __forceinline__ void clear(struct fp8_value_sums<TYPE> *s) {
     }
 }
 
+/* The digits of 32 weights of a tile, from number `first` on, for two products. */
+static __device__ __forceinline__ void load_weights(uint32_t weights[2][4],
+                                                    const struct decode_memory *mem, int first) {
+    UNROLL
+    for (int h = 0; h < 2; h++)
+        *(uint4 *)weights[h] =
+            ((const uint4 *)mem->weights)[32 * (first / 16 + h) + (int)(threadIdx.x % 32)];
+}
+
 /* Adds the products of a chunk's weights and values, of n positions; those behind them have weights
  * of 0. first: of the chunk. */
 template <int DIM, enum kv_type TYPE>
@@ -226,10 +235,7 @@ add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
         alignas(16) uint32_t weights[2][4];
-        UNROLL
-        for (int h = 0; h < 2; h++)
-            *(uint4 *)weights[h] =
-                ((const uint4 *)mem->weights)[32 * ((first + k) / 16 + h) + lane];
+        load_weights(weights, mem, first + k);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
