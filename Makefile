@@ -147,7 +147,7 @@ clean:
 # of it; reports only name lines.
 release_KERNEL_FLAGS := -O2 -g -fno-var-tracking -fsanitize=thread,alignment
 asan_KERNEL_FLAGS    := -Og $(SANITIZERS) \
-                        -fno-sanitize=null,alignment,object-size,bounds,pointer-overflow
+                        -fno-sanitize=null,alignment,object-size,pointer-overflow
 gpu_objects := $(patsubst gpu/%.cu,build/gpu/%.o,$(GPU_SOURCES))
 emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(GPU_SOURCES)) \
               $(patsubst %.cpp,build/$(1)/%.o,$(EMU_SOURCES))
