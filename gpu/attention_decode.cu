@@ -3,7 +3,7 @@
  *
  * What limits it is reading each key and value once. So
  *
- * - a block of 8 warps works on up to 8 rows (tokens and query heads of one kv head) at once: they
+ * - a block, of 8 warps, works on up to 8 rows (tokens and query heads of one kv head) at once: they
  *   share one read of the keys and values;
  * - the blocks' shares of all tiles are equal (attention_shares.cu), whatever the lengths. A share
  *   is walked through without a break, over the ends of sequences, by the blocks of all kv heads at
@@ -59,7 +59,7 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
 }
 
 template <int DIM> static int shared_bytes(void) {
-    return decode_sizes<DIM, KV_BFP16>::SHARED_BYTES +
+    return decode_sizes<DIM, KV_BFP16, false>::SHARED_BYTES +
            (int)(sizeof(struct row_states) + 3 * sizeof(struct tile_cursor));
 }
 

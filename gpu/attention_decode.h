@@ -12,10 +12,7 @@
 enum {
     TILE = ATTENTION_TILE,
     ROWS = GROUP_ROWS,
-    WARPS = 8,
-    THREADS = 32 * WARPS,
-    PART = 8 * WARPS,    /* positions: 8 for each warp */
-    PARTS = TILE / PART, /* of a tile */
+    MOST_WARPS = 8,
 };
 
 /* Types whose elements are 8-bit floats: their digits are fp16 (attention_floats.h). */
@@ -28,20 +25,31 @@ template <kv_type TYPE> struct is_snapped {
     static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
 };
 
-/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32 (of 64 where
- * elements are bytes), and on the type of an element. */
-template <int DIM, kv_type TYPE> struct decode_sizes {
+/* Sizes that depend on the head dimension, rounded up to a multiple of 32 (of 64 where elements are
+ * bytes), on the type of an element, and on whether the kernel is that for FEW_ROWS
+ * (attention_few.h). */
+template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
+    static const int DIM = HEAD_DIM;
+    static const kv_type TYPE = KV_TYPE;
+    static const bool FEW = HAS_FEW;
     static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
     static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
     static const int DIGIT_BYTES = FP8 ? 2 : 1;
-    static const int CHUNK = 128;           /* positions */
-    static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
-    static const int AHEAD = 2;             /* chunks on their way while one is used */
+    static const int WARPS = decode_warps(FEW), THREADS = 32 * WARPS;
+    static const int PART = 8 * WARPS;           /* positions: 8 for each warp */
+    static const int PARTS = TILE / PART;        /* of a tile */
+    static const int POSITIONS = TILE / THREADS; /* for each thread to look up */
+    static const int CHUNK = 128;                /* positions */
+    static const int CHUNKS = TILE / CHUNK;      /* of keys in a tile, and of values */
+    /* Chunks on their way while one is used. Of many blocks on a processor, one is enough for each.
+     */
+    static const int AHEAD = FEW ? 1 : 2;
     static const int STAGES = AHEAD + 1;
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
     static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
-    static const int BLOCKS = decode_blocks(DIM, TYPE); /* on a processor */
+    static_assert(ROWS_AT < CHUNKS, "while keys are used");
+    static const int BLOCKS = decode_blocks(DIM, TYPE, FEW); /* on a processor */
     static const int ROW_BYTES = BYTES * DIM; /* of a position in a chunk */
     static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
     static const int COLUMNS = ROW_BYTES / 16;
@@ -77,14 +85,12 @@ struct decode_memory {
  * sum of the probabilities, in units, with the bits of the largest weight. */
 struct alignas(16) row_states {
     struct num_score_unit unit[ROWS]; /* of the query */
-    float largest_score[ROWS][WARPS];
-    uint2 units_and_weight[ROWS][WARPS];
-    int large; /* whether an element was too large for the way of attention_few.h */
+    float largest_score[ROWS][MOST_WARPS];
+    uint2 units_and_weight[ROWS][MOST_WARPS];
 };
 
-template <int DIM, enum kv_type TYPE>
+template <class size>
 static __device__ struct decode_memory cut_memory(unsigned char *memory) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     struct decode_memory m;
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
@@ -192,13 +198,13 @@ static __device__ __forceinline__ struct row_view view_of(const struct attention
 }
 
 /* Column number i of size::SHARE of this warp; those from size::COLUMNS on do not exist. */
-static __device__ __forceinline__ int column_of_warp(int i) {
-    return (int)(threadIdx.x / 32) + i * WARPS;
+template <class size> static __device__ __forceinline__ int column_of_warp(int i) {
+    return (int)(threadIdx.x / 32) + i * size::WARPS;
 }
 
 /* The first of the size::EACH dimensions that a lane has of it. */
 template <class size> static __device__ __forceinline__ int first_dim(int i) {
-    return column_of_warp(i) * size::VECTOR + (int)(threadIdx.x % 4) * size::EACH;
+    return column_of_warp<size>(i) * size::VECTOR + (int)(threadIdx.x % 4) * size::EACH;
 }
 
 /* ---- results of splits ------------------------------------------------------------------------
@@ -212,24 +218,24 @@ struct partial_results {
 };
 
 /* A row of a place, for this block's kv head. */
-template <int DIM>
+template <class size>
 static __device__ __forceinline__ struct row_result result_at(const struct partial_results *p,
                                                               int place, int row) {
     size_t number = (size_t)place * (size_t)p->n_kv_heads + (size_t)kv_head();
-    return row_result_of(p->rows + number * kept_floats(ROWS, DIM), ROWS, DIM, row);
+    return row_result_of(p->rows + number * kept_floats(ROWS, size::DIM), ROWS, size::DIM, row);
 }
 
 /* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + j. */
-template <int DIM, class size>
+template <class size>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
                                             const float o[][size::EACH], float m, float l) {
     int lane = (int)(threadIdx.x % 32);
     if (lane / 4 >= n_rows)
         return;
-    struct row_result to = result_at<DIM>(p, place, lane / 4);
+    struct row_result to = result_at<size>(p, place, lane / 4);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
-        if (column_of_warp(i) < size::COLUMNS)
+        if (column_of_warp<size>(i) < size::COLUMNS)
             UNROLL
     for (int j = 0; j < size::EACH; j += 2)
         *(float2 *)(to.values + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
@@ -252,18 +258,17 @@ struct next_position {
     int8_t k_exponent, v_exponent;
 };
 
-template <int DIM, kv_type TYPE> struct loader {
-    typedef struct decode_sizes<DIM, TYPE> size;
+template <class size> struct loader {
     static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
-    static const int STEP = THREADS / VECTORS;          /* rows copied at once */
-    static const bool EVEN = STEP * VECTORS == THREADS; /* a thread's column is always the same */
+    static const int STEP = size::THREADS / VECTORS;          /* rows copied at once */
+    static const bool EVEN = STEP * VECTORS == size::THREADS; /* a thread's column is always the same */
     static const bool HAS_EXPONENTS = !size::FP8 && !size::SNAPPED;
     const struct attention_arguments *a;
     const struct decode_cache *cache;
     const struct plan_arrays *plan;
     struct decode_memory memory;
     int used, before; /* the chunk in use and the one before it: bytes from the ring's beginning */
-    struct next_position position;
+    struct next_position positions[size::POSITIONS];
 
     /* Where the row number of a position of a chunk is kept: those that a thread copies lie side by
      * side.
@@ -272,30 +277,41 @@ template <int DIM, kv_type TYPE> struct loader {
         return EVEN ? position % STEP * (size::CHUNK / STEP) + position / STEP : position;
     }
 
-    /* The position of this thread in its sequence. Those behind the n that exist are the last one
-     * again: they are hidden from the softmax and have no weight. */
-    __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n) const {
-        return begin_of(&at->group, at->tile) + min((int)threadIdx.x, n - 1);
+    /* Number i of this thread's positions, in its tile. */
+    static __device__ __forceinline__ int place_in_tile(int i) {
+        return (int)threadIdx.x + i * size::THREADS;
+    }
+
+    /* The same in its sequence. Those behind the n that exist are the last one again: they are
+     * hidden from the softmax and have no weight. */
+    static __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n, int i) {
+        return begin_of(&at->group, at->tile) + min(place_in_tile(i), n - 1);
     }
 
     __device__ __forceinline__ void fetch_page(const struct tile_cursor *at, int n) {
-        if (n)
-            position.page =
-                plan->pages[at->group.pages + quotient(position_in(at, n), plan->by_page_size)];
+        if (!n)
+            return;
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++)
+            positions[i].page =
+                plan->pages[at->group.pages + quotient(position_in(at, n, i), plan->by_page_size)];
     }
 
-    /* Where this thread's position lies; its page has come. */
+    /* Where this thread's positions lie; their pages have come. */
     __device__ __forceinline__ void find_row(const struct tile_cursor *at, int n, int set) {
         if (!n)
             return;
-        int place = position_in(at, n);
-        uint32_t in_page =
-            (uint32_t)(place - quotient(place, plan->by_page_size) * plan->page_size);
-        position.row = (uint32_t)position.page * cache->page_rows + in_page * cache->position_rows +
-                       (uint32_t)kv_head() * cache->head_rows;
-        int j = (int)threadIdx.x;
-        memory.rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
-            position.row;
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++) {
+            int place = position_in(at, n, i), j = place_in_tile(i);
+            uint32_t in_page =
+                (uint32_t)(place - quotient(place, plan->by_page_size) * plan->page_size);
+            positions[i].row = (uint32_t)positions[i].page * cache->page_rows +
+                               in_page * cache->position_rows +
+                               (uint32_t)kv_head() * cache->head_rows;
+            memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
+                        place_of_row(j % size::CHUNK)] = positions[i].row;
+        }
     }
 
     /* Keys' and values' exponents, half a tile apart. With a page for each position a warp's are in
@@ -303,21 +319,27 @@ template <int DIM, kv_type TYPE> struct loader {
      * longer (measured: tests/bench/README.md). */
     __device__ __forceinline__ void fetch_key_exponent(int n) {
         if constexpr (HAS_EXPONENTS)
-            if (n)
-                position.k_exponent = cache->k_exponents[position.row];
+            UNROLL
+        for (int i = 0; i < size::POSITIONS && n; i++)
+            positions[i].k_exponent = cache->k_exponents[positions[i].row];
     }
     __device__ __forceinline__ void fetch_value_exponent(int n) {
         if constexpr (HAS_EXPONENTS)
-            if (n)
-                position.v_exponent = cache->v_exponents[position.row];
+            UNROLL
+        for (int i = 0; i < size::POSITIONS && n; i++)
+            positions[i].v_exponent = cache->v_exponents[positions[i].row];
     }
 
     __device__ __forceinline__ void store_units(int set) const {
         if (!HAS_EXPONENTS)
             return;
-        int j = set * TILE + (int)threadIdx.x;
-        memory.k_units[j] = num_pow2f(position.k_exponent) * 0x1p-30f; /* may be subnormal */
-        memory.v_units[j] = num_bits(num_pow2f(position.v_exponent));
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++) {
+            const struct next_position *p = &positions[i];
+            int j = set * TILE + place_in_tile(i);
+            memory.k_units[j] = num_pow2f(p->k_exponent) * 0x1p-30f; /* may be subnormal */
+            memory.v_units[j] = num_bits(num_pow2f(p->v_exponent));
+        }
     }
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
@@ -352,7 +374,7 @@ template <int DIM, kv_type TYPE> struct loader {
                 cp_async_16(to + i * STEP * size::ROW_BYTES,
                             from + (uint64_t)number[i] * row_bytes);
         } else {
-            for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += THREADS) {
+            for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += size::THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
                     cp_async_16(to + row * size::ROW_BYTES +
@@ -380,7 +402,9 @@ template <int DIM, kv_type TYPE> struct loader {
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
                                           struct tile_cursor cursors[]) {
         int n = positions_of(&at->group, at->tile);
-        position = {};
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++)
+            positions[i] = {};
         fetch_page(at, n);
         wait_for_previous_kernel(); /* the plan is older */
         find_row(at, n, 0);

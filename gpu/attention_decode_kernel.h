@@ -18,7 +18,7 @@ enum {
 /* Zeros behind the dimensions that exist: the products reach over all of DIM. */
 template <class size> static __device__ void clear_padding(unsigned char *ring, int head_dim) {
     int first = head_dim / size::VECTOR, columns = size::COLUMNS - first;
-    for (int i = (int)threadIdx.x; i < columns * size::STAGES * size::CHUNK; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < columns * size::STAGES * size::CHUNK; i += size::THREADS) {
         int row = i / columns, column = first + i % columns;
         *(uint4 *)(ring + row * size::ROW_BYTES +
                    16 * column_in_row<size::ROW_BYTES>(row, column)) = make_uint4(0, 0, 0, 0);
@@ -30,7 +30,7 @@ template <class size> struct stretch {
     float o[size::SHARE][size::EACH]; /* merged so far: dimension first_dim(i) + j */
     float m, l;
     struct row_of_lane at;
-    bool few; /* the rows: attention_few.h has a way for them */
+    bool large_keys, large_values; /* this warp has met: attention_few.h */
 };
 
 /* What one tile gives for row g. */
@@ -54,11 +54,10 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
 
 /* Values that are not finite: faults of the rows that see them, and nothing to the others. o: of
  * the tile. */
-template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
+template <class size, bool VARIANT>
 static __device__ __forceinline__ void
-mend_values(float o[][size::EACH], const struct loader<DIM, TYPE> *chunks,
-            const struct tile_cursor *at, int set, float unit,
-            const struct attention_variant *variant, int row, bool few) {
+mend_values(float o[][size::EACH], const struct loader<size> *chunks, const struct tile_cursor *at,
+            int set, float unit, const struct attention_variant *variant, int row) {
     uint32_t largest = 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
@@ -68,29 +67,28 @@ mend_values(float o[][size::EACH], const struct loader<DIM, TYPE> *chunks,
     if (!__any_sync(0xffffffffu, largest >= 0x7f800000u))
         return;
     int n = positions_of(&at->group, at->tile);
-    fault_bad_values<DIM, TYPE, VARIANT>(chunks, set, n, &at->group, begin_of(&at->group, at->tile),
-                                         variant);
+    fault_bad_values<size, VARIANT>(chunks, set, n, &at->group, begin_of(&at->group, at->tile),
+                                    variant);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
-        o[i][j] = mend_value(chunks, set, n, row, first_dim<size>(i) + j, unit, few);
+        o[i][j] = mend_value(chunks, set, n, row, first_dim<size>(i) + j, unit);
 }
 
-/* One tile, and the loads for the next. set: of the slots and units that are this tile's. FEW: with
- * the digits of attention_few.h. */
-template <int DIM, enum kv_type TYPE, bool VARIANT, bool FEW, class size>
+/* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
+template <class size, bool VARIANT>
 static __device__ __forceinline__ void
-run_tile(struct stretch<size> *s, struct tile_result<size> *result,
-         struct loader<DIM, TYPE> *chunks, const struct tile_cursor *at,
-         const struct tile_cursor *next, struct tile_cursor *after_next, int set,
-         const struct decode_memory *mem, struct row_states *rows,
-         const struct attention_arguments *a, const struct attention_variant *variant) {
+run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loader<size> *chunks,
+         const struct tile_cursor *at, const struct tile_cursor *next,
+         struct tile_cursor *after_next, int set, const struct decode_memory *mem,
+         struct row_states *rows, const struct attention_arguments *a,
+         const struct attention_variant *variant) {
     int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
     int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
     int visible = s->at.view.end - tile;
-    const int EACH = (FEW ? 1 : 2) * size::CHUNK / PART; /* scores of a chunk */
-    float scores[2 * PARTS];
+    const int EACH = (size::FEW ? 1 : 2) * size::CHUNK / size::PART; /* scores of a chunk */
+    float scores[2 * size::PARTS];
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait();
@@ -105,22 +103,21 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
             chunks->fetch_value_exponent(n_next);
         UNROLL
         for (int i = 0; i < EACH; i++)
-            scores[c * EACH + i] = hidden<TYPE, VARIANT>::score();
+            scores[c * EACH + i] = hidden<size::TYPE, VARIANT>::score();
         if (c * size::CHUNK + warp * 8 < n) { /* of this warp's positions, the first exists */
-            if constexpr (FEW)
-                score_few<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows, &s->at,
-                                              variant, tile, c * size::CHUNK);
+            if constexpr (size::FEW)
+                score_few<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows, &s->at,
+                                         variant, tile, c * size::CHUNK, &s->large_keys);
             else
-                score_chunk<DIM, TYPE, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
-                                                mem->k_units + set * TILE, rows, &s->at, variant,
-                                                tile, c * size::CHUNK);
+                score_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
+                                           mem->k_units + set * TILE, rows, &s->at, variant, tile,
+                                           c * size::CHUNK);
         }
         chunks->step();
     }
-    tell_largest<FEW>(scores, rows);
+    tell_largest<size>(scores, rows);
     struct softmax softmax;
-    typename sums_of<DIM, TYPE>::values sums[size::SHARE];
-    double few_dots[2] = {0, 0};
+    typename sums_of<size>::values sums[size::SHARE];
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         clear(&sums[i]);
@@ -134,11 +131,11 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
                 find_value_unit(chunks, set, n);
                 __syncthreads();
             }
-            weigh<TYPE, VARIANT, FEW>(&softmax, scores, at->group.n_rows, visible,
-                                      mem->v_units + set * TILE, variant, rows);
+            weigh<size, VARIANT>(&softmax, scores, at->group.n_rows, visible,
+                                 mem->v_units + set * TILE, variant, rows);
             chunks->store_units(1 - set);
             __syncthreads();
-            bool stored = snap_weights<DIM, TYPE, FEW>(&softmax, scores, mem, rows);
+            bool stored = snap_weights<size>(&softmax, scores, mem, rows);
             int row = (int)(threadIdx.x / 4);
             if (!stored && threadIdx.x % 4 == 0 && row < at->group.n_rows)
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
@@ -146,42 +143,49 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result,
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        if constexpr (FEW)
-            add_few_values<DIM>(few_dots, chunks->chunk(), mem, c < size::CHUNKS - 1 ? rows : NULL,
-                                c * size::CHUNK, n - c * size::CHUNK);
+        if constexpr (size::FEW)
+            add_few_values<size>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK,
+                                 &s->large_values);
         else
-            add_chunk<DIM, TYPE>(sums, chunks->chunk(), mem, mem->v_units + set * TILE,
-                                 c * size::CHUNK, n - c * size::CHUNK);
+            add_chunk<size>(sums, chunks->chunk(), mem, mem->v_units + set * TILE, c * size::CHUNK,
+                            n - c * size::CHUNK);
         chunks->step();
     }
     bool sees = VARIANT ? softmax.sees : visible > 0;
     result->m = sees ? softmax.tile_m : NAN; /* to be left out of the merge */
     result->l = sees ? softmax.tile_l : 0;
-    if constexpr (FEW)
-        few_weighted_values(result->o[0], few_dots, sees, softmax.unit);
     UNROLL
-    for (int i = 0; i < size::SHARE && !FEW; i++)
-        UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        if constexpr (size::FEW)
+            few_weighted_values<size::TYPE>(result->o[i], &sums[i], sees, softmax.unit);
+        else
+            UNROLL
     for (int j = 0; j < size::EACH; j++)
-        result->o[i][j] = sees ? weighted_value<TYPE>(&sums[i], j, softmax.unit) : 0;
+        result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
     if constexpr (size::FP8)
-        mend_values<DIM, TYPE, VARIANT, size>(result->o, chunks, at, set, softmax.unit, variant,
-                                              s->at.row, FEW);
+        mend_values<size, VARIANT>(result->o, chunks, at, set, softmax.unit, variant, s->at.row);
     if (sees)
         merge_tile(s, result);
 }
 
-/* The way that the rows of a group are worked on: their digits, and which of them a lane has. */
-template <int DIM, enum kv_type TYPE, bool VARIANT, class size>
-static __device__ void
-take_way(struct stretch<size> *s, bool few, const struct attention_arguments *a,
-         const struct attention_variant *variant, const struct tile_cursor *at,
-         const struct decode_memory *mem, struct row_states *rows) {
+/* Begins with the rows of a group: their digits, and which of them a lane has. */
+template <class size, bool VARIANT>
+static __device__ void begin_rows(struct stretch<size> *s, const struct attention_arguments *a,
+                                  const struct attention_variant *variant,
+                                  const struct tile_cursor *at, const struct decode_memory *mem,
+                                  struct row_states *rows) {
     int row = (int)(threadIdx.x % 32 / 4);
-    s->few = few;
-    s->at.row = few ? row % FEW_ROWS : row;
+    s->large_keys = s->large_values = false;
+    s->at.row = size::FEW ? row % FEW_ROWS : row;
     s->at.view = view_of<VARIANT>(a, variant, &at->group, s->at.row);
-    snap_queries<DIM, TYPE>(a, at, mem, rows, few);
+    snap_queries<size>(a, at, mem, rows);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        s->o[i][j] = 0;
+    s->m = -INFINITY;
+    s->l = 0;
 }
 
 /* v_scale: of the values. */
@@ -218,17 +222,16 @@ write_result(struct stretch<size> *s, const struct tile_cursor *at,
     }
 }
 
-template <int DIM, enum kv_type TYPE, bool VARIANT>
-__global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCKS)
+template <class size, bool VARIANT>
+__global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     decode(struct attention_arguments a, struct decode_cache cache,
            struct attention_variant variant, struct plan_arrays plan,
            struct partial_results partial) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
     if (!compiles_mma)
         return;
-    struct decode_memory mem = cut_memory<DIM, TYPE>(memory);
+    struct decode_memory mem = cut_memory<size>(memory);
     if (!partial.next_overlaps)
         let_next_kernel_start();
     const struct decode_share *at_share = &plan.shares[blockIdx.y];
@@ -242,7 +245,7 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
     SHARED(struct tile_cursor, cursors, [3]); /* this tile and the next two, in turns */
     if (threadIdx.x == 0)
         cursors[0] = begin;
-    struct loader<DIM, TYPE> chunks;
+    struct loader<size> chunks;
     chunks.a = &a;
     chunks.cache = &cache;
     chunks.plan = &plan;
@@ -250,9 +253,9 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
     chunks.begin(&begin, cursors);
     if (partial.next_overlaps)
         let_next_kernel_start(); /* all before this one have ended */
-    if (a.head_dim < DIM)
+    if (a.head_dim < size::DIM)
         clear_padding<size>(mem.ring, a.head_dim);
-    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += THREADS)
+    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct stretch<size> s;
@@ -265,40 +268,19 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
         if (begins) {
             first = at->tile;
             __syncthreads(); /* all are done with the rows before */
-            if (threadIdx.x == 0)
-                rows.large = 0;
-            take_way<DIM, TYPE, VARIANT>(
-                &s, takes_few<DIM, TYPE>::value && at->group.n_rows <= FEW_ROWS, &a, &variant, at,
-                &mem, &rows);
+            begin_rows<size, VARIANT>(&s, &a, &variant, at, &mem, &rows);
             __syncthreads();
-            UNROLL
-            for (int i = 0; i < size::SHARE; i++)
-                UNROLL
-            for (int j = 0; j < size::EACH; j++)
-                s.o[i][j] = 0;
-            s.m = -INFINITY;
-            s.l = 0;
-        } else if (takes_few<DIM, TYPE>::value && s.few && rows.large) {
-            /* told before the last chunk of values, so all warps see it; and they wait for the
-             * digits with the first chunk of keys */
-            take_way<DIM, TYPE, VARIANT>(&s, false, &a, &variant, at, &mem, &rows);
         }
         struct tile_result<size> tile;
-        if constexpr (takes_few<DIM, TYPE>::value)
-            if (s.few)
-                run_tile<DIM, TYPE, VARIANT, true>(&s, &tile, &chunks, at, next, after_next, set,
-                                                   &mem, &rows, &a, &variant);
-        if (!takes_few<DIM, TYPE>::value || !s.few)
-            run_tile<DIM, TYPE, VARIANT, false>(&s, &tile, &chunks, at, next, after_next, set, &mem,
-                                                &rows, &a, &variant);
+        run_tile<size, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
+                                &variant);
         int own_place = at->group.own_place;
         if (own_place >= 0) { /* shared tiles come before these: each for itself */
-            keep<DIM, size>(&partial, own_place + at->tile, at->group.n_rows, tile.o, tile.m,
-                            tile.l);
+            keep<size>(&partial, own_place + at->tile, at->group.n_rows, tile.o, tile.m, tile.l);
         } else if (first) { /* of a split, not its beginning: the same */
             const struct decode_split *split = &plan.splits[share.split_first];
-            keep<DIM, size>(&partial, split->partial + 1 + at->tile - split->first_end,
-                            at->group.n_rows, tile.o, tile.m, tile.l);
+            keep<size>(&partial, split->partial + 1 + at->tile - split->first_end, at->group.n_rows,
+                       tile.o, tile.m, tile.l);
         }
         goes_on = next->left > 0;
         begins = !goes_on || next->tile == 0;
@@ -306,32 +288,42 @@ __global__ static void __launch_bounds__(THREADS, decode_sizes<DIM, TYPE>::BLOCK
             if (at->tile + 1 == at->group.n_tiles)
                 write_result<VARIANT>(&s, at, &a, &variant, size::FP8 ? cache.v_scale : 1);
             else
-                keep<DIM, size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows,
-                                s.o, s.m, s.l);
+                keep<size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
+                           s.m, s.l);
         }
     }
 }
 
-template <int DIM, enum kv_type TYPE, bool VARIANT>
-static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
-                   const struct decode_cache *cache, const struct attention_variant *variant,
-                   const struct attention_plan *plan) {
-    typedef struct decode_sizes<DIM, TYPE> size;
+template <class size, bool VARIANT>
+static void launch_kernel(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct decode_cache *cache, const struct attention_variant *variant,
+                          const struct attention_plan *plan) {
     bool shares = attention_plan_has_cascade(plan);
     struct partial_results partial = {plan->partial, a->n_kv_heads, shares};
     if (!gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)decode<DIM, TYPE, VARIANT>,
+                cudaFuncSetAttribute((const void *)decode<size, VARIANT>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
     if (shares || plan->n_tiles <= EARLY_TILES * plan->n_shares)
-        GPU_LAUNCH_EARLY(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a,
+        GPU_LAUNCH_EARLY(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
                          *cache, *variant, plan->arrays, partial);
     else
-        GPU_LAUNCH(gpu, (decode<DIM, TYPE, VARIANT>), grid, THREADS, size::SHARED_BYTES, *a, *cache,
-                   *variant, plan->arrays, partial);
+        GPU_LAUNCH(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
+                   *cache, *variant, plan->arrays, partial);
+}
+
+template <int DIM, enum kv_type TYPE, bool VARIANT>
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct decode_cache *cache, const struct attention_variant *variant,
+                   const struct attention_plan *plan) {
+    if constexpr (decode_takes_few(DIM, TYPE))
+        if (plan->few_rows)
+            return launch_kernel<decode_sizes<DIM, TYPE, true>, VARIANT>(gpu, a, cache, variant,
+                                                                         plan);
+    launch_kernel<decode_sizes<DIM, TYPE, false>, VARIANT>(gpu, a, cache, variant, plan);
 }
 
 /* The few sizes. */

@@ -1,17 +1,23 @@
 /*
- * attention_few.h - for attention_decode.cu: e4m3 and at most four rows, such as the query heads of
- * one token that share a kv head.
+ * attention_few.h - for attention_decode.cu: 8-bit floats where no sequence has more than four
+ * rows, such as the query heads of one token that share a kv head. A kernel of its own.
  *
- * Cut into planes (attention_floats.h), an element takes three additions and two products. With
- * four rows there is another way: digits of 4 bits, four of them from a mantissa, so that the 16
- * rows of an mma are full. Such a digit is at most 8, and what is below 32 in e4m3 at most 30, in
- * units of 2^-9. So 128 products have a sum below 2^24 units, which float32 holds exactly, and
- * nothing needs to be cut.
+ * attention_floats.h cuts an element into planes, which takes three operations in e4m3 and five in
+ * e5m2. With four rows there is another way: digits of 4 bits, four of them from a mantissa, so
+ * that the 16 rows of an mma are full. Such a digit is at most 8, so that 128 products have a sum
+ * of at most 2^24 units, which float32 holds exactly, where elements have up to 14 bits:
  *
- * That all elements of a chunk are below 32 is not known before they are here: the products are
- * made, and the elements looked at meanwhile. Where one is not (a NaN is not, either), the chunk is
- * done again with planes, and the block takes the other way from its next tile on: caches whose
- * scale makes use of the whole range have such elements everywhere.
+ *     e4m3   below 32, in units of 2^-9: as they are
+ *     e5m2   below 512, two planes: up to 2^-2 in units of 2^-16; what is beyond that, in 2^-4
+ *
+ * One plane is the element held within a limit, the other what that takes away: two operations for
+ * both.
+ *
+ * That all elements of a chunk are so small is not known before they are here: the products are
+ * made, and the elements looked at meanwhile. Where one is not (an infinity or a NaN is not,
+ * either), the warp does the chunk again with a plane more, and from then on, until other rows
+ * come, does so at once: caches whose scale makes use of the whole range have such elements
+ * everywhere.
  *
  * The digits of row g are rows g, g + 8 (of its upper byte), g + 4 and g + 12 (of the lower one) of
  * the mma. So lanes 4 g ... 4 g + 3 have one half of a row's sums and those 16 above them the other
@@ -21,13 +27,6 @@
 #define SAMEBITS_ATTENTION_FEW_H
 
 #include "gpu/attention_floats.h"
-
-enum { FEW_ROWS = ROWS / 2 };
-
-/* Rows that are worked on this way. The sum over a key must be one of 128 products. */
-template <int DIM, kv_type TYPE> struct takes_few {
-    static const bool value = TYPE == KV_E4M3 && DIM <= 128;
-};
 
 /* ---- digits -----------------------------------------------------------------------------------
  */
@@ -61,81 +60,132 @@ static const int to_lower_byte = 4 * FEW_ROWS * 8;
 /* ---- sums -------------------------------------------------------------------------------------
  */
 
-/* Sums of the products with 8 columns: [j] those of the higher digit with column 2 t + j, [2 + j]
- * of the lower one. Of cut elements, apart: of their whole numbers and of what is left. */
-struct few_sums {
-    float whole[4], fine[4];
+/* The planes of an element. LARGE: of any; else of those that `look` lets pass. */
+template <kv_type TYPE, bool LARGE> struct few_planes {
+    static const int N = (TYPE == KV_E4M3 ? 1 : 2) + LARGE;
 };
 
-static __device__ __forceinline__ void clear(struct few_sums *s) {
+/* Sums of the products with 8 columns, of each plane: [j] those of the higher digit with column 2 t
+ * + j, [2 + j] of the lower one. */
+template <kv_type TYPE, bool LARGE> struct few_sums {
+    static const int N = few_planes<TYPE, LARGE>::N;
+    float of[N][4];
+};
+
+template <kv_type TYPE, bool LARGE>
+static __device__ __forceinline__ void clear(struct few_sums<TYPE, LARGE> *s) {
     UNROLL
+    for (int p = 0; p < few_sums<TYPE, LARGE>::N; p++)
+        UNROLL
     for (int j = 0; j < 4; j++)
-        s->whole[j] = s->fine[j] = 0;
+        s->of[p][j] = 0;
 }
 
-/* Adds the products with four elements of a lane. */
-template <bool CUT>
-static __device__ __forceinline__ void multiply_few(struct few_sums *s, const uint32_t digits[4],
-                                                    uint32_t first, uint32_t second) {
-    if (CUT) {
-        uint32_t x[2], y[2];
-        cut<KV_E4M3>(x, first);
-        cut<KV_E4M3>(y, second);
-        uint32_t whole[2] = {x[0], y[0]}, fine[2] = {x[1], y[1]};
-        mma_f16(s->whole, digits, whole);
-        mma_f16(s->fine, digits, fine);
+/* Two elements at a time, cut into planes. */
+template <enum kv_type TYPE, bool LARGE>
+static __device__ __forceinline__ void cut_few(uint32_t out[few_planes<TYPE, LARGE>::N],
+                                               uint32_t x) {
+    if constexpr (few_planes<TYPE, LARGE>::N == 1) {
+        out[0] = x;
+    } else if constexpr (few_planes<TYPE, LARGE>::N == 2) { /* within 32, or 2^-2 */
+        out[1] = halves_within(x, halves_of(TYPE == KV_E4M3 ? 0x5000 : 0x3400));
+        out[0] = halves_subtract(x, out[1]);
     } else {
-        uint32_t b[2] = {first, second};
-        mma_f16(s->fine, digits, b);
+        cut<TYPE>(out, x);
     }
 }
 
-/* Notes which of four elements are 32 or more: the two upper bits of the exponent. */
+/* Adds the products with four elements of a lane. */
+template <enum kv_type TYPE, bool LARGE>
+static __device__ __forceinline__ void multiply_few(struct few_sums<TYPE, LARGE> *s,
+                                                    const uint32_t digits[4], uint32_t first,
+                                                    uint32_t second) {
+    const int N = few_planes<TYPE, LARGE>::N;
+    uint32_t x[N], y[N];
+    cut_few<TYPE, LARGE>(x, first);
+    cut_few<TYPE, LARGE>(y, second);
+    UNROLL
+    for (int p = 0; p < N; p++) {
+        uint32_t b[2] = {x[p], y[p]};
+        mma_f16(s->of[p], digits, b);
+    }
+}
+
+/* Notes which of four elements are too large for few planes: with the two upper bits of the
+ * exponent, 32 in e4m3 and 512 in e5m2. */
 static __device__ __forceinline__ void look(uint32_t *large, uint32_t bytes) {
     *large |= bytes & bytes << 1;
 }
 
-/* Whether there is one in this warp, which it tells the others; rows NULL: not, for those that are
- * done do not wait any more. */
-static __device__ __forceinline__ bool any_is_large(uint32_t large, struct row_states *rows) {
-    bool any = __any_sync(0xffffffffu, large & 0x40404040u);
-    if (any && rows && threadIdx.x % 32 == 0)
-        atomicExch(&rows->large, 1);
-    return any;
+/* Whether there is one in this warp. */
+static __device__ __forceinline__ bool any_is_large(uint32_t large) {
+    return __any_sync(0xffffffffu, large & 0x40404040u);
 }
 
-/* Of row g % 4, with column 2 t + j: of `lower` in the lanes below 16, of `upper` in the others.
- * Exact: float64 holds all digits of a sum. */
-static __device__ __forceinline__ double few_dot(const float lower[4], const float upper[4],
-                                                 int j) {
+/* A sum over any number of elements, in two parts that are exact: all of e5m2's planes do not fit
+ * into a float64. */
+struct few_dot {
+    double coarse, fine;
+};
+
+/* The part of a dot product with column 2 t + j that a lane has: of two digits. */
+template <enum kv_type TYPE, bool LARGE>
+static __device__ __forceinline__ struct few_dot
+dot_of_digits(const struct few_sums<TYPE, LARGE> *s, int j) {
+    const int N = few_planes<TYPE, LARGE>::N;
+    double sum[N];
+    UNROLL
+    for (int p = 0; p < N; p++)
+        sum[p] = (double)s->of[p][j] + (double)s->of[p][2 + j];
+    struct few_dot dot = {0, sum[N - 1]};
+    if constexpr (N == 2)
+        dot.fine += sum[0];
+    else if constexpr (N == 3)
+        dot.coarse = fma(sum[0], 8.0, sum[1]);
+    return dot;
+}
+
+/* What two lanes that have half of a row each make of it together: of `lower` in those below 16, of
+ * `upper` in the others. */
+static __device__ __forceinline__ double both_halves(double lower, double upper) {
     bool above = threadIdx.x % 32 >= 16;
-    float high = above ? upper[j] : lower[j], low = above ? upper[2 + j] : lower[2 + j];
-    float other_high = __shfl_xor_sync(0xffffffffu, above ? lower[j] : upper[j], 16);
-    float other_low = __shfl_xor_sync(0xffffffffu, above ? lower[2 + j] : upper[2 + j], 16);
-    return ((double)high + (double)low) + ((double)other_high + (double)other_low);
+    return (above ? upper : lower) + __shfl_xor_sync(0xffffffffu, above ? lower : upper, 16);
 }
 
-/* Of both sums. */
-static __device__ __forceinline__ double cut_dot(const struct few_sums *lower,
-                                                 const struct few_sums *upper, int j) {
-    return few_dot(lower->whole, upper->whole, j) + few_dot(lower->fine, upper->fine, j);
+/* The products of row g % 4 with column 2 t + j: of `lower` in the lanes below 16, of `upper` in
+ * the others. */
+template <enum kv_type TYPE, bool LARGE>
+static __device__ __forceinline__ struct few_dot
+whole_dot(const struct few_sums<TYPE, LARGE> *lower, const struct few_sums<TYPE, LARGE> *upper,
+          int j) {
+    struct few_dot l = dot_of_digits(lower, j), u = dot_of_digits(upper, j), dot = {};
+    dot.fine = both_halves(l.fine, u.fine);
+    if (few_planes<TYPE, LARGE>::N == 3)
+        dot.coarse = both_halves(l.coarse, u.coarse);
+    return dot;
+}
+
+/* The sum, rounded as the reference does: to float64, then to float32. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ float few_dot_rounded(const struct few_dot *dot) {
+    return (float)(TYPE == KV_E4M3 ? dot->fine : dot->coarse + dot->fine);
 }
 
 /* ---- keys -------------------------------------------------------------------------------------
  */
 
-/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. Returns
- * the bits of `look`. */
-template <int DIM, bool CUT>
-static __device__ __forceinline__ uint32_t multiply_few_keys(struct few_sums sums[2],
-                                                             const unsigned char *keys,
-                                                             const struct decode_memory *mem) {
-    typedef struct decode_sizes<DIM, KV_E4M3> size;
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each of N parts.
+ * Returns whether there are large ones where LARGE says no: the sums may be wrong. */
+template <class size, bool LARGE, int N>
+static __device__ __forceinline__ bool
+multiply_few_keys(struct few_sums<size::TYPE, LARGE> (&sums)[N], const unsigned char *keys,
+                  const struct decode_memory *mem) {
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     uint32_t large = 0;
-    clear(&sums[0]);
-    clear(&sums[1]);
+    UNROLL
+    for (int i = 0; i < N; i++)
+        clear(&sums[i]);
     UNROLL
     for (int k = 0; k < size::COLUMNS; k += 4) {
         alignas(16) uint32_t digits[4][4];
@@ -143,106 +193,147 @@ static __device__ __forceinline__ uint32_t multiply_few_keys(struct few_sums sum
         for (int j = 0; j < 4; j++)
             *(uint4 *)digits[j] = ((const uint4 *)mem->query)[32 * (k + j) + lane];
         UNROLL
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
                                16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
             UNROLL
             for (int j = 0; j < 4; j++) {
                 uint32_t x[2];
-                look(&large, m[j]);
-                to_halves<KV_E4M3>(x, m[j]);
-                multiply_few<CUT>(&sums[i], digits[j], x[0], x[1]);
+                if (!LARGE)
+                    look(&large, m[j]);
+                to_halves<size::TYPE>(x, m[j]);
+                multiply_few<size::TYPE, LARGE>(&sums[i], digits[j], x[0], x[1]);
             }
         }
     }
-    return large;
+    return !LARGE && any_is_large(large);
+}
+
+/* The dots of multiply_few_keys; returns what that does. */
+template <class size, bool LARGE, int N>
+static __device__ __forceinline__ bool
+few_keys_of(struct few_dot (&dots)[N], const unsigned char *keys, const struct decode_memory *mem) {
+    struct few_sums<size::TYPE, LARGE> sums[N];
+    if (multiply_few_keys<size, LARGE, N>(sums, keys, mem))
+        return true;
+    UNROLL
+    for (int i = 0; i < N; i++)
+        dots[i] = whole_dot(&sums[i / 2 * 2], &sums[i / 2 * 2 + 1], i % 2);
+    return false;
 }
 
 /* dots: of row g % 4 with the keys at 2 t and 2 t + 1 of the chunk's first part, or in the lanes
- * from 16 on of the second. */
-template <int DIM>
-static __device__ __forceinline__ void few_keys(double dots[2], const unsigned char *keys,
-                                                const struct decode_memory *mem,
-                                                struct row_states *rows) {
-    struct few_sums sums[2];
-    if (!any_is_large(multiply_few_keys<DIM, false>(sums, keys, mem), rows)) {
-        UNROLL
-        for (int j = 0; j < 2; j++)
-            dots[j] = few_dot(sums[0].fine, sums[1].fine, j);
-        return;
-    }
-    multiply_few_keys<DIM, true>(sums, keys, mem);
-    UNROLL
-    for (int j = 0; j < 2; j++)
-        dots[j] = cut_dot(&sums[0], &sums[1], j);
+ * from 16 on of the second; then of the next two parts, and so on, a dot a part. large: whether
+ * this warp has met large ones. */
+template <class size, int N>
+static __device__ __forceinline__ void few_keys(struct few_dot (&dots)[N],
+                                                const unsigned char *keys,
+                                                const struct decode_memory *mem, bool *large) {
+    if (!*large)
+        *large = few_keys_of<size, false>(dots, keys, mem);
+    if (*large)
+        few_keys_of<size, true>(dots, keys, mem);
 }
 
 /* ---- values -----------------------------------------------------------------------------------
  */
 
-/* The products of a chunk's weights and values: with the elements of even numbers, and odd ones. */
-template <int DIM, bool CUT>
-static __device__ __forceinline__ uint32_t multiply_few_values(struct few_sums sums[2],
-                                                               const unsigned char *values,
-                                                               const struct decode_memory *mem,
-                                                               int first) {
-    typedef struct decode_sizes<DIM, KV_E4M3> size;
+/* Weighted sums of a column, of row g % 4: with the dimensions of even numbers of the lane's four
+ * in the lanes below 16, and of odd ones in the others. */
+struct few_value_dots {
+    struct few_dot of[2];
+};
+
+static __device__ __forceinline__ void clear(struct few_value_dots *s) {
+    UNROLL
+    for (int j = 0; j < 2; j++)
+        s->of[j].coarse = s->of[j].fine = 0;
+}
+
+/* The products of a chunk's weights and values: with the elements of even numbers, and odd ones, of
+ * each of the warp's columns. Returns what multiply_few_keys does. */
+template <class size, bool LARGE>
+static __device__ __forceinline__ bool
+multiply_few_values(struct few_sums<size::TYPE, LARGE> sums[][2], const unsigned char *values,
+                    const struct decode_memory *mem, int first) {
     int lane = (int)(threadIdx.x % 32);
     uint32_t large = 0;
-    clear(&sums[0]);
-    clear(&sums[1]);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++) {
+        clear(&sums[i][0]);
+        clear(&sums[i][1]);
+    }
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
         alignas(16) uint32_t weights[2][4];
         load_weights(weights, mem, first + k);
-        uint32_t m[4];
-        ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
-                                 16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(0)));
         UNROLL
-        for (int h = 0; h < 2; h++) {
-            uint32_t x[2], y[2]; /* two positions of an even element, then of an odd one */
-            look(&large, m[2 * h]);
-            look(&large, m[2 * h + 1]);
-            to_halves<KV_E4M3>(x, __byte_perm(m[2 * h], 0, 0x3120));
-            to_halves<KV_E4M3>(y, __byte_perm(m[2 * h + 1], 0, 0x3120));
-            multiply_few<CUT>(&sums[0], weights[h], x[0], y[0]);
-            multiply_few<CUT>(&sums[1], weights[h], x[1], y[1]);
+        for (int i = 0; i < size::SHARE; i++) {
+            int column = column_of_warp<size>(i);
+            uint32_t m[4];
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<size::ROW_BYTES>(lane, column));
+            UNROLL
+            for (int h = 0; h < 2; h++) {
+                uint32_t x[2], y[2];
+                if (!LARGE) {
+                    look(&large, m[2 * h]);
+                    look(&large, m[2 * h + 1]);
+                }
+                to_columns<size::TYPE>(x, m[2 * h]);
+                to_columns<size::TYPE>(y, m[2 * h + 1]);
+                multiply_few<size::TYPE, LARGE>(&sums[i][0], weights[h], x[0], y[0]);
+                multiply_few<size::TYPE, LARGE>(&sums[i][1], weights[h], x[1], y[1]);
+            }
         }
     }
-    return large;
+    return !LARGE && any_is_large(large);
 }
 
-/* Adds a chunk of n positions to the sums of row g % 4: with the dimensions of even numbers of the
- * lane's four in the lanes below 16, and of odd ones in the others. first: of the chunk. */
-template <int DIM>
-static __device__ __forceinline__ void add_few_values(double dots[2], const unsigned char *values,
-                                                      const struct decode_memory *mem,
-                                                      struct row_states *rows, int first, int n) {
-    typedef struct decode_sizes<DIM, KV_E4M3> size;
-    static_assert(size::SHARE == 1, "a warp has one column");
-    if (n <= 0 || (size::COLUMNS % WARPS && column_of_warp(0) >= size::COLUMNS))
-        return;
-    struct few_sums sums[2];
-    if (!any_is_large(multiply_few_values<DIM, false>(sums, values, mem, first), rows)) {
-        UNROLL
-        for (int j = 0; j < 2; j++)
-            dots[j] += few_dot(sums[0].fine, sums[1].fine, j);
-        return;
-    }
-    multiply_few_values<DIM, true>(sums, values, mem, first);
+/* Adds the dots of multiply_few_values; returns what that does. */
+template <class size, bool LARGE>
+static __device__ __forceinline__ bool
+add_few_values_of(struct few_value_dots dots[], const unsigned char *values,
+                  const struct decode_memory *mem, int first) {
+    struct few_sums<size::TYPE, LARGE> sums[size::SHARE][2];
+    if (multiply_few_values<size, LARGE>(sums, values, mem, first))
+        return true;
     UNROLL
-    for (int j = 0; j < 2; j++)
-        dots[j] += cut_dot(&sums[0], &sums[1], j);
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < 2; j++) {
+        struct few_dot dot = whole_dot(&sums[i][0], &sums[i][1], j);
+        dots[i].of[j].fine += dot.fine;
+        if (few_planes<size::TYPE, LARGE>::N == 3)
+            dots[i].of[j].coarse += dot.coarse;
+    }
+    return false;
 }
 
-/* The weighted sums of the lane's four dimensions, in the lanes below 16; sees: the row something.
- * unit: as weighted_value. */
-static __device__ __forceinline__ void few_weighted_values(float o[4], const double dots[2],
-                                                           bool sees, float unit) {
+/* Adds a chunk of n positions to the sums of the warp's columns. first: of the chunk; large: as for
+ * few_keys. */
+template <class size>
+static __device__ __forceinline__ void
+add_few_values(struct few_value_dots dots[], const unsigned char *values,
+               const struct decode_memory *mem, int first, int n, bool *large) {
+    static_assert(size::COLUMNS % size::WARPS == 0, "all warps have as many columns");
+    if (n <= 0)
+        return;
+    if (!*large)
+        *large = add_few_values_of<size, false>(dots, values, mem, first);
+    if (*large)
+        add_few_values_of<size, true>(dots, values, mem, first);
+}
+
+/* The weighted sums of the lane's four dimensions of a column, in the lanes below 16; sees: the row
+ * something. unit: as weighted_value. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void
+few_weighted_values(float o[4], const struct few_value_dots *dots, bool sees, float unit) {
     UNROLL
     for (int j = 0; j < 2; j++) {
-        o[2 * j] = sees ? (float)dots[j] * (unit * few_digit_unit) : 0;
+        o[2 * j] = sees ? few_dot_rounded<TYPE>(&dots->of[j]) * (unit * few_digit_unit) : 0;
         o[2 * j + 1] = __shfl_xor_sync(0xffffffffu, o[2 * j], 16);
     }
 }

@@ -17,7 +17,7 @@
  * sum, whatever the digit. Of a key it is the NaN that the score must be. Of a value it is one for
  * rows, too, that do not see its position: such a tile is computed once more (attention_mend.h).
  *
- * With at most four rows e4m3 has another way, without cutting: attention_few.h.
+ * With at most four rows there is another way, with less to cut: attention_few.h.
  *
  * All is in real numbers, not in units: a sum is that of the reference times 2^(e-15), where e is
  * the exponent of all rows of the type. So a score's unit is 2^-23 instead of 2^(e-38), and that of
@@ -56,6 +56,17 @@ static __device__ __forceinline__ void to_halves(uint32_t out[2], uint32_t bytes
     } else { /* the upper byte of fp16 */
         out[0] = __byte_perm(bytes, 0, 0x1404);
         out[1] = __byte_perm(bytes, 0, 0x3424);
+    }
+}
+
+/* Four elements of two positions: [0] those of an even column as fp16, [1] of an odd one. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void to_columns(uint32_t out[2], uint32_t bytes) {
+    if constexpr (TYPE == KV_E4M3) {
+        halves_of_e4m3(out, __byte_perm(bytes, 0, 0x3120));
+    } else {
+        out[0] = __byte_perm(bytes, 0, 0x2404);
+        out[1] = __byte_perm(bytes, 0, 0x3414);
     }
 }
 
@@ -150,26 +161,25 @@ template <enum kv_type TYPE> static __host__ __device__ constexpr int parts_of(i
 }
 
 /* Sums over a row of keys. */
-template <int DIM, kv_type TYPE> struct fp8_key_sums {
-    plane_sums<TYPE> part[parts_of<TYPE>(DIM)];
+template <class size> struct fp8_key_sums {
+    plane_sums<size::TYPE> part[parts_of<size::TYPE>(size::DIM)];
 };
 
 /* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. */
-template <int DIM, enum kv_type TYPE, int N>
+template <class size, int N>
 static __device__ __forceinline__ void
-multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N], const unsigned char *keys,
+multiply_keys(struct fp8_key_sums<size> sums[N], const unsigned char *keys,
               const struct decode_memory *mem, const float *) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
     for (int i = 0; i < N; i++)
         UNROLL
-    for (int part = 0; part < parts_of<TYPE>(DIM); part++)
+    for (int part = 0; part < parts_of<size::TYPE>(size::DIM); part++)
         clear(&sums[i].part[part]);
     UNROLL
     for (int k = 0; k < size::COLUMNS; k += 4) {
-        const int part = 16 * k / planes<TYPE>::SUMMANDS;
+        const int part = 16 * k / planes<size::TYPE>::SUMMANDS;
         alignas(16) uint32_t digits[4][4];
         UNROLL
         for (int j = 0; j < 4; j++)
@@ -177,23 +187,22 @@ multiply_keys(struct fp8_key_sums<DIM, TYPE> sums[N], const unsigned char *keys,
         UNROLL
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
                                16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
             UNROLL
             for (int j = 0; j < 4; j++) {
                 uint32_t x[2];
-                to_halves<TYPE>(x, m[j]);
-                multiply_halves<TYPE>(&sums[i].part[part], digits[j], x[0], x[1]);
+                to_halves<size::TYPE>(x, m[j]);
+                multiply_halves<size::TYPE>(&sums[i].part[part], digits[j], x[0], x[1]);
             }
         }
     }
 }
 
 /* The sum of the products of row g with key 2 t + j. */
-template <int DIM, enum kv_type TYPE>
-static __device__ __forceinline__ double dot_of_key(const struct fp8_key_sums<DIM, TYPE> *s,
-                                                    int j) {
-    return dot_of_planes<TYPE>(s->part, parts_of<TYPE>(DIM), j);
+template <class size>
+static __device__ __forceinline__ double dot_of_key(const struct fp8_key_sums<size> *s, int j) {
+    return dot_of_planes<size::TYPE>(s->part, parts_of<size::TYPE>(size::DIM), j);
 }
 
 /* Sums over a tile's values: a column is two, of the elements with even numbers and with odd ones.
@@ -223,13 +232,12 @@ static __device__ __forceinline__ void load_weights(uint32_t weights[2][4],
 
 /* Adds the products of a chunk's weights and values, of n positions; those behind them have weights
  * of 0. first: of the chunk. */
-template <int DIM, enum kv_type TYPE>
+template <class size>
 static __device__ __forceinline__ void
-add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
+add_chunk(struct fp8_value_sums<size::TYPE> sums[], const unsigned char *values,
           const struct decode_memory *mem, const uint32_t *, int first, int n) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32);
-    const int part = first / planes<TYPE>::SUMMANDS;
+    const int part = first / planes<size::TYPE>::SUMMANDS;
     if (n <= 0)
         return;
     UNROLL
@@ -239,17 +247,18 @@ add_chunk(struct fp8_value_sums<TYPE> sums[], const unsigned char *values,
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
-            if (size::COLUMNS % WARPS && column_of_warp(i) >= size::COLUMNS)
+            if (size::COLUMNS % size::WARPS && column_of_warp<size>(i) >= size::COLUMNS)
                 break;
-            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
-                                     16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));
+            ldmatrix_x4_trans(
+                m, values + (k + lane) * size::ROW_BYTES +
+                       16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp<size>(i)));
             UNROLL
             for (int h = 0; h < 2; h++) {
-                uint32_t x[2], y[2]; /* two positions of an even element, then of an odd one */
-                to_halves<TYPE>(x, __byte_perm(m[2 * h], 0, 0x3120));
-                to_halves<TYPE>(y, __byte_perm(m[2 * h + 1], 0, 0x3120));
-                multiply_halves<TYPE>(&sums[i].even[part], weights[h], x[0], y[0]);
-                multiply_halves<TYPE>(&sums[i].odd[part], weights[h], x[1], y[1]);
+                uint32_t x[2], y[2];
+                to_columns<size::TYPE>(x, m[2 * h]);
+                to_columns<size::TYPE>(y, m[2 * h + 1]);
+                multiply_halves<size::TYPE>(&sums[i].even[part], weights[h], x[0], y[0]);
+                multiply_halves<size::TYPE>(&sums[i].odd[part], weights[h], x[1], y[1]);
             }
         }
     }

@@ -9,42 +9,41 @@
 #include "gpu/attention_few.h"
 
 /* What stands in the cache at position j of a tile. rows: of the tile. */
-template <int DIM, enum kv_type TYPE>
-static __device__ __forceinline__ const uint8_t *value_row(const struct loader<DIM, TYPE> *chunks,
+template <class size>
+static __device__ __forceinline__ const uint8_t *value_row(const struct loader<size> *chunks,
                                                            int set, int j) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     uint32_t row = chunks->memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
-                                       loader<DIM, TYPE>::place_of_row(j % size::CHUNK)];
+                                       loader<size>::place_of_row(j % size::CHUNK)];
     return (const uint8_t *)chunks->cache->v + (uint64_t)row * (uint32_t)chunks->a->head_dim;
 }
 
-/* A weight from its digits; few: of 4 bits. */
-static __device__ __forceinline__ int weight_at(const uint16_t *weights, int row, int position,
-                                                bool few) {
+/* A weight from its digits. */
+template <class size>
+static __device__ __forceinline__ int weight_at(const uint16_t *weights, int row, int position) {
     const uint16_t *w = weights + place_of_weight_digit(row, position);
     float high = half_to_float(w[0]), low = half_to_float(w[2]);
-    if (!few)
+    if (!size::FEW)
         return (int)high * 256 + (int)low;
     w += to_lower_byte;
     return (int)((high + low + half_to_float(w[0]) + half_to_float(w[2])) * few_digit_unit);
 }
 
 /* The weighted sum of dimension d, of row `row`: in integers, a NaN is a number, and where its
- * weight is 0, nothing. few: the rows' digits are of 4 bits. */
-template <int DIM, enum kv_type TYPE>
-static __device__ float mend_value(const struct loader<DIM, TYPE> *chunks, int set, int n, int row,
-                                   int d, float unit, bool few) {
+ * weight is 0, nothing. */
+template <class size>
+static __device__ float mend_value(const struct loader<size> *chunks, int set, int n, int row,
+                                   int d, float unit) {
     const uint16_t *weights = (const uint16_t *)chunks->memory.weights;
     long long sum = 0;
     for (int j = 0; j < n && d < chunks->a->head_dim; j++)
-        sum += (long long)weight_at(weights, row, j, few) *
-               kv_integer(TYPE, value_row(chunks, set, j)[d], 1);
-    return (float)(double)sum * (unit * num_pow2f(kv_fixed_exponent(TYPE) - 15));
+        sum += (long long)weight_at<size>(weights, row, j) *
+               kv_integer(size::TYPE, value_row(chunks, set, j)[d], 1);
+    return (float)(double)sum * (unit * num_pow2f(kv_fixed_exponent(size::TYPE) - 15));
 }
 
 /* Faults of the rows that see a value of the tile's n that is not finite; by a warp. */
-template <int DIM, enum kv_type TYPE, bool VARIANT>
-static __device__ void fault_bad_values(const struct loader<DIM, TYPE> *chunks, int set, int n,
+template <class size, bool VARIANT>
+static __device__ void fault_bad_values(const struct loader<size> *chunks, int set, int n,
                                         const struct row_group *g, int tile,
                                         const struct attention_variant *variant) {
     const struct attention_arguments *a = chunks->a;
@@ -52,8 +51,9 @@ static __device__ void fault_bad_values(const struct loader<DIM, TYPE> *chunks, 
         const uint8_t *row = value_row(chunks, set, j);
         uint32_t largest = 0;
         for (int d = 0; d < a->head_dim; d++)
-            largest = max(largest, kv_magnitude(TYPE, row[d]));
-        for (int r = 0; r < g->n_rows && kv_read_exponent(TYPE, largest) > BFP_MAX_EXPONENT; r++) {
+            largest = max(largest, kv_magnitude(size::TYPE, row[d]));
+        for (int r = 0; r < g->n_rows && kv_read_exponent(size::TYPE, largest) > BFP_MAX_EXPONENT;
+             r++) {
             struct row_view v = view_of<VARIANT>(a, variant, g, r);
             int p = tile + j;
             if (p >= v.first && p < v.end &&

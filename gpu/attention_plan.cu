@@ -145,8 +145,12 @@ static int fill(struct device *dev, struct attention_plan *p, const struct paged
     short_tokens = short_tokens > SHORT_TOKENS ? short_tokens : (int)SHORT_TOKENS;
     p->short_tokens = kv_type_splits(shape->kv_type) ? short_tokens : INT32_MAX;
     int n_groups = attention_plan_count_groups(p, b, heads_per_group);
-    int dim = decode_dim(shape->head_dim, true);
-    int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type); /* at once */
+    int dim = decode_dim(shape->head_dim, true), most_tokens = 0;
+    for (int i = 0; i < b->n_sequences; i++)
+        most_tokens = max(most_tokens, b->qo_indptr[i + 1] - b->qo_indptr[i]);
+    p->few_rows =
+        decode_takes_few(dim, shape->kv_type) && most_tokens * heads_per_group <= FEW_ROWS;
+    int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type, p->few_rows);
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
     struct layout l = lay_out(b, n_groups, p->n_shares);
     if (reserve(dev, p, l.bytes, err))

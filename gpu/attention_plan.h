@@ -24,6 +24,7 @@
 
 enum {
     GROUP_ROWS = 8,
+    FEW_ROWS = 4,         /* of a token and 4 query heads: 8-bit floats have a kernel for them */
     MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the kernels for many rows, if
                              those can read the cache (measured: tests/bench/README.md), */
     SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
@@ -148,6 +149,7 @@ struct attention_plan {
     struct attention_variant variant; /* what it says of causal, window and mask */
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
+    bool few_rows;         /* no sequence has more than FEW_ROWS, and there is a kernel for them */
     int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
     int n_groups, n_tiles, n_splits;
     int n_own, n_partial;         /* places of partial: those of own_place come first; all */
@@ -171,10 +173,21 @@ static inline int decode_dim(int head_dim, bool few) {
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
 }
 
-/* How many of version 4's thread blocks work on a processor at once. There is room for three where
- * elements are bytes, but only e4m3 gains by it: it computes more than it waits for memory. */
-static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type) {
-    return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : type == KV_E4M3 ? 3 : 2;
+/* Whether version 4 has a kernel for FEW_ROWS (attention_few.h). */
+static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type type) {
+    return (type == KV_E4M3 || type == KV_E5M2) && dim <= 128;
+}
+
+/* The warps of a block of version 4, and how many blocks work on a processor at once; few: of that
+ * kernel. It computes more than it waits for memory, and what a warp does but once a tile (the
+ * ends of the softmax, the merge) is spared by warps that have more of the tile. There is room for
+ * three of the other blocks where elements are bytes, but only e4m3 gains by it. */
+static __host__ __device__ constexpr int decode_warps(bool few) {
+    return few ? 4 : 8;
+}
+
+static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type, bool few) {
+    return few ? 4 : dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : type == KV_E4M3 ? 3 : 2;
 }
 
 /* Whether the variant is what attention_paged does. */

@@ -36,10 +36,9 @@ static __device__ __forceinline__ uint32_t snap_two(uint32_t elements, float fir
 }
 
 /* Of the keys that this warp multiplies, 8 of each part: the exponent of key lane / 4. */
-template <int DIM, enum kv_type TYPE, int N>
+template <class size, int N>
 static __device__ __forceinline__ void find_key_exponents(int exponents[N],
                                                           const unsigned char *keys) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
@@ -48,15 +47,15 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
         UNROLL
         for (int k = 0; k < size::COLUMNS; k += 4) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
                                16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
             UNROLL
             for (int j = 0; j < 4; j++)
-                largest = larger_magnitudes<TYPE>(largest, m[j]);
+                largest = larger_magnitudes<size::TYPE>(largest, m[j]);
         }
-        largest = larger_magnitudes<TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = larger_magnitudes<TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        exponents[i] = exponent_of_largest<TYPE>(largest);
+        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        exponents[i] = exponent_of_largest<size::TYPE>(largest);
     }
 }
 
@@ -66,11 +65,10 @@ static __device__ __forceinline__ float unit_of_key(int e) {
 }
 
 /* The unit of a tile's value of this thread, of n, whose chunks have all come. */
-template <int DIM, enum kv_type TYPE>
-static __device__ __forceinline__ void find_value_unit(const struct loader<DIM, TYPE> *chunks,
-                                                       int set, int n) {
-    typedef struct decode_sizes<DIM, TYPE> size;
-    static_assert(THREADS == TILE && size::CHUNKS == 2, "a position each, of two chunks");
+template <class size>
+static __device__ __forceinline__ void find_value_unit(const struct loader<size> *chunks, int set,
+                                                       int n) {
+    static_assert(size::THREADS == TILE && size::CHUNKS == 2, "a position each, of two chunks");
     int j = (int)threadIdx.x, row = j % size::CHUNK;
     const unsigned char *chunk = chunks->chunk();
     if (j >= size::CHUNK)
@@ -81,13 +79,13 @@ static __device__ __forceinline__ void find_value_unit(const struct loader<DIM, 
         for (int i = 0; i < size::COLUMNS; i++) {
             uint4 x = *(const uint4 *)(chunk + row * size::ROW_BYTES +
                                        16 * column_in_row<size::ROW_BYTES>(row, i));
-            largest = larger_magnitudes<TYPE>(largest, x.x);
-            largest = larger_magnitudes<TYPE>(largest, x.y);
-            largest = larger_magnitudes<TYPE>(largest, x.z);
-            largest = larger_magnitudes<TYPE>(largest, x.w);
+            largest = larger_magnitudes<size::TYPE>(largest, x.x);
+            largest = larger_magnitudes<size::TYPE>(largest, x.y);
+            largest = larger_magnitudes<size::TYPE>(largest, x.z);
+            largest = larger_magnitudes<size::TYPE>(largest, x.w);
         }
     }
-    int e = exponent_of_largest<TYPE>(largest);
+    int e = exponent_of_largest<size::TYPE>(largest);
     chunks->memory.v_units[set * TILE + j] =
         e > BFP_MAX_EXPONENT ? num_bits(NAN) : (uint32_t)(e + 127) << 23;
 }

@@ -37,20 +37,19 @@ static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low,
                                               (uint32_t)second + (carry >> 8), 0x0051);
 }
 
-/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. few: the rows'
- * digits are of 4 bits, and take the places of twice as many. */
-template <int DIM, enum kv_type TYPE>
+/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
+template <class size>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
-                                    struct row_states *rows, bool few) {
-    int lane = (int)(threadIdx.x % 32);
-    for (int row = (int)(threadIdx.x / 32); row < (few ? (int)FEW_ROWS : (int)ROWS); row += WARPS) {
+                                    struct row_states *rows) {
+    int lane = (int)(threadIdx.x % 32), n_rows = size::FEW ? (int)FEW_ROWS : (int)ROWS;
+    for (int row = (int)(threadIdx.x / 32); row < n_rows; row += size::WARPS) {
         bool exists = row < c->group.n_rows;
         const float *q = a->q + (exists ? place_of(a, c, row) : 0);
-        float x[DIM / 32];
+        float x[size::DIM / 32];
         uint32_t largest = 0;
         UNROLL
-        for (int i = 0; i < DIM / 32; i++) {
+        for (int i = 0; i < size::DIM / 32; i++) {
             int d = lane + 32 * i;
             x[i] = exists && d < a->head_dim ? q[d] : 0;
             largest = max(largest, num_magnitude(x[i]));
@@ -61,13 +60,13 @@ static __device__ void snap_queries(const struct attention_arguments *a,
             gpu_fault(a->fault, a->site, c->group.first_token + token_of(a, &c->group, row));
         e = bad ? BFP_MIN_EXPONENT : e;
         UNROLL
-        for (int i = 0; i < DIM / 32; i++) {
+        for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
-            if constexpr (is_fp8<TYPE>::value) {
+            if constexpr (size::FP8) {
                 uint16_t *at = (uint16_t *)mem->query + place_of_query_digit(row, lane + 32 * i);
                 uint2 two = halves_of_digits(mantissa, 0);
                 uint4 digits = make_uint4(two.x, two.y, 0, 0);
-                if (few) {
+                if (size::FEW) {
                     digits = halves_of_four_digits(mantissa, 0);
                     at[to_lower_byte] = (uint16_t)digits.z;
                     at[to_lower_byte + 2] = (uint16_t)digits.w;
@@ -78,7 +77,7 @@ static __device__ void snap_queries(const struct attention_arguments *a,
             }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
              * j of the third; low digits are in the second and fourth. */
-            int summand = TYPE == KV_BFP8 ? lane : summand_of(lane);
+            int summand = size::TYPE == KV_BFP8 ? lane : summand_of(lane);
             int8_t *at = mem->query +
                          ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
                          summand % 4;
@@ -139,18 +138,21 @@ static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], in
 }
 
 /* What the sums of a type are kept in. */
-template <int DIM, kv_type TYPE, bool FP8 = is_fp8<TYPE>::value> struct sums_of {
+template <class size, bool FP8 = size::FP8, bool FEW = size::FEW> struct sums_of {
     typedef struct digit_sums keys, values;
 };
-template <int DIM, kv_type TYPE> struct sums_of<DIM, TYPE, true> {
-    typedef struct fp8_key_sums<DIM, TYPE> keys;
-    typedef struct fp8_value_sums<TYPE> values;
+template <class size> struct sums_of<size, true, false> {
+    typedef struct fp8_key_sums<size> keys;
+    typedef struct fp8_value_sums<size::TYPE> values;
+};
+template <class size> struct sums_of<size, true, true> {
+    typedef struct few_value_dots values; /* keys are done with at once */
 };
 
 /* The sum of the products of row g with key 2 t + j, in units of 256. */
-template <int DIM, enum kv_type TYPE>
+template <class size>
 static __device__ __forceinline__ int32_t dot_of_key(const struct digit_sums *s, int j) {
-    return TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
+    return size::TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
 }
 
 /* ---- a tile -----------------------------------------------------------------------------------
@@ -168,11 +170,10 @@ template <enum kv_type TYPE, bool VARIANT> struct hidden {
 
 /* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
  * of keys that are snapped now, of key lane / 4 of each part. */
-template <int DIM, enum kv_type TYPE, int N>
+template <class size, int N>
 static __device__ __forceinline__ void
 multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
               const float scales[N]) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
@@ -188,13 +189,13 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
         UNROLL
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * PART * size::ROW_BYTES +
+            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
                                16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
-            if constexpr (TYPE != KV_BFP8) {
+            if constexpr (size::TYPE != KV_BFP8) {
                 UNROLL
                 for (int j = 0; j < 4 && size::SNAPPED; j++)
-                    m[j] = snap_two<TYPE>(m[j], scales[i], scales[i]);
-                multiply<TYPE>(&sums[i], digits[0], m);
+                    m[j] = snap_two<size::TYPE>(m[j], scales[i], scales[i]);
+                multiply<size::TYPE>(&sums[i], digits[0], m);
             } else {
                 mma_s8_s8(sums[i].low, digits[0], m);
                 mma_s8_s8(sums[i].low, digits[1], m + 2);
@@ -232,57 +233,59 @@ score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
 
 /* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
  * each part; a lane those of row g at 2 t and 2 t + 1. */
-template <int DIM, enum kv_type TYPE, bool VARIANT>
+template <class size, bool VARIANT>
 static __device__ __forceinline__ void
 score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
             const float *units, const struct row_states *rows, const struct row_of_lane *at,
             const struct attention_variant *variant, int tile, int first) {
-    const int N = decode_sizes<DIM, TYPE>::CHUNK / PART;
-    const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
+    const int N = size::CHUNK / size::PART;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    typename sums_of<DIM, TYPE>::keys sums[N];
+    typename sums_of<size>::keys sums[N];
     int exponents[N] = {};
     float scales[N] = {};
-    if constexpr (SNAPPED) {
-        find_key_exponents<DIM, TYPE, N>(exponents, keys);
+    if constexpr (size::SNAPPED) {
+        find_key_exponents<size, N>(exponents, keys);
         UNROLL
         for (int i = 0; i < N; i++)
             scales[i] = num_pow2f(15 - exponents[i]);
     }
-    multiply_keys<DIM, TYPE, N>(sums, keys, mem, scales);
+    multiply_keys<size, N>(sums, keys, mem, scales);
     UNROLL
     for (int i = 0; i < N; i++) {
-        int position = first + i * PART + begin + lane % 4 * 2;
+        int position = first + i * size::PART + begin + lane % 4 * 2;
         float2 unit = make_float2(fp8_score_unit, fp8_score_unit);
-        if (!FP8 && !SNAPPED)
+        if (!size::FP8 && !size::SNAPPED)
             unit = *(const float2 *)(units + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
             float k_unit = j ? unit.y : unit.x;
-            if (SNAPPED)
+            if (size::SNAPPED)
                 k_unit =
                     unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
-            s[2 * i + j] = score_of<TYPE, VARIANT>((float)dot_of_key<DIM, TYPE>(&sums[i], j),
-                                                   k_unit, tile + position + j, at, variant, rows);
+            s[2 * i + j] =
+                score_of<size::TYPE, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
+                                              tile + position + j, at, variant, rows);
         }
     }
 }
 
-/* The same of few rows, two scores: the lanes below 16 have those of the chunk's first part, the
- * others those of the second. */
-template <int DIM, enum kv_type TYPE, bool VARIANT>
+/* The same of few rows, two scores of each two parts: the lanes below 16 have those of the first,
+ * the others those of the second. large: as for few_keys. */
+template <class size, bool VARIANT>
 static __device__ __forceinline__ void
 score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
-          struct row_states *rows, const struct row_of_lane *at,
-          const struct attention_variant *variant, int tile, int first) {
+          const struct row_states *rows, const struct row_of_lane *at,
+          const struct attention_variant *variant, int tile, int first, bool *large) {
+    const int N = size::CHUNK / size::PART;
     int lane = (int)(threadIdx.x % 32);
-    int p = tile + first + lane / 16 * PART + (int)(threadIdx.x / 32) * 8 + lane % 4 * 2;
-    double dots[2];
-    few_keys<DIM>(dots, keys, mem, rows);
+    int p = tile + first + lane / 16 * size::PART + (int)(threadIdx.x / 32) * 8 + lane % 4 * 2;
+    struct few_dot dots[N];
+    few_keys<size>(dots, keys, mem, large);
     UNROLL
-    for (int j = 0; j < 2; j++)
-        s[j] = score_of<TYPE, VARIANT>((float)dots[j], fp8_score_unit * few_digit_unit, p + j, at,
-                                       variant, rows);
+    for (int i = 0; i < N; i++)
+        s[i] = score_of<size::TYPE, VARIANT>(few_dot_rounded<size::TYPE>(&dots[i]),
+                                             fp8_score_unit * few_digit_unit,
+                                             p + i / 2 * 2 * size::PART + i % 2, at, variant, rows);
 }
 
 /*
@@ -303,10 +306,10 @@ struct softmax {
     float unit;           /* of its weighted values */
 };
 
-/* Tells the other warps the largest score. FEW: a row's scores are in 8 lanes, not in 4. */
-template <bool FEW>
+/* Tells the other warps the largest score. (Of few rows, a row's are in 8 lanes, not in 4.) */
+template <class size>
 static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
-    const int N = FEW ? PARTS : 2 * PARTS;
+    const int N = size::FEW ? size::PARTS : 2 * size::PARTS;
     int lane = (int)(threadIdx.x % 32);
     float m = s[0];
     UNROLL
@@ -314,27 +317,26 @@ static __device__ __forceinline__ void tell_largest(const float s[], struct row_
         m = fmaxf(m, s[i]);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    if (FEW)
+    if (size::FEW)
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 16));
     if (lane % 4 == 0)
         rows->largest_score[lane / 4][threadIdx.x / 32] = m;
 }
 
 /* Scores become weights, as far as without the others' sums. visible: positions of the tile that
- * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. FEW: of
- * score_few. */
-template <enum kv_type TYPE, bool VARIANT, bool FEW>
+ * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. */
+template <class size, bool VARIANT>
 static __device__ __forceinline__ void
 weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
       const struct attention_variant *variant, struct row_states *rows) {
-    const int N = 2 * PARTS;
+    const int N = 2 * size::PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = FEW || n_rows <= ROWS / 2;
+    x->halves = size::FEW || n_rows <= ROWS / 2;
     x->row = lane / 4;
     x->first_part = 0;
     x->n = N;
     x->step = 1;
-    if (FEW) {
+    if (size::FEW) {
         x->row %= ROWS / 2;
         x->n = N / 2;
         x->first_part = lane / 16;
@@ -348,12 +350,13 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
             s[i] = lane < 16 ? s[i] : other;
         }
         visible = __shfl_sync(0xffffffffu, visible, lane % 16);
-        x->first_part = lane < 16 ? 0 : PARTS / 2;
+        x->first_part = lane < 16 ? 0 : size::PARTS / 2;
     }
     const float4 *largest = (const float4 *)rows->largest_score[x->row];
-    float4 m0 = largest[0], m1 = largest[1];
-    float m = fmaxf(fmaxf(fmaxf(m0.x, m0.y), fmaxf(m0.z, m0.w)),
-                    fmaxf(fmaxf(m1.x, m1.y), fmaxf(m1.z, m1.w)));
+    float m = NAN; /* of which fmaxf takes the other: hidden scores may be NaNs */
+    UNROLL
+    for (int i = 0; i < size::WARPS / 4; i++)
+        m = fmaxf(m, fmaxf(fmaxf(largest[i].x, largest[i].y), fmaxf(largest[i].z, largest[i].w)));
     bool sees = VARIANT ? m == m : visible > 0;
     struct num_score_unit unit = rows->unit[x->row];
     if (VARIANT)
@@ -363,7 +366,8 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     struct num_window window = num_window_of(m, unit.binary);
     uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
     float heaviest = 0;
-    const uint32_t *value_units = units_of_values + x->first_part * PART + warp * 8 + lane % 4 * 2;
+    const uint32_t *value_units =
+        units_of_values + x->first_part * size::PART + warp * 8 + lane % 4 * 2;
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
@@ -374,8 +378,8 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
             float p = num_probability(s[i], window);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-            s[i] = is_fp8<TYPE>::value ? p : p * num_float(value_units[i / 2 * PART + i % 2]);
-            if constexpr (is_snapped<TYPE>::value) {
+            s[i] = size::FP8 ? p : p * num_float(value_units[i / 2 * size::PART + i % 2]);
+            if constexpr (size::SNAPPED) {
                 s[i] = hides ? 0 : s[i];
                 largest_bits = max(largest_bits, num_bits(s[i]));
             } else {
@@ -383,7 +387,7 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
             }
         }
     }
-    if (is_snapped<TYPE>::value)
+    if (size::SNAPPED)
         heaviest = num_float(min(largest_bits, 0x7f800000u));
     for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
         units += __shfl_xor_sync(0xffffffffu, units, step);
@@ -395,19 +399,18 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     x->sees = sees;
 }
 
-/* Snaps the weights and leaves their digits in shared memory; FEW: of 4 bits. Returns false: a row
- * that cannot be snapped. */
-template <int DIM, enum kv_type TYPE, bool FEW>
+/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
+ * snapped. */
+template <class size>
 static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
-    typedef struct decode_sizes<DIM, TYPE> size;
-    const int N = 2 * PARTS;
+    const int N = 2 * size::PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
     uint32_t units = 0, largest = 0;
     UNROLL
-    for (int i = 0; i < WARPS / 2; i++) {
+    for (int i = 0; i < size::WARPS / 2; i++) {
         uint4 two = of_warps[i];
         units += two.x + two.z;
         largest = max(largest, max(two.y, two.w));
@@ -416,7 +419,7 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
-    int position = x->first_part * PART + warp * 8 + lane % 4 * 2;
+    int position = x->first_part * size::PART + warp * 8 + lane % 4 * 2;
     int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
     uint16_t *halves = (uint16_t *)mem->weights + place_of_weight_digit(x->row, position);
     UNROLL
@@ -426,13 +429,13 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         UNROLL
         for (int i = half; i < half + N / 2; i += 2) {
             int first = num_mantissa(s[i], scale), second = num_mantissa(s[i + 1], scale);
-            int8_t *high = to + i / 2 * PART;
-            uint16_t *half = halves + place_of_weight_digit(0, i / 2 * PART * x->step);
-            if (FEW) {
+            int8_t *high = to + i / 2 * size::PART;
+            uint16_t *half = halves + place_of_weight_digit(0, i / 2 * size::PART * x->step);
+            if (size::FEW) {
                 uint4 digits = halves_of_four_digits(first, second);
                 *(uint2 *)half = make_uint2(digits.x, digits.y);
                 *(uint2 *)(half + to_lower_byte) = make_uint2(digits.z, digits.w);
-            } else if (is_fp8<TYPE>::value) {
+            } else if (size::FP8) {
                 *(uint2 *)half = halves_of_digits(first, second);
             } else {
                 put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, first, second);
@@ -440,17 +443,16 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         }
     }
     x->tile_l = (float)units * 0x1p-23f;
-    x->unit = num_pow2f(e - (is_fp8<TYPE>::value ? 15 : 22));
+    x->unit = num_pow2f(e - (size::FP8 ? 15 : 22));
     return !bad;
 }
 
 /* Adds the products of a chunk's weights and values, of n positions. units: of the tile's values.
  */
-template <int DIM, enum kv_type TYPE>
+template <class size>
 static __device__ __forceinline__ void
 add_chunk(struct digit_sums sums[], const unsigned char *values, const struct decode_memory *mem,
           const uint32_t *units, int first, int n) {
-    typedef struct decode_sizes<DIM, TYPE> size;
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
@@ -467,14 +469,16 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
-            if (column_of_warp(i) >= size::COLUMNS)
+            if (column_of_warp<size>(i) >= size::COLUMNS)
                 break;
-            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
-                                     16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp(i)));
+            ldmatrix_x4_trans(
+                m, values + (k + lane) * size::ROW_BYTES +
+                       16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp<size>(i)));
             UNROLL
             for (int j = 0; j < 4 && size::SNAPPED; j++)
-                m[j] = snap_two<TYPE>(m[j], scale_of_unit(unit[j].x), scale_of_unit(unit[j].y));
-            multiply<TYPE>(&sums[i], weights, m);
+                m[j] =
+                    snap_two<size::TYPE>(m[j], scale_of_unit(unit[j].x), scale_of_unit(unit[j].y));
+            multiply<size::TYPE>(&sums[i], weights, m);
         }
     }
 }

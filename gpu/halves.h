@@ -53,6 +53,12 @@ static inline uint32_t halves_subtract(uint32_t a, uint32_t b) {
     return halves_fma(b, halves_of(0xbc00), a);
 }
 
+/* x where its magnitude is at most that of the limit, else the limit with its sign. */
+static inline uint32_t halves_within(uint32_t x, uint32_t limit) {
+    uint32_t low = min(x & 0x7fff, limit & 0x7fff), high = min(x & 0x7fff0000, limit & 0x7fff0000);
+    return (x & 0x80008000u) | high | low;
+}
+
 /* Of each half, the larger magnitude; a NaN is the largest. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
@@ -86,6 +92,20 @@ static __device__ __forceinline__ uint32_t halves_subtract(uint32_t a, uint32_t 
     uint32_t d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
+}
+
+/* x where its magnitude is at most that of the limit, which is not negative, else the limit with
+ * its sign (of a NaN: the limit). Compute capability 8.0 and later. */
+static __device__ __forceinline__ uint32_t halves_within(uint32_t x, uint32_t limit) {
+    uint32_t within = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 860
+    asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(within) : "r"(x), "r"(limit));
+#elif __CUDA_ARCH__ >= 800
+    asm("{.reg .b32 m; neg.f16x2 m, %2; max.f16x2 m, %1, m; min.f16x2 %0, m, %2;}"
+        : "=r"(within)
+        : "r"(x), "r"(limit));
+#endif
+    return within;
 }
 
 /* Of each half, fp16 or bf16, the larger magnitude; a NaN is the largest. Compute capability 8.0

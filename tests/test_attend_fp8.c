@@ -34,6 +34,10 @@ static const struct extreme {
     {KV_E5M2, 0x1.8p-5f, 0x1p-16f},
     {KV_E5M2, 160, 0x1p-5f},
     {KV_E5M2, 0x1p-16f, 0x1p-16f},
+    {KV_E5M2, 448, 0x1.4p-2f},
+    {KV_E5M2, 512, 0x1p-16f},
+    {KV_E5M2, 0x1p-2f, 0x1p-16f},
+    {KV_E5M2, 0x1.4p-2f, 0x1p-16f},
 };
 
 /* BACK_AGAIN: a sum over all grows large, and small again; TWICE: one over a half. */
@@ -66,12 +70,13 @@ static void make_case(struct attend_case *c, struct random *r, enum kv_type type
     wish.head_dim = dim;
     wish.order = KV_NHD + dim % 3 % 2;
     wish.type = (int)type;
-    wish.window_left = -1;
     wish.cap = 0;
     wish.causal = 1;
     wish.mask = MASK_NONE;
     wish.sinks = wish.slopes = 0;
     attend_case_make(c, r, &wish);
+    /* All positions are seen; by the plain kernels, or by those for variants. */
+    c->variant.window_left = random_int(r, 0, 1) ? -1 : 1000;
 }
 
 static void check(struct test_device *t, struct attend_case *c) {
@@ -129,17 +134,22 @@ static void test_largest_sums(void **state) {
             int dim = signs == BACK_AGAIN ? 256 : dims[(i + signs) % COUNT(dims)];
             check_keys(t, &r, &extremes[i], dim, signs, 2);
             check_values(t, &r, &extremes[i], dim, signs, 2);
-            if (extremes[i].type == KV_E4M3) {
-                check_keys(t, &r, &extremes[i], 128, signs, 1);
-                check_values(t, &r, &extremes[i], 128, signs, 1);
-            }
+            check_keys(t, &r, &extremes[i], 128, signs, 1);
+            check_values(t, &r, &extremes[i], 128, signs, 1);
         }
 }
 
-/* A number of e4m3 with a random sign, exponent and mantissa. */
-static float any_number(struct random *r, int largest_exponent) {
-    float x = ldexpf((float)random_int(r, 8, largest_exponent < 8 ? 15 : 14) / 8,
-                     random_int(r, -9, largest_exponent));
+/* What kernels for one query take for small: below 2^small. */
+static const struct few_type {
+    enum kv_type type;
+    int smallest, small, largest; /* exponents */
+    float largest_number;
+} few_types[] = {{KV_E4M3, -9, 5, 8, 448}, {KV_E5M2, -16, 9, 15, 57344}};
+
+/* A number with a random sign, exponent and mantissa. */
+static float any_number(struct random *r, const struct few_type *type, bool large) {
+    int e = random_int(r, type->smallest, large ? type->largest : type->small - 1);
+    float x = ldexpf((float)random_int(r, 8, e < type->largest ? 15 : 14) / 8, e);
     return random_int(r, 0, 1) ? x : -x;
 }
 
@@ -153,24 +163,29 @@ static bool is_some(int large, int i, int parts) {
     return large <= SOME && i % parts == (SOME - large) % parts;
 }
 
-static void check_large(struct test_device *t, struct random *r, int dim, int large_key,
-                        int large_value) {
+static void check_large(struct test_device *t, struct random *r, const struct few_type *type,
+                        int dim, int large_key, int large_value) {
     struct attend_case c;
-    make_case(&c, r, KV_E4M3, dim, 1);
+    make_case(&c, r, type->type, dim, 1);
     c.layout.k_scale = c.layout.v_scale = 1;
-    c.shape.scale = large_key == ALL ? 0x1p-12 : large_key <= SOME ? 0x1p-10 : 0x1p-8;
+    int most = large_key == ALL || large_key <= SOME ? type->largest : type->small;
+    c.shape.scale = ldexp(large_key <= SOME ? 4 : 1, -4 - most);
+    float least_large = ldexpf(1, type->small), most_large = type->largest_number;
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
         c.q[i] = (float)(is_some(large_key, i % dim, 4) ? 32639 : random_int(r, -32639, 32639)) *
                  0x1p-15f;
     for (int i = 0; i < c.n_positions * dim; i++) {
-        c.k[i] = is_some(large_key, i % dim, 4) ? 448 : any_number(r, large_key == ALL ? 8 : 4);
-        c.v[i] =
-            is_some(large_value, i / dim / 8, 2) ? 448 : any_number(r, large_value == ALL ? 8 : 4);
+        c.k[i] =
+            is_some(large_key, i % dim, 4) ? most_large : any_number(r, type, large_key == ALL);
+        c.v[i] = is_some(large_value, i / dim / 8, 2) ? most_large
+                                                      : any_number(r, type, large_value == ALL);
     }
     if (large_key >= 0)
-        c.k[large_key * dim + random_int(r, 0, dim - 1)] = random_int(r, 0, 1) ? 32 : -448;
+        c.k[large_key * dim + random_int(r, 0, dim - 1)] =
+            random_int(r, 0, 1) ? least_large : -most_large;
     if (large_value >= 0)
-        c.v[large_value * dim + random_int(r, 0, dim - 1)] = random_int(r, 0, 1) ? 32 : -448;
+        c.v[large_value * dim + random_int(r, 0, dim - 1)] =
+            random_int(r, 0, 1) ? least_large : -most_large;
     check(t, &c);
 }
 
@@ -179,14 +194,17 @@ static void test_few_rows(void **state) {
     static const int large[] = {NOTHING, ALL, 0, 127, 128, 255, 256, 300, 511, 512, 599};
     struct test_device *t = *state;
     struct random r = {922};
-    for (int i = 0; i < COUNT(large); i++)
-        for (int j = 0; j < COUNT(dims); j++) {
-            check_large(t, &r, dims[j], large[i], large[(i + j) % COUNT(large)]);
-            check_large(t, &r, dims[j], NOTHING, large[i]);
+    for (int k = 0; k < COUNT(few_types); k++) {
+        const struct few_type *type = &few_types[k];
+        for (int i = 0; i < COUNT(large); i++)
+            for (int j = 0; j < COUNT(dims); j++) {
+                check_large(t, &r, type, dims[j], large[i], large[(i + j) % COUNT(large)]);
+                check_large(t, &r, type, dims[j], NOTHING, large[i]);
+            }
+        for (int i = 0; i < 4; i++) {
+            check_large(t, &r, type, 128, SOME - i, NOTHING);
+            check_large(t, &r, type, 128, NOTHING, SOME - i);
         }
-    for (int i = 0; i < 4; i++) {
-        check_large(t, &r, 128, SOME - i, NOTHING);
-        check_large(t, &r, 128, NOTHING, SOME - i);
     }
 }
 
