@@ -35,15 +35,14 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
     static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
     static const int DIGIT_BYTES = FP8 ? 2 : 1;
-    static const int WARPS = decode_warps(FEW), THREADS = 32 * WARPS;
+    static const int WARPS = decode_warps(DIM, TYPE, FEW), THREADS = 32 * WARPS;
     static const int PART = 8 * WARPS;           /* positions: 8 for each warp */
     static const int PARTS = TILE / PART;        /* of a tile */
     static const int POSITIONS = TILE / THREADS; /* for each thread to look up */
     static const int CHUNK = 128;                /* positions */
     static const int CHUNKS = TILE / CHUNK;      /* of keys in a tile, and of values */
-    /* Chunks on their way while one is used. Of many blocks on a processor, one is enough for each.
-     */
-    static const int AHEAD = FEW ? 1 : 2;
+    /* Chunks on their way while one is used. With many small blocks, one is enough for each. */
+    static const int AHEAD = WARPS < 8 ? 1 : 2;
     static const int STAGES = AHEAD + 1;
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */

@@ -179,15 +179,17 @@ static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type
 }
 
 /* The warps of a block of version 4, and how many blocks work on a processor at once; few: of that
- * kernel. It computes more than it waits for memory, and what a warp does but once a tile (the
- * ends of the softmax, the merge) is spared by warps that have more of the tile. There is room for
- * three of the other blocks where elements are bytes, but only e4m3 gains by it. */
-static __host__ __device__ constexpr int decode_warps(bool few) {
-    return few ? 4 : 8;
+ * kernel. Where computing takes longer than memory, there are four warps to a block: what a warp
+ * does but once a tile (the ends of the softmax, the merge) is spared by warps that have more of
+ * the tile. */
+static __host__ __device__ constexpr int decode_warps(int dim, enum kv_type type, bool few) {
+    return few || (type == KV_E4M3 && dim <= 128) ? 4 : 8;
 }
 
 static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type, bool few) {
-    return few ? 4 : dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : type == KV_E4M3 ? 3 : 2;
+    if (decode_warps(dim, type, few) == 4)
+        return 4;
+    return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : 2;
 }
 
 /* Whether the variant is what attention_paged does. */

@@ -197,7 +197,7 @@ static void test_few_rows(void **state) {
     for (int k = 0; k < COUNT(few_types); k++) {
         const struct few_type *type = &few_types[k];
         for (int i = 0; i < COUNT(large); i++)
-            for (int j = 0; j < COUNT(dims); j++) {
+            for (int j = k; j < COUNT(dims); j += 1 + k) { /* e5m2: half of them */
                 check_large(t, &r, type, dims[j], large[i], large[(i + j) % COUNT(large)]);
                 check_large(t, &r, type, dims[j], NOTHING, large[i]);
             }
