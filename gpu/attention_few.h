@@ -15,9 +15,9 @@
  *
  * That all elements of a chunk are so small is not known before they are here: the products are
  * made, and the elements looked at meanwhile. Where one is not (an infinity or a NaN is not,
- * either), the warp does the chunk again with a plane more, and from then on, until other rows
- * come, does so at once: caches whose scale makes use of the whole range have such elements
- * everywhere.
+ * either), the warp does the chunk again with a plane more (in e4m3 what is beyond 32; in e5m2 the
+ * three of attention_floats.h), and from then on, until other rows come, does so at once: caches
+ * whose scale makes use of the whole range have such elements everywhere.
  *
  * The digits of row g are rows g, g + 8 (of its upper byte), g + 4 and g + 12 (of the lower one) of
  * the mma. So lanes 4 g ... 4 g + 3 have one half of a row's sums and those 16 above them the other

@@ -112,6 +112,8 @@ static void test_units_of_queries(void **state) {
         struct attend_case c;
         float *y, *lse;
         for (int i = 0; i < COUNT(bad); i++) {
+            if (device_is_emulated() && i != kind % COUNT(bad)) /* it is slow: one of them each */
+                continue;
             make_scaled(&c, &r, kind, bad[i], 0x1p30f);
             expect_fault(t, &c, 0);
             attend_case_free(&c);

@@ -24,8 +24,9 @@ on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") 
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
             $(foreach v,1 2 3,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention" \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention_paged") \
-            $(foreach v,2 3,$(foreach t,test_attend test_attend_faults, \
-              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
+            $(foreach v,2 3,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attend") \
+            $(foreach v,$(if $(filter gpu,$(2)),2) 3, \
+              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attend_faults")
 HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_shared_decoding)
 
