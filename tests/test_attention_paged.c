@@ -234,7 +234,7 @@ static void test_random_batches(void **state) {
     n = device_is_emulated() ? 10 : 60;
 #endif
     if (!strcmp(t->ops->name, "cpu"))
-        n /= 10;
+        n /= 20;
     const char *most = getenv("SAMEBITS_BATCHES"); /* for tools that make everything slow */
     n = most ? atoi(most) : n;
     for (int i = 0; i < n; i++)
