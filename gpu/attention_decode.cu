@@ -3,8 +3,8 @@
  *
  * What limits it is reading each key and value once. So
  *
- * - a block, of 8 warps, works on up to 8 rows (tokens and query heads of one kv head) at once: they
- *   share one read of the keys and values;
+ * - a block of 8 warps (8-bit floats: often 4, attention_plan.h) works on up to 8 rows (tokens and
+ *   query heads of one kv head) at once: they share one read of the keys and values;
  * - the blocks' shares of all tiles are equal (attention_shares.cu), whatever the lengths. A share
  *   is walked through without a break, over the ends of sequences, by the blocks of all kv heads at
  *   the same time, because keys of the same position lie side by side;

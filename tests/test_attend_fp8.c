@@ -149,13 +149,15 @@ static void test_largest_sums(void **state) {
 static const struct few_type {
     enum kv_type type;
     int smallest, small, largest; /* exponents */
+    int mantissas;                /* of an exponent */
     float largest_number;
-} few_types[] = {{KV_E4M3, -9, 5, 8, 448}, {KV_E5M2, -16, 9, 15, 57344}};
+} few_types[] = {{KV_E4M3, -9, 5, 8, 8, 448}, {KV_E5M2, -16, 9, 15, 4, 57344}};
 
 /* A number with a random sign, exponent and mantissa. */
 static float any_number(struct random *r, const struct few_type *type, bool large) {
     int e = random_int(r, type->smallest, large ? type->largest : type->small - 1);
-    float x = ldexpf((float)random_int(r, 8, e < type->largest ? 15 : 14) / 8, e);
+    float mantissa = 1 + (float)random_int(r, 0, type->mantissas - 1) / (float)type->mantissas;
+    float x = fminf(ldexpf(mantissa, e), type->largest_number);
     return random_int(r, 0, 1) ? x : -x;
 }
 
