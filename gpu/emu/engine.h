@@ -36,6 +36,7 @@ enum {
     MAX_SHARED_VARIABLES = 200,
     SHARED_GAP = 256,         /* nobody's bytes around each variable */
     ARENA_BYTES = 512 * 1024, /* holds MAX_SHARED and all gaps */
+    WORD = 4,                 /* bytes that are mostly accessed together */
 };
 
 /* ---- shared memory (shared_memory.cpp) ------------------------------------------------------ */
@@ -65,7 +66,8 @@ struct shared_variable {
 struct arena {
     unsigned char *bytes;   /* [ARENA_BYTES] */
     unsigned char *owners;  /* [ARENA_BYTES] 1 + index of the variable, 0: nobody's */
-    struct shadow *shadows; /* [ARENA_BYTES] */
+    struct shadow *shadows; /* [ARENA_BYTES] that of a word's first byte is that of all four, */
+    bool *is_split;         /* [ARENA_BYTES / WORD] unless one was accessed without the others */
     struct shared_variable variables[MAX_SHARED_VARIABLES];
     size_t n_variables, used, variable_bytes;
 };

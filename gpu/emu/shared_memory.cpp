@@ -34,6 +34,7 @@ void arena_create(struct arena *a) {
     a->bytes = static_cast<unsigned char *>(map_memory(ARENA_BYTES));
     a->owners = static_cast<unsigned char *>(map_memory(ARENA_BYTES));
     a->shadows = static_cast<struct shadow *>(map_memory(ARENA_BYTES * sizeof *a->shadows));
+    a->is_split = static_cast<bool *>(map_memory(ARENA_BYTES / WORD));
     a->used = ARENA_BYTES; /* all of it must be made nobody's */
 }
 
@@ -42,6 +43,7 @@ void arena_destroy(struct arena *a) {
     munmap(a->bytes, ARENA_BYTES);
     munmap(a->owners, ARENA_BYTES);
     munmap(a->shadows, ARENA_BYTES * sizeof *a->shadows);
+    munmap(a->is_split, ARENA_BYTES / WORD);
 }
 
 static size_t round_up(size_t n, size_t multiple) {
@@ -79,6 +81,7 @@ void arena_begin_block(struct arena *a) {
 
 void arena_clear_shadow(struct arena *a) {
     memset(static_cast<void *>(a->shadows), 0, ARENA_BYTES * sizeof *a->shadows);
+    memset(a->is_split, 0, ARENA_BYTES / WORD);
 }
 
 /* ---- faults --------------------------------------------------------------------------------- */
@@ -212,6 +215,42 @@ static inline void note_write(struct cuda_thread *t, struct shadow *s, size_t of
     s->writer = (uint16_t)t->number;
 }
 
+static inline void note(struct cuda_thread *t, size_t offset, enum access how, code_address from) {
+    struct shadow *s = &t->worker->arena.shadows[offset];
+    if (how == ACCESS_READ)
+        note_read(t, s, offset, from);
+    else
+        note_write(t, s, offset, how, from);
+}
+
+/* Whether one shadow will do for all bytes of a word: who wrote them does not matter any more, and
+ * nobody has read them since. */
+static bool tell_the_same(const struct worker *w, const struct shadow *s) {
+    for (size_t i = 0; i < WORD; i++)
+        if (s[i].write_time < w->block_start || s[i].write_time >= w->last_barrier ||
+            s[i].read_time >= w->last_barrier)
+            return false;
+    return true;
+}
+
+/* Accesses bytes of one word that have a shadow each, or get one now. */
+static void note_in_word(struct cuda_thread *t, size_t offset, size_t bytes, enum access how,
+                         code_address from) {
+    struct arena *a = &t->worker->arena;
+    size_t first = offset / WORD * WORD;
+    bool *is_split = &a->is_split[first / WORD];
+    if (bytes == WORD && how == ACCESS_READ && tell_the_same(t->worker, &a->shadows[first])) {
+        *is_split = false;
+        note(t, first, how, from);
+        return;
+    }
+    for (size_t i = 1; i < WORD && !*is_split; i++)
+        a->shadows[first + i] = a->shadows[first];
+    for (size_t i = offset; i < offset + bytes; i++)
+        note(t, i, how, from);
+    *is_split = bytes < WORD || how != ACCESS_WRITE; /* a plain write leaves the same in all four */
+}
+
 void shared_access(struct cuda_thread *t, size_t offset, size_t bytes, enum access how,
                    code_address from) {
     struct arena *a = &t->worker->arena;
@@ -223,10 +262,13 @@ void shared_access(struct cuda_thread *t, size_t offset, size_t bytes, enum acce
         fault(t, EMU_SHARED_BOUNDS, "%s %zu bytes, %s%s", verbs[how], bytes,
               shared_name(a, bad).text, code_place(from).text);
     }
-    for (size_t i = offset; how == ACCESS_READ && i < end; i++)
-        note_read(t, &a->shadows[i], i, from);
-    for (size_t i = offset; how != ACCESS_READ && i < end; i++)
-        note_write(t, &a->shadows[i], i, how, from);
+    bool whole = (offset | bytes) % WORD == 0;
+    for (size_t i = offset; i < end; i += whole ? WORD : 1) {
+        if (whole && !a->is_split[i / WORD])
+            note(t, i, how, from);
+        else
+            note_in_word(t, i, whole ? WORD : 1, how, from);
+    }
 }
 
 } // namespace emu

@@ -5,6 +5,7 @@
  */
 #include "gpu/tensor_core.h"
 #include "tests/emu/device_test.h"
+#include "tests/random.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -347,6 +348,102 @@ static void test_write_after_reads_is_a_race(void **) {
         }
 }
 
+/* Accesses of shared memory, thread by thread; bytes = 0: a barrier. */
+struct script {
+    int n;
+    struct step {
+        int thread, first, bytes;
+        bool write;
+    } steps[20];
+};
+
+template <class T> __device__ void access_shared(unsigned char *bytes, const script::step &s) {
+    volatile T *at = reinterpret_cast<T *>(bytes + s.first);
+    if (s.write)
+        *at = 1;
+    else
+        (void)*at;
+}
+
+__global__ void follow(struct script script) {
+    SHARED(uint64_t, words);
+    unsigned char *bytes = reinterpret_cast<unsigned char *>(&words);
+    for (int i = 0; i < script.n; i++) {
+        const script::step &s = script.steps[i];
+        if (s.bytes == 0)
+            __syncthreads();
+        else if (s.thread == (int)threadIdx.x)
+            s.bytes == 1   ? access_shared<uint8_t>(bytes, s)
+            : s.bytes == 2 ? access_shared<uint16_t>(bytes, s)
+            : s.bytes == 4 ? access_shared<uint32_t>(bytes, s)
+                           : access_shared<uint64_t>(bytes, s);
+    }
+}
+
+/* Two accesses of different threads to the same byte, one of them a write, and no barrier between.
+ */
+static bool has_race(const struct script *script) {
+    for (int i = 0; i < script->n; i++)
+        for (int j = i + 1; j < script->n && script->steps[j].bytes; j++) {
+            const script::step *a = &script->steps[i], *b = &script->steps[j];
+            if (a->bytes && a->thread != b->thread && (a->write || b->write) &&
+                a->first < b->first + b->bytes && b->first < a->first + a->bytes)
+                return true;
+        }
+    return false;
+}
+
+/* Eight bytes, written in pieces of one size; then some accesses of any size and a barrier or two.
+ */
+static struct script random_script(struct random *r) {
+    static const int sizes[] = {1, 2, 4, 8}, threads[] = {0, 1, 31, 32, 63};
+    struct script s = {0, {}};
+    int piece = sizes[random_int(r, 0, 3)];
+    for (int first = 0; first < 8; first += piece)
+        s.steps[s.n++] = {first, first, piece, true};
+    s.steps[s.n++] = {0, 0, 0, false};
+    for (int left = random_int(r, 2, 6); left > 0; left--) {
+        int bytes = random_int(r, 0, 5) ? sizes[random_int(r, 0, 3)] : 0;
+        int first = bytes ? random_int(r, 0, 8 / bytes - 1) * bytes : 0;
+        s.steps[s.n++] = {threads[random_int(r, 0, 4)], first, bytes, random_int(r, 0, 3) == 0};
+    }
+    return s;
+}
+
+static void test_races_between_accesses_of_any_size(void **) {
+    struct random r = {7};
+    int n_races = 0;
+    for (int i = 0; i < 2000; i++) {
+        struct script s = random_script(&r);
+        bool race = has_race(&s);
+        n_races += race;
+        LAUNCH(follow, 1, 64, 0, 0, s);
+        if (race)
+            expect_fault(EMU_SHARED_RACE, "of shared words");
+        else
+            expect_no_fault();
+    }
+    assert_in_range(n_races, 500, 1500);
+}
+
+/* A word of which a part was written. */
+__global__ void read_half_written(int *y, int n_written) {
+    SHARED(int, word);
+    int16_t *halves = reinterpret_cast<int16_t *>(&word);
+    for (int i = 0; i < n_written; i++)
+        *(volatile int16_t *)(halves + i) = 1;
+    __syncthreads();
+    *y = *(volatile int *)&word;
+}
+
+static void test_words_written_by_halves(void **) {
+    int *y = to_device(std::vector<int>(1, 0));
+    LAUNCH(read_half_written, 2, 1, 0, 0, y, 2);
+    expect_no_fault();
+    LAUNCH(read_half_written, 2, 1, 0, 0, y, 1); /* of the other half, an earlier launch knows */
+    expect_fault(EMU_SHARED_UNINITIALISED, "reads uninitialised byte 2 of shared word");
+}
+
 /* Shuffles bring lanes together but do not order their memory; neither do half-warp barriers that
  * leave out the other lane. */
 __global__ void swap_in_warp(int *y, int how, int distance) {
@@ -510,12 +607,14 @@ static void test_copies_without_a_wait_are_checked(void **) {
         cmocka_unit_test(test_uninitialised_shared_memory),                                        \
         cmocka_unit_test(test_dropped_barriers_are_races),                                         \
         cmocka_unit_test(test_write_after_reads_is_a_race),                                        \
+        cmocka_unit_test(test_races_between_accesses_of_any_size),                                 \
+        cmocka_unit_test(test_words_written_by_halves),                                            \
         cmocka_unit_test(test_only_syncwarp_orders_a_warp),                                        \
         cmocka_unit_test(test_order_is_transitive),                                                \
         cmocka_unit_test(test_atomics_race_with_plain_accesses_only),                              \
         cmocka_unit_test(test_device_memory_out_of_bounds),                                        \
         cmocka_unit_test(test_host_and_freed_memory_is_not_the_devices),                           \
-        cmocka_unit_test(test_read_over_the_end), cmocka_unit_test(test_misaligned_shared_vector),   \
+        cmocka_unit_test(test_read_over_the_end), cmocka_unit_test(test_misaligned_shared_vector), \
         cmocka_unit_test(test_misaligned_element_of_a_vector),                                     \
         cmocka_unit_test(test_copies_without_a_wait_are_checked),
 #elif defined(__SANITIZE_ADDRESS__)
