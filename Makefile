@@ -34,6 +34,7 @@ CUDA_ARCH  := $(if $(GPU_CC),sm_$(GPU_CC),all)
 ARCH_all   := -gencode=arch=compute_75,code=sm_75 -gencode=arch=compute_80,code=[sm_80$(comma)compute_80] \
               -gencode=arch=compute_90a,code=sm_90a
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
+              $(if $(WERROR),-Werror=all-warnings -Wno-deprecated-gpu-targets) \
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 GPU_SOURCES := $(wildcard gpu/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)

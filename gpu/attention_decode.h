@@ -330,9 +330,8 @@ template <class size> struct loader {
     }
 
     __device__ __forceinline__ void store_units(int set) const {
-        if (!HAS_EXPONENTS)
-            return;
-        UNROLL
+        if constexpr (HAS_EXPONENTS)
+            UNROLL
         for (int i = 0; i < size::POSITIONS; i++) {
             const struct next_position *p = &positions[i];
             int j = set * TILE + place_in_tile(i);

@@ -42,10 +42,13 @@ test: deps
 
 test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
-	    $(if $(HAVE_GPU),build/gpu/tests/slow_attend)
+	    build/release/tests/test_attend \
+	    $(if $(HAVE_GPU),build/gpu/tests/slow_attend build/gpu/tests/test_attend)
 	@tests/run $(call programs,release,$(SLOW_SOURCES)) \
 	    "SAMEBITS_DEVICE=emu build/release/tests/slow_attend" \
-	    $(if $(HAVE_GPU),"SAMEBITS_DEVICE=gpu build/gpu/tests/slow_attend")
+	    "SAMEBITS_BATCHES=4000 build/release/tests/test_attend" \
+	    $(if $(HAVE_GPU),"SAMEBITS_DEVICE=gpu build/gpu/tests/slow_attend" \
+	                     "SAMEBITS_DEVICE=gpu SAMEBITS_BATCHES=20000 build/gpu/tests/test_attend")
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
@@ -98,7 +101,7 @@ build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS
 # or emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
 CHECK      := build/check/$(KERNELS)/$(OP)
 READER_emu := g++ $(filter-out -Werror,$(CXXFLAGS)) $(release_KERNEL_FLAGS) -x c++
-READER_gpu := $(NVCC) $(NVCC_FLAGS) -x cu
+READER_gpu := $(NVCC) $(filter-out -Werror=%,$(NVCC_FLAGS)) -x cu
 check: deps
 	@MAKE='$(MAKE)' tests/check '$(OP)' '$(KERNEL)' $(if $(HAVE_GPU),$(KERNELS),emu)
 check-reader:
