@@ -185,7 +185,8 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
                        struct error *err) {
     p->variant = variant ? *variant : attention_variant_causal();
     clear(p);
-    if (!paged_batch_check(b, err) && !fill(dev, p, b, shape, err))
+    if (!(variant && attention_variant_check(variant, err)) && !paged_batch_check(b, err) &&
+        !fill(dev, p, b, shape, err))
         return 0;
     clear(p);
     return -1;

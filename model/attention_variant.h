@@ -90,13 +90,13 @@ int attention_mask_offsets(int64_t *offsets, const struct paged_batch *b, enum m
 /* Which bit of a byte is first: the lowest, the highest. */
 enum bit_order { BITS_LITTLE, BITS_BIG };
 
-/* Packs n bytes (0 or not) into ceil(n / 8); bits behind the end are 0. */
+/* Packs n bytes (0 or not) into ceil(n / 8); bits behind the end are 0. Host memory. */
 void packbits(uint8_t *out, const uint8_t *x, size_t n, enum bit_order order);
 
 /*
  * The same for n segments x[indptr[i]] ... x[indptr[i + 1] - 1], each of which begins a new byte:
- * out_indptr [n + 1] says which. Returns 0, or -1 with err set: indptr does not begin at 0, or
- * falls.
+ * out_indptr [n + 1] says which. All of it host memory; out has room for the sum of ceil(length /
+ * 8) over all segments. Returns 0, or -1 with err set: indptr does not begin at 0, or falls.
  */
 int segment_packbits(uint8_t *out, int64_t *out_indptr, const uint8_t *x, const int64_t *indptr,
                      int n, enum bit_order order, struct error *err);

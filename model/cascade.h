@@ -55,7 +55,8 @@ struct cascade {
     int n_stretches;
     struct shared_stretch *stretches; /* those of depth 0 first, then 1, ... */
     int32_t *members;                 /* sequences */
-    int32_t *own_tile; /* [n_sequences] the first tile that a sequence does not share */
+    int32_t *own_tile; /* [n_sequences] the first tile that a sequence does not share; nothing
+                          when n_stretches is 0 */
     /* Memory of cascade_find. */
     int most_sequences;
     uint8_t *begins;
@@ -96,9 +97,11 @@ struct cascade_level {
  *
  * cache: where the pages are. The other arrays are host memory of the caller: kv_indptr [n + 1] and
  * kv_last_page_len [n] for n groups of the last level; pages [most_pages]. Returns 0, or -1 with
- * err set, with level and group: an indptr that does not begin at 0 or that falls, a group that
- * does not lie in one group of the level before, a last page that is empty or too full, or not full
- * where the layout has no smaller pages, a page outside the pool, too many pages.
+ * err set, with level and group: no level, a number of groups below 0, an indptr that does not
+ * begin at 0 or that falls, levels of different numbers of queries, a group that does not lie in
+ * one group of the level before, a last page that is empty or too full, or not full where the
+ * layout has no smaller pages, a page outside the pool, too many pages, and what paged_batch_check
+ * refuses of the batch (too long a sequence).
  */
 int paged_batch_of_levels(struct paged_batch *out, const struct cascade_level *levels, int n_levels,
                           const struct kv_layout *cache, int32_t *kv_indptr,

@@ -121,18 +121,26 @@ static struct attention_shape attention_shape_of(const struct model_config *c) {
                                     KV_BFP16};
 }
 
-/* The same over a pool of another type. */
-static void attend_typed(const struct pass *p, const struct kv_layer *layer, enum kv_type type) {
-    const struct model_config *c = &p->model->config;
-    const struct paged_batch *pages = p->batch->pages;
+/* The views of a layer of a pool, whatever its type. Returns 0, or -1 with err set. */
+static int typed_views(struct kv_views *kv, const struct model_config *c, const struct batch *batch,
+                       const struct kv_layer *layer, struct error *err) {
+    const struct paged_batch *pages = batch->pages;
     struct kv_layout layout =
         kv_layout_of(KV_NHD, false, pages->n_pages, pages->page_size, c->n_kv_heads, c->head_dim);
+    layout.type = batch->caches[0]->type;
+    return kv_views_of(kv, &layout, layer->k, layer->v, layer->k_exponents, layer->v_exponents,
+                       err);
+}
+
+/* The same over a pool of another type. */
+static void attend_typed(const struct pass *p, const struct kv_layer *layer) {
+    const struct model_config *c = &p->model->config;
+    const struct paged_batch *pages = p->batch->pages;
     struct attention_variant causal = attention_variant_causal();
     struct kv_views kv;
     struct error err;
-    layout.type = type;
-    if (kv_views_of(&kv, &layout, layer->k, layer->v, layer->k_exponents, layer->v_exponents, &err))
-        return; /* the sizes are those of a pool that exists */
+    if (typed_views(&kv, c, p->batch, layer, &err))
+        return; /* never: plan_attention has asked before */
     p->ops->kv_store(p->dev, &kv, p->ws->k, p->ws->v, p->ws->slots, p->batch->n_tokens,
                      pages->page_size, c->n_kv_heads, c->head_dim, site(p, TENSOR_K_ROTATED),
                      site(p, TENSOR_V));
@@ -147,7 +155,7 @@ static void attend_together(const struct pass *p) {
     const struct kv_cache *cache = p->batch->caches[0];
     const struct kv_layer *layer = &cache->layers[p->layer]; /* of the pool */
     if (cache->type != KV_BFP16) {
-        attend_typed(p, layer, cache->type);
+        attend_typed(p, layer);
         return;
     }
     p->ops->kv_append(p->dev, layer, ws->k, ws->v, ws->slots, p->batch->n_tokens, c->n_kv_heads,
@@ -329,7 +337,11 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
 
 static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
     struct device *dev = ws->model->dev;
-    struct attention_shape shape = attention_shape_of(&ws->model->config);
+    const struct model_config *c = &ws->model->config;
+    struct attention_shape shape = attention_shape_of(c);
+    struct kv_views kv;
+    if (typed_views(&kv, c, batch, &batch->caches[0]->layers[0], err))
+        return -1;
     shape.kv_type = batch->caches[0]->type;
     if (!ws->plan)
         ws->plan = dev->ops->attention_plan_new(dev, err);

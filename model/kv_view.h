@@ -79,7 +79,7 @@ int64_t kv_layout_exponents(const struct kv_layout *l);
  * v_exponents are not looked at. Only addresses are worked out: the arrays may be on any device.
  * Returns 0, or -1 with err set: a size below 1 or too large, one_tensor with KV_VLLM, a head_dim
  * that KV_VLLM's groups of 16 bytes do not divide, a type that does not exist, a scale that is not
- * positive and finite, or not 1 where the type is not fp8.
+ * positive and finite (0 counts as 1), or not 1 where the type is not fp8.
  */
 int kv_views_of(struct kv_views *out, const struct kv_layout *l, void *k, void *v,
                 int8_t *k_exponents, int8_t *v_exponents, struct error *err);

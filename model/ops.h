@@ -1,8 +1,8 @@
 /*
  * ops.h - the op table: everything the model asks of a device.
  *
- * One table per device: ref_ops (C over OpenBLAS) today, CUDA and its emulation beside it. The
- * forward pass (forward.c) knows only this table. All tables give the same bits (numerics.h).
+ * One table per device: ref_ops (C over OpenBLAS), CUDA, and its emulation. The forward pass
+ * (forward.c) knows only this table. All tables give the same bits (numerics.h).
  *
  * Rules for the caller
  * - Every data pointer below is memory of the device (from `alloc`), unless the comment says
@@ -85,7 +85,9 @@ struct bfp_rows {
 };
 
 /* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
- * exponent. A contiguous cache is one sequence with slot = position. */
+ * exponent. A contiguous cache is one sequence with slot = position. In a pool of another type than
+ * bfp16 (kv_type.h), k and v are arrays of its elements, and only bfp8 has exponents: attend and
+ * kv_store read such a layer through kv_views_of, the ops that take a layer do not. */
 struct kv_layer {
     int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
     int8_t *k_exponents, *v_exponents; /* [n_slots, n_kv_heads] */
@@ -100,7 +102,8 @@ struct attention_shape {
                              pays depends on it */
 };
 
-/* The views of a layer: NHD, keys and values apart. */
+/* The views of a bfp16 layer: NHD, keys and values apart, in pages of page_size slots (0: it is one
+ * page). Of shape, n_kv_heads and head_dim count. */
 struct kv_views kv_layer_views(const struct kv_layer *kv, int page_size,
                                const struct attention_shape *shape);
 
@@ -240,7 +243,8 @@ struct ops {
                       const float *sin_table,                        /* [n_positions, head_dim/2] */
                       int n_tokens, int head_dim, double eps);
 
-    /* Snaps each key row and value row and writes it to its slot; a negative slot is skipped. */
+    /* Snaps each key row and value row and writes it to its slot, which the layer must have: nobody
+     * checks. A negative slot is skipped. */
     void (*kv_append)(struct device *dev, const struct kv_layer *kv,
                       const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                       const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
@@ -268,11 +272,12 @@ struct ops {
      * every layer and touches device memory only.
      *
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
-     * attention_plan copies the batch. variant: what attend will be told; it matters here for what
-     * it says of causal, window and mask, not of scores; NULL: causal. Tiles that sequences share
-     * are read once where that pays (cascade.h). Returns 0, or -1 with err set: what
-     * paged_batch_check refuses, no memory; the plan is then of no sequences. A plan must not
-     * change while attention_paged may still use it: not before the next sync.
+     * attention_plan copies the batch. variant (host): what attend will be told; it matters here
+     * for what it says of causal, window and mask, not of scores; NULL: causal. Tiles that
+     * sequences share are read once where that pays (cascade.h). Returns 0, or -1 with err set:
+     * what paged_batch_check or attention_variant_check refuses, no memory, more tiles than can be
+     * counted; the plan is then of no sequences. A plan must not change while attention_paged or
+     * attend may still use it: not before the next sync.
      */
     struct attention_plan *(*attention_plan_new)(struct device *dev, struct error *err);
     void (*attention_plan_free)(struct device *dev, struct attention_plan *plan);
@@ -298,6 +303,11 @@ struct ops {
      * (attention_variant.h); what attention_paged does is attend with NHD views and
      * attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged.
      * Layouts and variants: FlashInfer (Ye et al., 2025) and vLLM (Kwon et al., 2023).
+     *
+     * kv and variant are host structs that hold addresses of device memory. The cache has the pages
+     * of the planned batch, its masks are those of the planned sequences (attention_mask_offsets),
+     * and variant is in range: attention_plan refuses it otherwise, if it is told of the same one.
+     * A plan that was told of another window or mask form is right, and may be slower.
      */
     void (*attend)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                    const float *q,               /* [n_tokens, n_heads, head_dim] */
@@ -325,9 +335,10 @@ struct ops {
                           enum lse_base base, const struct attention_state *state, float v_scale,
                           int n_rows, int head_dim);
 
-    /* Snaps each key row and value row, and writes it to its slot = page * page_size + position in
-     * a cache of any layout; a negative slot is skipped. paged_batch_slots gives the slots of
-     * positions of sequences. */
+    /* Makes each key row and value row what the cache's type holds (kv_type.h: snapped, or divided
+     * by the scale and rounded, fp8 saturated), and writes it to its slot = page * page_size +
+     * position in a cache of any layout. A negative slot is skipped; others must be of the cache,
+     * nobody checks. paged_batch_slots gives the slots of positions of sequences. kv: host. */
     void (*kv_store)(struct device *dev, const struct kv_views *kv,
                      const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                      const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
@@ -335,7 +346,8 @@ struct ops {
                      int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
                      int site_v);
 
-    /* Copies all keys, or all values, of a cache to one of another layout, with the same sizes. */
+    /* Copies all keys, or all values, of a cache to one of another layout: the same bits, so both
+     * have the same sizes, type and scale. Views: host. */
     void (*kv_convert)(struct device *dev, const struct kv_view *to, const struct kv_view *from,
                        int n_pages, int page_size, int n_kv_heads, int head_dim);
 

@@ -40,20 +40,25 @@ static int check_sequence(const struct paged_batch *b, int i, struct error *err)
     return 0;
 }
 
-int paged_batch_check(const struct paged_batch *b, struct error *err) {
+/* All but the queries. */
+static int check_page_table(const struct paged_batch *b, struct error *err) {
     if (b->n_sequences < 0 || b->n_pages < 0 || b->page_size < 1)
         return error_set(err, "a batch of %d sequences over %d pages of %d positions",
                          b->n_sequences, b->n_pages, b->page_size);
     if ((int64_t)b->n_pages * b->page_size > INT32_MAX)
         return error_set(err, "a pool of %d pages of %d is more than 2^31 - 1 positions",
                          b->n_pages, b->page_size);
-    if (check_indptr(b->qo_indptr, b->n_sequences, "qo_indptr", err) ||
-        check_indptr(b->kv_indptr, b->n_sequences, "kv_indptr", err))
+    if (check_indptr(b->kv_indptr, b->n_sequences, "kv_indptr", err))
         return -1;
     for (int i = 0; i < b->n_sequences; i++)
         if (check_sequence(b, i, err))
             return -1;
     return 0;
+}
+
+int paged_batch_check(const struct paged_batch *b, struct error *err) {
+    return check_page_table(b, err) ? -1
+                                    : check_indptr(b->qo_indptr, b->n_sequences, "qo_indptr", err);
 }
 
 struct paged_batch paged_batch_of_ragged(int n_sequences, const int32_t *qo_indptr,
@@ -75,6 +80,8 @@ struct paged_batch paged_batch_of_ragged(int n_sequences, const int32_t *qo_indp
 
 int paged_batch_slots(const struct paged_batch *b, int64_t *slots, const int32_t *sequences,
                       const int32_t *positions, int n, struct error *err) {
+    if (check_page_table(b, err))
+        return -1;
     for (int t = 0; t < n; t++) {
         int i = sequences[t];
         if (i < -1 || i >= b->n_sequences)

@@ -61,7 +61,7 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
     struct cascade_rule rule =
         cascade_rule_of(((struct ref_device *)dev)->plan_version, &sharing_pays);
     clear(p);
-    if (!paged_batch_check(b, err) &&
+    if (!(variant && attention_variant_check(variant, err)) && !paged_batch_check(b, err) &&
         !cascade_find(&p->cascade, b, variant ? variant : &causal, &rule, err) &&
         !fill(p, b, shape, err))
         return 0;

@@ -318,14 +318,11 @@ void attend_run_planned(struct test_device *t, const struct attend_case *c,
     struct paged_batch batch = attend_batch(c);
     size_t rows = (size_t)c->n_tokens * (size_t)c->shape.n_heads;
     size_t bytes = sizeof(float) * rows * (size_t)c->shape.head_dim;
-    struct attention_variant planned = c->variant;
+    float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);
+    struct attention_variant v = attend_variant_on(t, c, on_lse), planned = v;
     if (c->other_plan)
         planned.window_left = 0;
     if (t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &planned, &err))
-        fail_msg("%s", err.text);
-    float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);
-    struct attention_variant v = attend_variant_on(t, c, on_lse);
-    if (attention_variant_check(&v, &err))
         fail_msg("%s", err.text);
     const float *q = device_put(t, c->q, bytes);
     t->ops->attend(t->dev, on_y, q, kv, plan, &v, ATTEND_SITE);
@@ -354,10 +351,10 @@ float *attend_run_without_lse(struct test_device *t, const struct attend_case *c
     struct paged_batch batch = attend_batch(c);
     size_t bytes =
         sizeof(float) * (size_t)c->n_tokens * (size_t)c->shape.n_heads * (size_t)c->shape.head_dim;
-    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &c->variant, &err))
+    struct attention_variant v = attend_variant_on(t, c, NULL);
+    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &v, &err))
         fail_msg("%s", err.text);
     float *on_y = device_poisoned(t, bytes);
-    struct attention_variant v = attend_variant_on(t, c, NULL);
     t->ops->attend(t->dev, on_y, device_put(t, c->q, bytes), &kv, plan, &v, ATTEND_SITE);
     device_expect_fault(t, -1, 0);
     float *y = device_get(t, on_y, bytes);

@@ -19,11 +19,11 @@ static void expect_fault(struct test_device *t, const struct attend_case *c, int
     struct error err = {""};
     struct paged_batch batch = attend_batch(c);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &c->variant, &err), 0);
     struct kv_views kv = attend_cache(t, c);
     size_t rows = (size_t)(c->n_tokens * c->shape.n_heads);
     size_t bytes = sizeof(float) * rows * (size_t)c->shape.head_dim;
     struct attention_variant v = attend_variant_on(t, c, device_poisoned(t, sizeof(float) * rows));
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &v, &err), 0);
     t->ops->attend(t->dev, device_poisoned(t, bytes), device_put(t, c->q, bytes), &kv, plan, &v,
                    ATTEND_SITE);
     device_expect_fault(t, ATTEND_SITE, token);

@@ -278,6 +278,10 @@ static void test_bad_input(void **state) {
     assert_non_null(strstr(err.text, "sequence 1 has 0 positions"));
     assert_int_equal(paged_batch_slots(&b, slots, zero, beyond, 1, &err), -1);
     assert_non_null(strstr(err.text, "sequence 0 has 19 positions, and none is 19"));
+    pages[1] = 5; /* a page table that nobody has checked */
+    assert_int_equal(paged_batch_slots(&b, slots, zero, zero, 1, &err), -1);
+    assert_non_null(strstr(err.text, "sequence 0: its page number 1 is 5, outside the pool of 5"));
+    pages[1] = 1;
     struct attention_variant v = attention_variant_causal();
     assert_int_equal(attention_variant_check(&v, &err), 0);
     v.soft_cap = NAN;

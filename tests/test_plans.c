@@ -12,16 +12,33 @@
 
 #include <cmocka.h>
 
-static void refuse(struct test_device *t, const struct paged_batch *b, const char *why) {
+static void refuse_variant(struct test_device *t, const struct paged_batch *b,
+                           const struct attention_variant *v, const char *why) {
     struct attention_shape shape = {4, 2, 64, 0.125, KV_BFP16};
     struct error err = {""};
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, NULL, &err), -1);
+    assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, v, &err), -1);
     assert_non_null(strstr(err.text, why));
     /* The plan is of nothing: running it does nothing. */
     t->ops->attention_paged(t->dev, NULL, NULL, &(struct kv_layer){0}, plan, ATTEND_SITE);
     device_expect_fault(t, -1, 0);
     t->ops->attention_plan_free(t->dev, plan);
+}
+
+static void refuse(struct test_device *t, const struct paged_batch *b, const char *why) {
+    refuse_variant(t, b, NULL, why);
+}
+
+static void test_bad_variants(void **state) {
+    struct test_device *t = *state;
+    const int32_t qo[] = {0, 1}, kv[] = {0, 1}, pages[] = {0}, last[] = {1};
+    const struct paged_batch b = {1, 16, 1, qo, kv, pages, last};
+    struct attention_variant v = attention_variant_causal();
+    v.soft_cap = -30;
+    refuse_variant(t, &b, &v, "a soft cap of -30");
+    v.soft_cap = 0;
+    v.mask_form = MASK_BYTES;
+    refuse_variant(t, &b, &v, "a mask needs its elements");
 }
 
 static void test_bad_batches(void **state) {
@@ -89,6 +106,29 @@ static void test_longest_sequence(void **state) {
     refuse(t, &b,
            "sequence 0: 2 pages of 1073741824 have 2147483392 positions, and attention "
            "counts to 2147483391");
+}
+
+/* Each sequence can be followed, but not all in one pass. (The reference, which goes through one
+ * after the other, would.) */
+static void test_more_tiles_than_can_be_counted(void **state) {
+    enum { N = 257, PAGE = 1 << 30 };
+    struct test_device *t = *state;
+    struct attention_shape shape = {1, 1, 64, 0.125, KV_BFP16};
+    struct error err = {""};
+    int32_t qo[N + 1] = {0}, kv[N + 1] = {0}, pages[N] = {0}, last[N];
+    for (int i = 0; i < N; i++) {
+        qo[i + 1] = kv[i + 1] = i + 1;
+        last[i] = PAGE;
+    }
+    const struct paged_batch b = {N, PAGE, 1, qo, kv, pages, last};
+    bool is_reference = !strcmp(t->ops->name, "cpu");
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    assert_int_equal(t->ops->set_version(t->dev, "attention_plan", 1, &err), 0); /* none shared */
+    int status = t->ops->attention_plan(t->dev, plan, &b, &shape, NULL, &err);
+    assert_int_equal(status, is_reference ? 0 : -1);
+    assert_true(is_reference || strstr(err.text, "attention over 1077936128 tiles in one pass"));
+    assert_int_equal(t->ops->set_version(t->dev, "attention_plan", 0, &err), 0);
+    t->ops->attention_plan_free(t->dev, plan);
 }
 
 /* Three sequences, one of which is empty; and who comes with an indptr that falls. */
@@ -244,7 +284,9 @@ static void test_many_own_tiles(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_variants),
         cmocka_unit_test(test_bad_batches),
+        cmocka_unit_test(test_more_tiles_than_can_be_counted),
         cmocka_unit_test(test_longest_sequence),
         cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_paged_is_attend),

@@ -31,7 +31,6 @@ static struct attention_state state_of(struct test_device *t, const struct atten
     struct attention_variant v = attend_variant_on(t, c, NULL);
     v.m = s.m;
     v.l = s.l;
-    assert_int_equal(attention_variant_check(&v, &err), 0);
     if (t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &v, &err))
         fail_msg("%s", err.text);
     t->ops->attend(t->dev, s.o, device_put(t, c->q, sizeof(float) * rows * dim), &kv, plan, &v,

@@ -227,12 +227,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         b.kv_indptr = kv;
         b.kv_page_indices = pages;
         b.kv_last_page_len = last;
+        check_slots(&b, &in);
         if (paged_batch_check(&b, &err)) {
             must(err.text[0] != 0);
         } else {
             for (int i = 0; i < n; i++)
                 must(paged_batch_kv_len(&b, i) >= 0);
-            check_slots(&b, &in);
             check_masks(&b, &in);
             check_cascade(&b, &in);
         }
