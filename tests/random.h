@@ -37,6 +37,11 @@ static inline float random_normal(struct random *r) {
     return (float)((double)(sum - ((int64_t)6 << 32)) * 0x1p-32);
 }
 
+/* Uniform from -1 to 1. */
+static inline float random_up_to_1(struct random *r) {
+    return (float)random_int(r, -(1 << 24), 1 << 24) * 0x1p-24f;
+}
+
 /* The kinds of rows that tests feed to every op. */
 enum distribution {
     NORMAL,

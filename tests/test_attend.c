@@ -168,6 +168,49 @@ static void test_random_cases(void **state) {
     }
 }
 
+static void fill_up_to_1(struct random *r, float *x, int n) {
+    for (int i = 0; i < n; i++)
+        x[i] = random_up_to_1(r);
+}
+
+/* Queries, keys and values from -1 to 1: no row is off by more than 2e-4 of its norm, and no
+ * logarithm by more than 1e-4, however few keys it sees. (What a score is off by grows with the
+ * largest number of the query, and of the key; above they are 3 or 4. With slopes it is the
+ * uncancelled row that must be close, as above: they make many weights small beside the largest of
+ * a tile, which says how finely all are rounded.) */
+static void test_numbers_up_to_1(void **state) {
+    struct test_device *t = *state;
+    struct random r = {903};
+    struct attend_wish wish = attend_anything(1500);
+    struct errors rows = {0}, logarithms = {0};
+    wish.type = KV_BFP16;
+    wish.slopes = 0;
+    for (int i = 0; i < n_cases(t) && is_reference(t); i++) {
+        struct attend_case c;
+        float *y, *lse;
+        attend_case_make(&c, &r, &wish);
+        fill_up_to_1(&r, c.q, c.n_tokens * c.shape.n_heads * c.shape.head_dim);
+        fill_up_to_1(&r, c.k, c.n_positions * c.shape.n_kv_heads * c.shape.head_dim);
+        fill_up_to_1(&r, c.v, c.n_positions * c.shape.n_kv_heads * c.shape.head_dim);
+        attend_run(t, &c, &y, &lse);
+        for (int k = 0; k < 6 && c.n_tokens; k++) {
+            struct attend_error e =
+                attend_expect_close(&c, random_int(&r, 0, c.n_tokens - 1),
+                                    random_int(&r, 0, c.shape.n_heads - 1), y, lse)
+                    .all;
+            note_error(&rows, e.row);
+            note_error(&logarithms, e.lse);
+        }
+        free(y);
+        free(lse);
+        attend_case_free(&c);
+    }
+    if (is_reference(t)) {
+        expect_small("up to 1", "rows", &rows, 5e-5, 4);
+        expect_small("up to 1", "logarithms", &logarithms, 1e-5, 10);
+    }
+}
+
 /* Every value of every axis of the grid, with random company. */
 static void test_every_value(void **state) {
     static const int batches[] = {1, 7, 12, 17, 128}, kv_lens[] = {1, 54, 97, 512, 2048, 16384},
@@ -365,9 +408,10 @@ static void test_largest_windows(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_cases),         cmocka_unit_test(test_every_value),
-        cmocka_unit_test(test_rows_that_see_little), cmocka_unit_test(test_many_queries),
-        cmocka_unit_test(test_vllm_layout),          cmocka_unit_test(test_another_plan),
-        cmocka_unit_test(test_largest_windows),      cmocka_unit_test(test_plans_of_other_types),
+        cmocka_unit_test(test_numbers_up_to_1),      cmocka_unit_test(test_rows_that_see_little),
+        cmocka_unit_test(test_many_queries),         cmocka_unit_test(test_vllm_layout),
+        cmocka_unit_test(test_another_plan),         cmocka_unit_test(test_largest_windows),
+        cmocka_unit_test(test_plans_of_other_types),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
