@@ -9,11 +9,9 @@
 #ifdef SAMEBITS_EMU
 #define TABLE emu_ops
 #define NAME "emu"
-#define GRAPHS NULL, NULL, NULL, NULL, NULL
 #else
 #define TABLE gpu_ops
 #define NAME "gpu"
-#define GRAPHS gpu_graph_begin, gpu_graph_end, gpu_graph_run, gpu_graph_free, memory_changes
 #endif
 
 bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why) {
@@ -139,11 +137,9 @@ static void release_seen(struct device *dev, void *data, size_t) {
     gpu_ok(gpu_of(dev), cudaFreeHost(data), "cudaFreeHost");
 }
 
-#ifndef SAMEBITS_EMU
 static long memory_changes(struct device *dev) {
     return gpu_of(dev)->memory_changes;
 }
-#endif
 
 static size_t available(struct device *dev) {
     struct gpu_device *gpu = gpu_of(dev);
@@ -384,7 +380,7 @@ const struct ops TABLE = {
     NAME,          open_device,   close_device,  versions,       set_version,     allocate,
     release,       allocate_seen, release_seen,  available,      upload,          download,
     copy,          sync_device,
-    GRAPHS,
+    gpu_graph_begin, gpu_graph_end, gpu_graph_run, gpu_graph_free, memory_changes,
     matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
     gpu_linear,    gpu_linear_parts, gpu_add_bias, gpu_rmsnorm,  gpu_add_rmsnorm, gpu_rope,
     gpu_norm_rope, gpu_kv_append, gpu_kv_gather, gpu_attention,

@@ -1,9 +1,7 @@
-/* Recordings of ops as CUDA graphs. (The emulation has none: its launches run at once.) */
+/* Recordings of ops as CUDA graphs. */
 #include "gpu/gpu.h"
 
 #include <stdlib.h>
-
-#ifndef SAMEBITS_EMU
 
 struct device_graph {
     cudaGraphExec_t exec;
@@ -49,5 +47,3 @@ void gpu_graph_free(struct device *dev, struct device_graph *g) {
     gpu_ok(gpu_of(dev), cudaGraphExecDestroy(g->exec), "freeing a graph");
     free(g);
 }
-
-#endif

@@ -19,7 +19,7 @@ KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops t
                 test_sampling test_available test_kv_pool test_naive_batch test_workloads \
                 test_paged_workloads test_kv_paged test_attention_paged test_attend test_attend_faults \
                 test_attend_fp8 test_kv_views test_kv_types test_cascade \
-                test_states test_plans test_attend_large test_decode_step
+                test_states test_plans test_attend_graph test_attend_large test_decode_step
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \

@@ -383,6 +383,7 @@ static bool is_possible(const struct launch *launch) {
 static void run_launch(struct launch *launch) {
     std::lock_guard<std::mutex> lock(engine.launching);
     launch->schedule = engine.schedule;
+    launch->n_blocks = (uint64_t)launch->grid.x * launch->grid.y * launch->grid.z;
     engine.last = {EMU_NO_FAULT, ""};
     unsigned n = (unsigned)min((uint64_t)engine.n_workers, launch->n_blocks);
     while (engine.workers.size() < n)
@@ -393,6 +394,22 @@ static void run_launch(struct launch *launch) {
     run_worker(engine.workers[0].get(), launch);
     for (std::thread &helper : helpers)
         helper.join();
+    if (launch->failed)
+        set_sticky_error(cudaErrorLaunchFailure);
+}
+
+/* The launch, with a copy of its arguments, to be run when a graph is. */
+static void capture_launch(const struct launch *launch) {
+    struct emu_kernel kernel = *launch->kernel;
+    size_t bytes = kernel.argument_bytes;
+    std::vector<max_align_t> arguments(bytes / sizeof(max_align_t) + 1);
+    memcpy(arguments.data(), kernel.arguments, bytes);
+    capture_work([kernel, arguments, grid = launch->grid, block = launch->block,
+                  dynamic = launch->dynamic_bytes, limit = launch->shared_limit]() mutable {
+        kernel.arguments = arguments.data();
+        struct launch again = {&kernel, grid, block, dynamic, limit};
+        run_launch(&again);
+    });
 }
 
 } // namespace emu
@@ -407,10 +424,9 @@ void emu_launch(const struct emu_kernel *kernel, dim3 grid, dim3 block, size_t s
         set_error(cudaErrorNoKernelImageForDevice);
         return;
     }
-    struct launch launch = {kernel, grid, block, shared_bytes, 0, 0, 0, {0}, {false}};
-    launch.n_blocks = (uint64_t)grid.x * grid.y * grid.z;
     size_t allowed = dynamic_shared_limit(kernel->function);
-    launch.shared_limit = allowed > DEFAULT_SHARED ? MAX_SHARED : DEFAULT_SHARED;
+    struct launch launch = {kernel, grid, block, shared_bytes,
+                            allowed > DEFAULT_SHARED ? MAX_SHARED : DEFAULT_SHARED};
     if (!is_possible(&launch)) {
         set_error(cudaErrorInvalidConfiguration);
         return;
@@ -419,9 +435,10 @@ void emu_launch(const struct emu_kernel *kernel, dim3 grid, dim3 block, size_t s
         set_error(cudaErrorInvalidValue);
         return;
     }
-    run_launch(&launch);
-    if (launch.failed)
-        set_sticky_error(cudaErrorLaunchFailure);
+    if (is_capturing())
+        capture_launch(&launch);
+    else
+        run_launch(&launch);
 }
 
 void emu_set_handler(void (*handler)(const struct emu_report *report)) {

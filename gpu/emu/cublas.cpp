@@ -84,33 +84,55 @@ static CBLAS_TRANSPOSE transposition(cublasOperation_t op) {
     return op == CUBLAS_OP_N ? CblasNoTrans : CblasTrans;
 }
 
-/* What any product checks first. Real cuBLAS does not look at the addresses: the kernel crashes. */
-static cublasStatus_t check_operands(cublasHandle_t handle, struct stored sa, const void *a,
-                                     struct stored sb, const void *b, size_t input_bytes,
-                                     struct stored sc, const void *c, size_t output_bytes) {
+/* The operands of a product. */
+struct operands {
+    struct stored sa, sb, sc;
+    const void *a, *b;
+    void *c;
+    size_t input_bytes, output_bytes; /* of an element */
+};
+
+/* Computes the product, or lets a capture do it when its graph is launched. Checks operands before:
+ * their addresses when it is computed. (Real cuBLAS does not look at those: the kernel crashes.) */
+template <class Product>
+static cublasStatus_t multiply(cublasHandle_t handle, const struct operands &o, Product product) {
     if (!handle)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     if (enter_api() != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
-    if (!is_valid(sa) || !is_valid(sb) || !is_valid(sc))
+    if (!is_valid(o.sa) || !is_valid(o.sb) || !is_valid(o.sc))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (is_on_device(a, sa, input_bytes) && is_on_device(b, sb, input_bytes) &&
-        is_on_device(c, sc, output_bytes))
-        return CUBLAS_STATUS_SUCCESS;
-    set_sticky_error(cudaErrorIllegalAddress);
-    return CUBLAS_STATUS_EXECUTION_FAILED;
+    auto work = [o, product] {
+        bool fits = is_on_device(o.a, o.sa, o.input_bytes) &&
+                    is_on_device(o.b, o.sb, o.input_bytes) &&
+                    is_on_device(o.c, o.sc, o.output_bytes);
+        if (!fits)
+            set_sticky_error(cudaErrorIllegalAddress);
+        else if (o.sc.rows > 0 && o.sc.columns > 0)
+            product();
+        return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    };
+    if (!is_capturing())
+        return work();
+    capture_work([work] { work(); });
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasDgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,
                            int m, int n, int k, const double *alpha, const double *a, int lda,
                            const double *b, int ldb, const double *beta, double *c, int ldc) {
-    cublasStatus_t status =
-        check_operands(handle, stored_shape(op_a, m, k, lda), a, stored_shape(op_b, k, n, ldb), b,
-                       sizeof *a, stored{m, n, ldc}, c, sizeof *c);
-    if (status == CUBLAS_STATUS_SUCCESS && m > 0 && n > 0)
-        cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, *alpha, a,
-                    lda, b, ldb, *beta, c, ldc);
-    return status;
+    struct operands o = {stored_shape(op_a, m, k, lda),
+                         stored_shape(op_b, k, n, ldb),
+                         stored{m, n, ldc},
+                         a,
+                         b,
+                         c,
+                         sizeof *a,
+                         sizeof *c};
+    return multiply(handle, o, [=, alpha = *alpha, beta = *beta] {
+        cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, alpha, a, lda,
+                    b, ldb, beta, c, ldc);
+    });
 }
 
 /* The integers as doubles, packed. */
@@ -130,26 +152,30 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
                             cublasComputeType_t, cublasGemmAlgo_t) {
     if (a_type != CUDA_R_8I || b_type != CUDA_R_8I || c_type != CUDA_R_32I)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    struct stored sa = stored_shape(op_a, m, k, lda), sb = stored_shape(op_b, k, n, ldb);
-    cublasStatus_t status =
-        check_operands(handle, sa, a, sb, b, 1, stored{m, n, ldc}, c, sizeof(int32_t));
-    if (status != CUBLAS_STATUS_SUCCESS || m == 0 || n == 0)
-        return status;
     if (((uintptr_t)a | (uintptr_t)b | (unsigned)lda | (unsigned)ldb) % 4 != 0)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    std::vector<double> wide_a = widened(a, sa), wide_b = widened(b, sb);
-    std::vector<double> sums((size_t)m * (size_t)n);
-    cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, 1.0,
-                wide_a.data(), max(sa.rows, 1), wide_b.data(), max(sb.rows, 1), 0.0, sums.data(),
-                m);
+    struct operands o = {stored_shape(op_a, m, k, lda),
+                         stored_shape(op_b, k, n, ldb),
+                         stored{m, n, ldc},
+                         a,
+                         b,
+                         c,
+                         1,
+                         sizeof(int32_t)};
     int64_t scale = *static_cast<const int32_t *>(alpha);
     int64_t keep = *static_cast<const int32_t *>(beta);
-    int32_t *out = static_cast<int32_t *>(c);
-    for (int j = 0; j < n; j++)
-        for (int i = 0; i < m; i++) {
-            int32_t *y = &out[(size_t)j * ldc + i];
-            int64_t old = keep ? keep * *y : 0; /* C may be unset when beta is 0 */
-            *y = (int32_t)(scale * (int64_t)sums[(size_t)j * m + i] + old);
-        }
-    return CUBLAS_STATUS_SUCCESS;
+    return multiply(handle, o, [=] {
+        std::vector<double> wide_a = widened(a, o.sa), wide_b = widened(b, o.sb);
+        std::vector<double> sums((size_t)m * (size_t)n);
+        cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, 1.0,
+                    wide_a.data(), max(o.sa.rows, 1), wide_b.data(), max(o.sb.rows, 1), 0.0,
+                    sums.data(), m);
+        int32_t *out = static_cast<int32_t *>(c);
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < m; i++) {
+                int32_t *y = &out[(size_t)j * ldc + i];
+                int64_t old = keep ? keep * *y : 0; /* C may be unset when beta is 0 */
+                *y = (int32_t)(scale * (int64_t)sums[(size_t)j * m + i] + old);
+            }
+    });
 }

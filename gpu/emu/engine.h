@@ -6,6 +6,7 @@
  *   memory_hooks.cpp  the functions that the compiler calls before loads and stores; atomics
  *   tensor_core.cpp   mma, ldmatrix, cp.async
  *   host_api.cpp      the runtime: memory, streams, events, errors
+ *   graph.cpp         launches that are captured, and repeated
  *   cublas.cpp        matrix products
  *   fiber.cpp         how a thread gives way to another
  *
@@ -23,6 +24,7 @@
 #include "gpu/emu/fiber.h"
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 namespace emu {
@@ -122,9 +124,9 @@ struct launch {
     const struct emu_kernel *kernel;
     dim3 grid, block;
     size_t dynamic_bytes, shared_limit;
-    uint64_t schedule, n_blocks;
-    std::atomic<uint64_t> next_block;
-    std::atomic<bool> failed;
+    uint64_t schedule = 0, n_blocks = 0;
+    std::atomic<uint64_t> next_block = {0};
+    std::atomic<bool> failed = {false};
 };
 
 /* A range of addresses that this worker accessed lately. */
@@ -196,6 +198,15 @@ void set_sticky_error(cudaError_t error);
 bool kernels_fit_device(void); /* else a launch has no code to run */
 int built_for(void);           /* the compute capability that kernels are compiled for, ten times */
 size_t dynamic_shared_limit(const void *kernel); /* what cudaFuncSetAttribute allowed */
+
+/* ---- graphs (graph.cpp) --------------------------------------------------------------------- */
+
+bool is_capturing(void);
+void capture_work(std::function<void()> work); /* to be done when the graph is launched */
+void forget_capture(void);
+
+/* cudaSuccess, unless a capture is under way, which such a call spoils. */
+cudaError_t refuse_in_capture(void);
 
 } // namespace emu
 

@@ -108,8 +108,14 @@ static bool is_device_memory(const void *data, size_t bytes) {
     return bytes == 0 || r.begin != r.end;
 }
 
-static cudaError_t allocate(void **data, size_t bytes, bool on_host) {
+/* For a call that does something at once. */
+static cudaError_t enter_outside_of_capture(void) {
     cudaError_t error = enter_api();
+    return error == cudaSuccess ? refuse_in_capture() : error;
+}
+
+static cudaError_t allocate(void **data, size_t bytes, bool on_host) {
+    cudaError_t error = enter_outside_of_capture();
     if (error != cudaSuccess)
         return error;
     guard lock(device.mutex);
@@ -129,7 +135,7 @@ static cudaError_t allocate(void **data, size_t bytes, bool on_host) {
 
 /* A lost device's memory is free again, too, though the call fails. */
 static cudaError_t release(void *data, bool on_host) {
-    cudaError_t error = enter_api();
+    cudaError_t error = enter_outside_of_capture();
     if (!data)
         return error;
     guard lock(device.mutex);
@@ -220,10 +226,16 @@ static const struct {
      "no kernel image is available for execution on the device"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState",
+     "the operation cannot be performed in the present state"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "illegal memory access"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
@@ -323,11 +335,12 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
-    return enter_api();
+    return enter_outside_of_capture();
 }
 
 cudaError_t cudaDeviceReset(void) {
     guard lock(device.mutex);
+    forget_capture();
     for (const auto &a : device.allocations)
         free((void *)a.first);
     device.allocations.clear();
@@ -363,7 +376,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-    cudaError_t error = enter_api();
+    cudaError_t error = enter_outside_of_capture();
     if (error != cudaSuccess)
         return error;
     if ((unsigned)kind > cudaMemcpyDefault)
@@ -384,7 +397,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 }
 
 cudaError_t cudaMemset(void *data, int value, size_t bytes) {
-    cudaError_t error = enter_api();
+    cudaError_t error = enter_outside_of_capture();
     if (error != cudaSuccess)
         return error;
     if (!is_device_memory(data, bytes))
@@ -427,11 +440,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    return enter_api();
+    return enter_outside_of_capture();
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t) {
-    return enter_api();
+    return enter_outside_of_capture();
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
