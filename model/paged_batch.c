@@ -2,6 +2,8 @@
 
 #include "model/numerics.h"
 
+#include <stdbool.h>
+
 /* Attention rounds lengths up to whole tiles: a length and a tile must be a number. */
 enum { MOST_POSITIONS = INT32_MAX - ATTENTION_TILE };
 
@@ -76,6 +78,17 @@ struct paged_batch paged_batch_of_ragged(int n_sequences, const int32_t *qo_indp
                                 .kv_indptr = kv_indptr,
                                 .kv_page_indices = indices,
                                 .kv_last_page_len = ones};
+}
+
+void paged_batch_new_tokens(const struct paged_batch *b, int32_t *sequences, int32_t *positions) {
+    for (int i = 0; i < b->n_sequences; i++) {
+        int end = b->qo_indptr[i + 1], kv_len = paged_batch_kv_len(b, i);
+        for (int t = b->qo_indptr[i]; t < end; t++) {
+            bool exists = end - t <= kv_len;
+            sequences[t] = exists ? i : -1;
+            positions[t] = exists ? kv_len - (end - t) : 0;
+        }
+    }
 }
 
 int paged_batch_slots(const struct paged_batch *b, int64_t *slots, const int32_t *sequences,

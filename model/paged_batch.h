@@ -49,10 +49,17 @@ struct paged_batch paged_batch_of_ragged(int n_sequences, const int32_t *qo_indp
                                          const int32_t *kv_indptr, int32_t *indices, int32_t *ones);
 
 /*
+ * Which sequence each query of the batch is of, and its position there, host [qo_indptr[n]]: token
+ * i of n_new has kv_len - n_new + i, since queries are the newest tokens, whose pages are there
+ * already. One that comes before its sequence's first position has sequence -1, position 0.
+ * FlashInfer's get_batch_indices_positions. The batch has passed paged_batch_check.
+ */
+void paged_batch_new_tokens(const struct paged_batch *b, int32_t *sequences, int32_t *positions);
+
+/*
  * The slots of n tokens of which the sequence and the position in it are known, host [n]: with
- * kv_store, FlashInfer's append. New tokens have their pages already, and the last positions: token
- * i of n_new has kv_len - n_new + i. A sequence number of -1: slot -1, to be skipped. qo_indptr is
- * not looked at. Returns 0, or -1 with err set: what paged_batch_check refuses of page tables, or a
+ * kv_store, FlashInfer's append. A sequence number of -1: slot -1, to be skipped. qo_indptr is not
+ * looked at. Returns 0, or -1 with err set: what paged_batch_check refuses of page tables, or a
  * sequence or a position that the batch does not have, with the token's number.
  */
 int paged_batch_slots(const struct paged_batch *b, int64_t *slots, const int32_t *sequences,

@@ -271,6 +271,14 @@ static void test_bad_input(void **state) {
     assert_int_equal(slots[1], -1);
     assert_int_equal(slots[2], 64);
     assert_int_equal(slots[3], 79);
+    int32_t newest[3], at[3]; /* the last two of 19 positions; one of a sequence that has none */
+    const int32_t want_newest[] = {0, 0, -1}, want_at[] = {17, 18, 0};
+    const int64_t want_slots[] = {17, 18, -1};
+    paged_batch_new_tokens(&b, newest, at);
+    assert_memory_equal(newest, want_newest, sizeof newest);
+    assert_memory_equal(at, want_at, sizeof at);
+    assert_int_equal(paged_batch_slots(&b, slots, newest, at, 3, &err), 0);
+    assert_memory_equal(slots, want_slots, sizeof want_slots);
     const int32_t unknown[] = {0, 2}, empty[] = {1}, beyond[] = {19}, zero[] = {0, 0};
     assert_int_equal(paged_batch_slots(&b, slots, unknown, zero, 2, &err), -1);
     assert_non_null(strstr(err.text, "token 1: there is no sequence 2"));

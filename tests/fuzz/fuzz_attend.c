@@ -67,6 +67,18 @@ static void check_slots(const struct paged_batch *b, struct input *in) {
     free(positions);
 }
 
+/* The newest tokens have slots. */
+static void check_new_tokens(const struct paged_batch *b) {
+    struct error err = {""};
+    int n = b->qo_indptr[b->n_sequences];
+    if (n > MOST_TOKENS)
+        return;
+    int32_t sequences[MOST_TOKENS], positions[MOST_TOKENS];
+    int64_t slots[MOST_TOKENS];
+    paged_batch_new_tokens(b, sequences, positions);
+    must(!paged_batch_slots(b, slots, sequences, positions, n, &err));
+}
+
 static void check_masks(const struct paged_batch *b, struct input *in) {
     struct error err = {""};
     size_t n = (size_t)b->n_sequences;
@@ -233,6 +245,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         } else {
             for (int i = 0; i < n; i++)
                 must(paged_batch_kv_len(&b, i) >= 0);
+            check_new_tokens(&b);
             check_masks(&b, &in);
             check_cascade(&b, &in);
         }
