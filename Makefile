@@ -110,7 +110,7 @@ help:
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
-	@if ! (command -v $(CC) && command -v pkg-config && \
+	@if ! (command -v $(CC) && command -v g++ && command -v pkg-config && \
 	       pkg-config --exists $(PACKAGES) cmocka) >/dev/null 2>&1; then \
 	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
 	    echo "installing: $(APT)"; \

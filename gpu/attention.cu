@@ -9,8 +9,9 @@
  *    scores and the softmax, then a thread per dimension for the weighted sum of values. Plain
  *    loops over 64-bit integers; every step of the definition can be seen.
  * 2  for many tokens, on tensor cores: attention_prefill.cu
+ * 3  the same with the products of four warps (compute capability 9.0): attention_warpgroup.cu
  *
- * The choice (version 0): 2 from 16 tokens or 1024 positions on, where it applies; else 1
+ * The choice (version 0): 3 from 16 tokens or 1024 positions on, 2 where there is no 3, else 1
  * (measured: tests/bench/README.md).
  */
 #include "gpu/attention.h"

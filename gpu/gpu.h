@@ -1,8 +1,9 @@
 /*
  * gpu.h - what the CUDA files share: the device, its scratch memory, checked calls and launches.
  *
- * Every op has the name and the signature of its twin in ref/, in a file of the same name, and
- * gives the same bits. A file holds the versions of its kernel from the plain one to the best.
+ * Every op has the name and the signature of its twin in ref/, mostly in a file of the same name,
+ * and gives the same bits (decode_step, a whole pass in one kernel, has no twin: those of its ops
+ * are). A file holds the versions of its kernel from the plain one to the best.
  *
  * Errors are sticky: the first CUDA error is kept, later ops of the device do nothing, and the next
  * sync reports it. So the forward pass stays a plain list of calls.

@@ -1,8 +1,9 @@
 /*
- * engine.h - phase 4: many requests through one model. The scheduler says who runs; the engine
- * gives each admitted request a sequence and a cache, runs the passes, and notes the times.
+ * engine.h - phases 3 and 4: many requests through one model. The scheduler says who runs; the
+ * engine gives each admitted request a cache, runs the passes, and notes the times. Every request's
+ * sequence is there from the beginning to the end of the engine.
  *
- * The caches are pieces of memory of their own (phase 4) or blocks of one pool (phase 7).
+ * The caches are pieces of memory of their own (phase 3) or blocks of one pool (phase 7).
  *
  * As every request has its own cache, a step is one forward pass per running request: each reads
  * all weights. Phase 8 makes one pass of them (`one_pass`).

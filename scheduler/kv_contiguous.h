@@ -2,8 +2,8 @@
  * kv_contiguous.h - phase 1: the KV cache of one sequence as one piece of memory per layer.
  *
  * Static: room for the whole context from the start; never copies, mostly empty.
- * Dynamic: starts small and doubles by copying; never more than twice what is used, but while it
- * copies the old and the new piece exist at once.
+ * Dynamic: starts with 64 positions and doubles by copying; from there on never more than twice
+ * what is used, but while it copies the old and the new piece exist at once.
  */
 #ifndef SAMEBITS_KV_CONTIGUOUS_H
 #define SAMEBITS_KV_CONTIGUOUS_H

@@ -29,14 +29,15 @@ struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block)
                              {bytes, bytes, exponents, exponents}};
 }
 
-/* One array serves all kinds of data: elements, INT16_MIN or bytes of 0x80, then exponents. */
+/* One array serves all kinds of data: elements (INT16_MIN, INT8_MIN or NaNs), then exponents. */
 static int make_junk(struct kv_pool *p, struct error *err) {
     struct kv_block b = kv_pool_block(p, 0, 0);
     p->junk = malloc(b.bytes[0] + b.bytes[2]);
     if (!p->junk)
         return error_set(err, "out of memory for the poison of a KV pool");
+    bool is_float = !kv_type_has_exponents(p->type); /* all bits 1: a NaN in every format */
     for (size_t i = 0; i < b.bytes[0]; i++)
-        p->junk[i] = kv_type_bytes(p->type) == 1 || i % 2 ? 0x80 : 0; /* INT16_MIN, INT8_MIN */
+        p->junk[i] = is_float ? 0xff : kv_type_bytes(p->type) == 1 || i % 2 ? 0x80 : 0;
     memset(p->junk + b.bytes[0], POISON_EXPONENT, b.bytes[2]);
     return 0;
 }

@@ -1,13 +1,14 @@
 /*
- * kv_pool.h - phase 5: one piece of memory for the keys and values of all sequences, in blocks.
+ * kv_pool.h - phase 5: one pool of memory for the keys and values of all sequences, in blocks.
  *
  * A block holds the keys and values of block_size positions, in every layer. Block b has the slots
  * b * block_size ... (b + 1) * block_size - 1 of each layer, so that one number names the same
  * place in all of them. Everything is allocated at the start; which blocks are in use is the block
  * allocator's business, and no block ever moves.
  *
- * With `poison`, a block that nobody uses holds mantissas that no row snap gives (-32768) under the
- * exponent 127: whoever reads it through a stale number gets other bits, and a fault before long.
+ * With `poison`, a block that nobody uses holds what no kv_store writes: mantissas of -32768 (bfp8:
+ * -128) under the exponent 127, NaNs in types that are floats. Whoever reads it through a stale
+ * number gets other bits, and a fault before long.
  */
 #ifndef SAMEBITS_KV_POOL_H
 #define SAMEBITS_KV_POOL_H

@@ -22,9 +22,10 @@
 
 /*
  * Phase 7: who has the memory. Positions are those of a request's tokens, prompt and answer. A
- * request that runs out of memory takes it from the one that arrived last; that one is preempted:
- * it gives back what it holds, waits in front of the queue, and later reads its tokens again, or
- * those of them that its memory lost (Kwon et al., "PagedAttention", 2023, section 4.5).
+ * request that runs out of memory takes it from the one that arrived last (while it still reads its
+ * prompt: from the last one that reads, too); that one is preempted: it gives back what it holds,
+ * waits in front of the queue, and later reads its tokens again, or those of them that its memory
+ * lost (Kwon et al., "PagedAttention", 2023, section 4.5).
  */
 struct scheduler_memory {
     /* A job wants to begin, or to go on after it was preempted, with n_tokens tokens. True: there

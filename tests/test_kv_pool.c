@@ -322,6 +322,24 @@ static void test_poison(void **state) {
     }
 }
 
+/* The poison of every type: the lowest mantissa, or a NaN. */
+static void test_poison_of_types(void **state) {
+    static const unsigned char bytes[N_KV_TYPES] = {0x80, 0x80, 0xff, 0xff, 0xff, 0xff};
+    (void)state;
+    for (int type = 0; type < N_KV_TYPES; type++) {
+        struct kv_pool p = start((struct kv_pool_options){
+            .block_size = BLOCK, .n_blocks = BLOCKS, .poison = true, .type = (enum kv_type)type});
+        size_t size = (size_t)kv_type_bytes((enum kv_type)type);
+        size_t count = (size_t)(BLOCKS * BLOCK * p.n_kv_heads * p.head_dim);
+        unsigned char want[2] = {type == KV_BFP16 ? 0 : bytes[type], bytes[type]};
+        for (int i = 0; i < p.n_layers; i++) {
+            assert_true(part_holds(p.layers[i].k, 0, count, size, want));
+            assert_true(part_holds(p.layers[i].v, 0, count, size, want));
+        }
+        kv_pool_end(&p);
+    }
+}
+
 static void test_no_poison(void **state) {
     (void)state;
     struct kv_pool p = start((struct kv_pool_options){.block_size = BLOCK, .n_blocks = BLOCKS});
@@ -360,6 +378,7 @@ int main(void) {
         WITH(&first, test_poison),
         WITH(&second, test_poison),
         WITH(&third, test_poison),
+        WITH(&second, test_poison_of_types),
         WITH(&second, test_no_poison),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,8 @@
 /*
  * Phase 7: the paged cache. All requests have their keys and values in blocks of one pool. When it
  * runs dry, the latest gives its blocks to the others and comes back later; requests that begin
- * alike share blocks. The first table shows the memory, the second what it costs in time to gather
- * a sequence from its blocks, the third a pool that is too small, the last prefixes.
+ * alike share blocks. The first table shows the memory, and what it costs in time to gather a
+ * sequence from its blocks, the second a pool that is too small, the third prefixes.
  */
 #include "tutorials/common/paged.h"
 
