@@ -302,6 +302,8 @@ static void test_refused(void **state) {
         int phase;
         const char *arguments, *word1, *word2;
     } cases[] = {
+        {10, "--kv-blocks 1", "an answer to each request", "do not fit into the KV pool"},
+        {7, "--context 20", "an answer to each request", "the context is 20"},
         {5, "--block-size 12", "--block-size 12", "power of two"},
         {5, "--block-size 512", "--block-size 512", "to 256"},
         {5, "--block-size 0", "--block-size 0", "from 1"},

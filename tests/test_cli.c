@@ -94,6 +94,9 @@ static void bad_options_are_named(void **state) {
         {"--device cuda --prompt x", "--device cuda", "Do you mean gpu?"},
         {"--device gpu0 --prompt x", "--device gpu0", "Choose one of them"},
         {"--nonsense", "--nonsense", "--help"},
+        {"--prompt x -abc", "-a: unknown option", "--help"},
+        {"--max 3", "--max: ", "short for several"},
+        {"--help=3", "--help=3: ", "no value"},
         {"--prompt", "--prompt", "needs a value"},
         {"stray", "stray", "--prompt"},
         {"--prompt x --chat", "--chat", "exclude"},
@@ -460,6 +463,63 @@ static void json_holds_the_run(void **state) {
     command_free(&c);
 }
 
+static void assert_holds(const char *path, const char *want) {
+    char text[100] = "";
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    assert_string_equal(text, want);
+}
+
+/* What is read is never written, and what a file had is there until there is something else. */
+static void no_file_is_lost(void **state) {
+    (void)state;
+    static const char *const options[] = {"json", "dump-logits"};
+    static char old[20000];
+    char arguments[700];
+    struct error err;
+    const char *path = write_file("keep.jsonl", "\"Hi\"\n", 5);
+    for (int i = 0; i < 2; i++) {
+        snprintf(arguments, sizeof arguments, "--max-new 1 --prompts %s --%s %s/./keep.jsonl", path,
+                 options[i], folder);
+        assert_refused(1, arguments, options[i], "would overwrite what the first reads");
+        assert_holds(path, "\"Hi\"\n");
+    }
+    snprintf(arguments, sizeof arguments, "--model /nosuch --prompt x --json %s", path);
+    assert_refused(1, arguments, "/nosuch", "no such folder");
+    assert_holds(path, "\"Hi\"\n");
+    memset(old, 'x', sizeof old);
+    path = write_file("old.json", old, sizeof old);
+    snprintf(arguments, sizeof arguments, "--prompt x --max-new 1 --json %s", path);
+    struct command c = demo(1, arguments);
+    assert_int_equal(c.status, 0);
+    json_t *root = json_read_file(path, &err);
+    assert_non_null(root);
+    json_decref(root);
+    command_free(&c);
+}
+
+/* Ctrl-C while a chat waits for its user: what --json has is written. */
+static void ctrl_c_ends_a_chat(void **state) {
+    (void)state;
+    char path[300];
+    struct error err;
+    snprintf(path, sizeof path, "%s/chat.json", folder);
+    struct command c = command_runf(
+        "F=%s; mkfifo $F/in && { %s/demo1 --device cpu --chat --json $F/chat.json <$F/in >$F/out & "
+        "exec 3>$F/in; echo 'Hello!' >&3; for i in $(seq 100); do [ -s $F/out ] && break; "
+        "sleep 0.1; done; sleep 0.3; kill -INT $!; wait $!; exit $?; }",
+        folder, build_folder(NULL));
+    assert_int_equal(c.status, 130);
+    assert_non_null(strstr(c.err, "interrupted\n"));
+    json_t *root = json_read_file(path, &err);
+    assert_true(json_is_true(json_object_get(root, "interrupted")));
+    assert_int_equal(json_array_size(json_object_get(root, "runs")), 1);
+    json_decref(root);
+    command_free(&c);
+}
+
 static void a_full_disk_is_reported(void **state) {
     (void)state;
     if (access("/dev/full", W_OK))
@@ -586,6 +646,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(tokenize_prints_one_array_a_line),
         cmocka_unit_test(broken_utf8_still_gets_an_answer),
         cmocka_unit_test(json_holds_the_run),
+        cmocka_unit_test(no_file_is_lost),
+        cmocka_unit_test(ctrl_c_ends_a_chat),
         cmocka_unit_test(a_full_disk_is_reported),
         cmocka_unit_test(verify_compares_with_the_reference),
         cmocka_unit_test(the_readme_prints_what_really_happens),

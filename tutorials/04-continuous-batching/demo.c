@@ -26,7 +26,7 @@ static int measure_memory(struct demo *demo, const struct workload *w, int runni
     for (int kind = 0; !result && kind < 2; kind++) {
         struct engine e = {0};
         demo->options.cache = kind;
-        result = serve_run(demo, w, true, &e, NULL, err);
+        result = serve_all(demo, w, &e, err);
         megabytes[kind] = (double)e.most_cache_bytes / 1e6;
         for (int i = 0; !result && i < w->n; i++)
             tokens += (double)e.answers[i].sequence.n_tokens / w->n / 2;

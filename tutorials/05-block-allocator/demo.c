@@ -144,9 +144,10 @@ static int tables(struct demo *demo, struct error *err) {
     if (!result) {
         show_pool(demo, &pool, left);
         lengths = demo_request_lengths(demo, mixed_prompts, &w, err);
-        result = !lengths || show_sequences(demo, &pool, &w, lengths, err);
+        if (!demo_interrupted(demo))
+            result = !lengths || show_sequences(demo, &pool, &w, lengths, err);
     }
-    if (!result)
+    if (!result && !demo_interrupted(demo))
         show_fit(demo, &pool, &w, lengths);
     kv_pool_end(&pool);
     free(lengths);

@@ -297,8 +297,10 @@ static int tables(struct demo *demo, struct error *err) {
     struct kv_pool pool = {0};
     struct request_length *lengths = NULL;
     int result = demo_pool_start(demo, &pool, DEFAULT_BLOCKS, err) ||
-                 !(lengths = demo_request_lengths(demo, mixed_prompts, &w, err)) ||
-                 replay_all(demo, &pool, &w, lengths, err);
+                 (!(lengths = demo_request_lengths(demo, mixed_prompts, &w, err)) &&
+                  !demo_interrupted(demo));
+    if (!result && !demo_interrupted(demo))
+        result = replay_all(demo, &pool, &w, lengths, err);
     kv_pool_end(&pool);
     free(lengths);
     workload_free(&w);

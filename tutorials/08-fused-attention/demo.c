@@ -171,7 +171,7 @@ static int op_times(struct demo *demo, struct error *err) {
     demo->options.max_running = TIMED_SEQUENCES;
     demo->generator.ignore_stop = true;
     op_times_start(demo);
-    int result = serve_run(demo, &w, true, &e, NULL, err);
+    int result = serve_all(demo, &w, &e, err);
     op_times_show(demo, "Where the time goes: 16 sequences, every op waited for", e.passes);
     demo->generator.ignore_stop = false;
     demo->options.max_running = chosen;

@@ -74,7 +74,7 @@ static int read_all(struct demo *demo, const struct workload *w, enum plan_versi
         return -1;
     engine_paged_start(&paged, &pool, &options);
     demo->memory = &paged.memory;
-    int result = serve_run(demo, w, true, &e, NULL, err);
+    int result = serve_all(demo, w, &e, err);
     double first = 0, done = 0;
     for (int i = 0; !result && i < w->n; i++) {
         const struct job *j = &e.scheduler.jobs[i];

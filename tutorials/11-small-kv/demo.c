@@ -167,8 +167,8 @@ static int measure_type(struct demo *demo, const struct texts *t, enum kv_type t
     int result = demo_read_requests(demo, mixed_prompts, &w, err) ||
                  paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &run, err);
     workload_free(&w);
-    if (result)
-        return -1;
+    if (result || demo_interrupted(demo))
+        return result ? -1 : 0;
     size_t bytes = (size_t)c->n_layers * kv_layer_bytes(1, c->n_kv_heads, c->head_dim, type);
     json_array_append_new(rows, json_pack("{ss si sf sf sf sf}", "type", kv_type_name(type),
                                           "bytes", (int)bytes, "loss", loss, "change",

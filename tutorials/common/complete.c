@@ -175,7 +175,7 @@ int complete_chat(struct demo *demo, struct error *err) {
                          demo->options.model);
     if (answer_start(demo, &s, &cache, &demo->options.sampling, err))
         return -1;
-    while (!result && s.finish != FINISH_CONTEXT) {
+    while (!result && s.finish != FINISH_CONTEXT && !demo_interrupted(demo)) {
         if (person)
             fprintf(stderr, "> ");
         if ((n = getline(&line, &capacity, stdin)) < 0)

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* --kernel OP=N */
 static int choose_kernel(struct device *dev, const char *choice, struct error *err) {
@@ -129,11 +131,13 @@ bool demo_interrupted(const struct demo *demo) {
 }
 
 /* From here on the first Ctrl-C ends the run at the end of its step, the second one at once. A chat
- * waits for its user most of the time: there, the first one ends it. */
+ * waits for its user most of the time: there, it ends the waiting, too. */
 static void catch_interrupts(struct demo *demo) {
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART | SA_RESETHAND};
-    if (demo->options.chat || demo->options.verify)
+    if (demo->options.verify)
         return;
+    if (demo->options.chat)
+        action.sa_flags = (int)SA_RESETHAND;
     sigaction(SIGINT, &action, NULL);
     demo->generator.interrupted = &interrupted;
 }
@@ -165,13 +169,15 @@ static int finish_report(struct demo *demo, struct error *err) {
         json_object_set_new(demo->json, "interrupted", json_true());
     else
         json_object_set_new(demo->json, "fingerprint", json_string(fingerprint));
+    demo_empty_file(demo->json_file);
     errno = 0;
     if (demo->json_file &&
         (json_dumpf(demo->json, demo->json_file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) ||
          fflush(demo->json_file)))
         return error_set(err, "%s: cannot write: %s", demo->options.json, strerror(errno));
     if (fflush(stdout) || ferror(stdout))
-        return error_set(err, "stdout: %s", strerror(errno));
+        return error_set(err, "stdout: cannot write%s%s", errno ? ": " : "",
+                         errno ? strerror(errno) : "");
     if (demo_interrupted(demo))
         fprintf(stderr, "interrupted\n");
     else
@@ -179,11 +185,18 @@ static int finish_report(struct demo *demo, struct error *err) {
     return 0;
 }
 
-/* Files that cannot be written are told of before the model is loaded. */
+/* Files that cannot be written are told of before the model is loaded. What is in them stays until
+ * there is something to write. */
 static int open_file(FILE **file, const char *path, struct error *err) {
-    if (path && !(*file = fopen(path, "w")))
+    if (path && !(*file = fopen(path, "a")))
         return error_set(err, "%s: cannot write: %s", path, strerror(errno));
     return 0;
+}
+
+void demo_empty_file(FILE *file) {
+    struct stat s;
+    if (file && !fstat(fileno(file), &s) && S_ISREG(s.st_mode) && ftruncate(fileno(file), 0))
+        clearerr(file); /* writing fails, too, and says why */
 }
 
 void demo_request_failed(struct demo *demo, int request, const struct error *why) {
@@ -244,7 +257,10 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
     int result = options_parse(&demo.options, argc, argv, phase, &err);
     if (!result && demo.options.help) {
         options_help(argv[0], phase);
-        return 0;
+        if (!fflush(stdout) && !ferror(stdout))
+            return 0;
+        fprintf(stderr, "demo: stdout: cannot write: %s\n", strerror(errno));
+        return 2;
     }
     if (!result)
         result = demo.options.tokenize ? run_tokenizer(&demo, &err) : run_model(&demo, &err);

@@ -76,6 +76,9 @@ int demo_main(int argc, char **argv, const struct phase *phase);
  * row that was being measured. */
 bool demo_interrupted(const struct demo *demo);
 
+/* Empties a file that is open for --json or --trace, just before it is written; NULL is fine. */
+void demo_empty_file(FILE *file);
+
 /* Counts a request that could not be answered: its number and why. */
 void demo_request_failed(struct demo *demo, int request, const struct error *why);
 

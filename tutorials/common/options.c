@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* One row per option serves the parser and --help. */
 struct row {
@@ -82,7 +83,8 @@ static const struct row rows[] = {
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", CHUNK},
     {NULL, NULL, "Many requests, of --prompts, --random or the tables (from phase 3 on)", 0},
     {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
-    {"token-budget", "N", "most tokens of all requests in one step (256)", TOKEN_BUDGET},
+    {"token-budget", "N", "most tokens of all requests in one step (256, or N of --max-running)",
+     TOKEN_BUDGET},
     {"trace", "FILE.json", "with --prompts or --random: a trace for ui.perfetto.dev", TRACE},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", RATE},
     {"mix", "NAME", "their lengths: sharegpt or short (sharegpt); drawn with --seed", MIX},
@@ -90,10 +92,12 @@ static const struct row rows[] = {
      "The pool of KV blocks (from phase 5 on for the tables, from phase 7 on for requests)", 0},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
     {"kv-blocks", "N", "blocks in the pool of all requests; or", KV_BLOCKS},
-    {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free)", KV_MEMORY},
+    {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free; tables choose)",
+     KV_MEMORY},
     {"kv-type", "TYPE", "bfp16, bfp8, e4m3, e5m2, fp16 or bf16, from phase 11 on (bfp16)", KV_TYPE},
     {NULL, NULL, "Sharing the pool, with --prompts or --random (from phase 7 on)", 0},
-    {"preempt", "HOW", "who gives way reads its tokens again or not: recompute or swap", PREEMPT},
+    {"preempt", "HOW", "who gives way reads its tokens again or not: recompute or swap (recompute)",
+     PREEMPT},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", NO_PREFIX_CACHE},
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", SAMPLES},
     {NULL, NULL, "What to print", 0},
@@ -430,17 +434,33 @@ static int check_verify(const struct options *o, struct error *err) {
     return 0;
 }
 
-/* What is written must go to different files. */
+/* Do two paths name one file, perhaps in different words? Devices (/dev/null) may be named twice.
+ */
+static bool is_same_file(const char *a, const char *b) {
+    struct stat of_a, of_b;
+    if (stat(a, &of_a) || stat(b, &of_b))
+        return !strcmp(a, b);
+    return S_ISREG(of_a.st_mode) && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
+/* What is written must go to different files, and to none that is read. */
 static int check_files(const struct options *o, struct error *err) {
     const struct {
         const char *name, *path;
-    } files[] = {{"json", o->json}, {"trace", o->trace}, {"dump-logits", o->dump_logits}};
-    for (int i = 0; i < 3; i++)
+    } files[] = {{"prompts", o->prompts},
+                 {"messages", o->messages},
+                 {"json", o->json},
+                 {"trace", o->trace},
+                 {"dump-logits", o->dump_logits}};
+    enum { READ = 2, ALL = 5 };
+    for (int i = READ; i < ALL; i++)
         for (int j = 0; j < i; j++)
-            if (files[i].path && files[j].path && !strcmp(files[i].path, files[j].path))
-                return error_set(err,
-                                 "--%s and --%s: both would write %s; give them different files",
-                                 files[j].name, files[i].name, files[i].path);
+            if (files[i].path && files[j].path && is_same_file(files[i].path, files[j].path))
+                return error_set(err, "--%s and --%s: %s %s; give them different files",
+                                 files[j].name, files[i].name,
+                                 j < READ ? "the second would overwrite what the first reads,"
+                                          : "both would write",
+                                 files[i].path);
     return 0;
 }
 
@@ -474,8 +494,13 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         if (key == ':')
             return error_set(err, "%s needs a value; see --help", argv[optind - 1]);
+        if (key == '?' && optopt >= MODEL)
+            return error_set(err, "%s: it takes no value; see --help", argv[optind - 1]);
+        if (key == '?' && optopt)
+            return error_set(err, "-%c: unknown option; see --help", optopt);
         if (key == '?')
-            return error_set(err, "%s: unknown option; see --help", argv[optind - 1]);
+            return error_set(err, "%s: unknown option, or short for several; see --help",
+                             argv[optind - 1]);
         if (set_option(out, key, optarg, phase, err))
             return -1;
         out->given |= (uint64_t)1 << (key - MODEL);

@@ -79,7 +79,7 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
         return -1;
     engine_paged_start(&paged, &pool, paged_options);
     demo->memory = &paged.memory;
-    int result = serve_run(demo, w, true, &e, NULL, err) || measure(&e, run, err);
+    int result = serve_all(demo, w, &e, err) || measure(&e, run, err);
     demo->memory = NULL;
     run->stats = paged.blocks.stats;
     run->most_used = pool.blocks.stats.most_used;
@@ -98,7 +98,7 @@ int paged_run_own_caches(struct demo *demo, const struct workload *w, struct pag
     with_dynamic.caches = dynamic;
     demo->phase = &with_dynamic;
     *run = (struct paged_run){0};
-    int result = serve_run(demo, w, true, &e, NULL, err) || measure(&e, run, err);
+    int result = serve_all(demo, w, &e, err) || measure(&e, run, err);
     demo->phase = phase;
     *bytes = e.most_cache_bytes;
     engine_end(&e);

@@ -79,8 +79,7 @@ int demo_compare_policies(struct demo *demo, const struct workload *w, struct er
     if (!ends)
         return error_set(err, "out of memory");
     int result = fingerprint_start(&bits, err) || run_static(demo, w, ends, &tokens, &bits, err) ||
-                 serve_run(demo, w, true, &e, NULL, err) ||
-                 engine_fingerprint(&e, &continuous, err);
+                 serve_all(demo, w, &e, err) || engine_fingerprint(&e, &continuous, err);
     bool complete = !result && !demo_interrupted(demo);
     if (complete && fingerprint_value(&bits) != continuous)
         result =

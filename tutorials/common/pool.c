@@ -29,8 +29,10 @@ struct request_length *demo_request_lengths(struct demo *demo, const char *path,
     demo->generator.fused = fused;
     for (int i = 0; lengths && i < w->n; i++) {
         const struct sequence *s = &e.answers[i].sequence;
-        if (s->finish == FINISH_ERROR)
+        if (s->finish == FINISH_ERROR) {
+            demo_request_failed(demo, i, &e.answers[i].error);
             continue;
+        }
         lengths[i] = (struct request_length){w->requests[i].n_prompt, s->n_cached};
         any = true;
     }

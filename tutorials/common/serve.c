@@ -86,6 +86,7 @@ static void log_finish(struct log *log, struct demo *demo, const struct engine *
     double now = clock_now() - e->began;
     count(log, e, now);
     log_states(log, e, now);
+    demo_empty_file(demo->trace_file);
     if (log->trace.events)
         trace_write(&log->trace, demo->trace_file, demo->options.trace, &demo->late);
 }
@@ -152,6 +153,17 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
         *steps = NULL;
     }
     return result ? -1 : 0;
+}
+
+int serve_all(struct demo *demo, const struct workload *w, struct engine *engine,
+              struct error *err) {
+    if (serve_run(demo, w, true, engine, NULL, err))
+        return -1;
+    for (int i = 0; i < w->n && !demo_interrupted(demo); i++)
+        if (engine->answers[i].sequence.finish == FINISH_ERROR)
+            return error_set(err, "the table needs an answer to each request. Request %d: %s", i,
+                             engine->answers[i].error.text);
+    return 0;
 }
 
 void serve_show_steps(struct demo *demo, json_t *steps) {

@@ -18,6 +18,11 @@
 int serve_run(struct demo *demo, const struct workload *w, bool continuous, struct engine *engine,
               json_t **steps, struct error *err);
 
+/* The same, continuously and without steps, for a table of speeds: also -1 when a request could not
+ * be answered, since what is measured then is something else. What is interrupted is no failure. */
+int serve_all(struct demo *demo, const struct workload *w, struct engine *engine,
+              struct error *err);
+
 /* The tables "steps" (takes over the rows), "requests" and "totals". Requests that could not be
  * answered are told of below the second, and counted with demo_request_failed. */
 void serve_show_steps(struct demo *demo, json_t *steps);
