@@ -191,15 +191,27 @@ struct paged_batch attend_batch(const struct attend_case *c) {
 /* ---- on a device -------------------------------------------------------------------------------
  */
 
+static void *device_full_of(struct test_device *t, size_t bytes, int byte) {
+    void *host = host_array(bytes + 1, 1), *on_device;
+    memset(host, byte, bytes);
+    on_device = device_put(t, host, bytes);
+    free(host);
+    return on_device;
+}
+
+/* Poison of elements: in bytes that of device_poisoned would be mantissas like others. */
+static void *poisoned_elements(struct test_device *t, const struct kv_layout *l) {
+    size_t bytes = (size_t)kv_type_bytes(l->type) * (size_t)kv_layout_elements(l);
+    return l->type == KV_BFP8 ? device_full_of(t, bytes, INT8_MIN) : device_poisoned(t, bytes);
+}
+
 struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout *l) {
     struct error err = {""};
     struct kv_views kv;
-    size_t elements = (size_t)kv_type_bytes(l->type) * (size_t)kv_layout_elements(l);
     size_t exponents = (size_t)kv_layout_exponents(l);
-    void *k = device_poisoned(t, elements),
-         *v = l->one_tensor ? NULL : device_poisoned(t, elements);
-    int8_t *k_exponents = device_poisoned(t, exponents);
-    int8_t *v_exponents = l->one_tensor ? NULL : device_poisoned(t, exponents);
+    void *k = poisoned_elements(t, l), *v = l->one_tensor ? NULL : poisoned_elements(t, l);
+    int8_t *k_exponents = device_full_of(t, exponents, INT8_MAX);
+    int8_t *v_exponents = l->one_tensor ? NULL : device_full_of(t, exponents, INT8_MAX);
     if (kv_views_of(&kv, l, k, v, k_exponents, v_exponents, &err))
         fail_msg("%s", err.text);
     return kv;

@@ -1,5 +1,5 @@
-/* The block allocator: each rule by hand, then 10^7 random operations beside a plain model, with
- * the whole state compared often. */
+/* The block allocator: each rule by hand, then a million random operations beside a plain model,
+ * with the whole state compared often. */
 #include "scheduler/block_allocator.h"
 #include "tests/random.h"
 

@@ -3,6 +3,7 @@
 #include "scheduler/block_table.h"
 #include "tests/random.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -65,6 +66,18 @@ static void test_growth_at_boundaries(void **state) {
     }
 }
 
+static int32_t evicted[4];
+static int n_evicted;
+
+static void on_evicted(void *context, int32_t block) {
+    (void)context;
+    evicted[n_evicted++] = block;
+}
+
+static bool is_cached(const struct block_allocator *a, int32_t block) {
+    return a->references[block] == -1;
+}
+
 /* All or nothing: a table that cannot have all blocks takes none. */
 static void test_dry_pool(void **state) {
     (void)state;
@@ -78,11 +91,42 @@ static void test_dry_pool(void **state) {
     assert_int_equal(block_table_grow(&t, &a, 33, &err), 1);
     assert_int_equal(t.n_blocks, 0);
     assert_int_equal(a.stats.free, 2);
+    int32_t first = other.blocks[0];
     assert_int_equal(block_table_release(&other, &a, 1, &err), 0); /* one stays cached */
     assert_int_equal(a.stats.cached, 1);
+    assert_true(is_cached(&a, first));
     assert_int_equal(block_table_grow(&t, &a, 64, &err), 0); /* and is given out when needed */
     assert_int_equal(a.stats.cached, 0);
     block_table_release(&t, &a, 0, &err);
+    block_table_end(&t);
+    block_table_end(&other);
+    block_allocator_end(&a);
+}
+
+/* The beginning of a text stays, and of that the end is given out anew first. */
+static void test_what_stays_cached(void **state) {
+    (void)state;
+    struct error err;
+    struct block_allocator a;
+    struct block_table t, other;
+    int32_t had[3];
+    assert_int_equal(block_allocator_start(&a, 4, BLOCKS_LIFO, &err), 0);
+    a.evicted = on_evicted;
+    n_evicted = 0;
+    block_table_start(&t, 16, &err);
+    block_table_start(&other, 16, &err);
+    assert_int_equal(block_table_grow(&t, &a, 48, &err), 0);
+    memcpy(had, t.blocks, sizeof had);
+    assert_int_equal(block_table_release(&t, &a, 2, &err), 0);
+    assert_int_equal(a.stats.cached, 2);
+    assert_true(is_cached(&a, had[0]) && is_cached(&a, had[1]) && !is_cached(&a, had[2]));
+    assert_int_equal(block_table_grow(&other, &a, 32, &err), 0); /* the free ones */
+    assert_int_equal(n_evicted, 0);
+    assert_int_equal(block_table_grow(&other, &a, 64, &err), 0);
+    assert_int_equal(n_evicted, 2);
+    assert_int_equal(evicted[0], had[1]);
+    assert_int_equal(evicted[1], had[0]);
+    assert_int_equal(block_table_release(&other, &a, 0, &err), 0);
     block_table_end(&t);
     block_table_end(&other);
     block_allocator_end(&a);
@@ -174,6 +218,20 @@ static void test_slots_and_pages_of_a_batch(void **state) {
     page_table_end(&pages);
 }
 
+/* Counted before any block is looked at: the tables have none. */
+static void test_too_many_pages(void **state) {
+    (void)state;
+    struct error err = {""};
+    struct page_table pages = {0};
+    struct block_table t = {.n_blocks = INT_MAX, .block_size = 1};
+    const struct block_table *tables[] = {&t, &t};
+    const int lens[] = {INT_MAX, INT_MAX};
+    assert_int_equal(page_table_fill(&pages, tables, lens, 2, &err), -1);
+    expect_says(&err, "the batch has 4294967294 pages, more than 2^31 - 1");
+    assert_null(pages.kv_page_indices);
+    page_table_end(&pages);
+}
+
 static void test_empty_batch(void **state) {
     (void)state;
     struct error err;
@@ -189,8 +247,10 @@ int main(void) {
         cmocka_unit_test(test_block_sizes),
         cmocka_unit_test(test_growth_at_boundaries),
         cmocka_unit_test(test_dry_pool),
+        cmocka_unit_test(test_what_stays_cached),
         cmocka_unit_test(test_release_finds_double_frees),
         cmocka_unit_test(test_slots_and_pages_of_a_batch),
+        cmocka_unit_test(test_too_many_pages),
         cmocka_unit_test(test_empty_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

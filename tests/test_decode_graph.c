@@ -18,18 +18,23 @@ struct device_graph {
 static struct {
     long memory;
     int runs, begun, replayed, alive;
+    bool begin_fails, end_fails;
 } count;
 
 static int begin(struct device *dev, struct error *err) {
     (void)dev;
-    (void)err;
+    if (count.begin_fails)
+        return error_set(err, "no recording begins");
     count.begun++;
     return 0;
 }
 
 static struct device_graph *end(struct device *dev, struct error *err) {
     (void)dev;
-    (void)err;
+    if (count.end_fails) {
+        error_set(err, "no recording ends");
+        return NULL;
+    }
     count.alive++;
     return calloc(1, sizeof(struct device_graph));
 }
@@ -139,6 +144,42 @@ static void test_recordings(void **state) {
     assert_int_equal(count.alive, 0);
 }
 
+/* A pass that cannot be recorded; `says` is the device's reason. */
+static void fails(struct decode_graphs *g, const struct three *t, int runs, const char *says) {
+    struct device dev = {.ops = &counting};
+    struct error err = {""};
+    int had_runs = count.runs, had_replayed = count.replayed, size = decode_size_of(&t->batch);
+    decode_pad(g, &t->batch, size);
+    assert_int_equal(decode_run(g, size, 0, &dev, run, NULL, &err), -1);
+    assert_string_equal(err.text, says);
+    assert_int_equal(count.runs - had_runs, runs);
+    assert_int_equal(count.replayed, had_replayed);
+    assert_int_equal(count.alive, 0);
+}
+
+/* Nothing is replayed, and the next pass tries again. */
+static void test_recordings_that_fail(void **state) {
+    (void)state;
+    static struct decode_graphs g;
+    struct kv_layer pool;
+    struct three t;
+    memset(&g, 0, sizeof g);
+    memset(&count, 0, sizeof count);
+    count.memory = 5;
+    make(&t, &pool);
+    pass(&g, &t, 1, 0, 0);
+    count.begin_fails = true;
+    fails(&g, &t, 0, "no recording begins");
+    count.begin_fails = false;
+    count.end_fails = true;
+    fails(&g, &t, 1, "no recording ends");
+    count.end_fails = false;
+    pass(&g, &t, 1, 1, 1);
+    pass(&g, &t, 0, 0, 1);
+    decode_graphs_free(&g, &(struct device){.ops = &counting});
+    assert_int_equal(count.alive, 0);
+}
+
 static void test_padding(void **state) {
     (void)state;
     static struct decode_graphs g;
@@ -181,11 +222,26 @@ static void test_other_batches(void **state) {
     assert_int_equal(decode_size_of(&t.batch), -1);
 }
 
+/* The largest has 256 rows. */
+static void test_most_rows(void **state) {
+    (void)state;
+    int32_t indptr[MOST_DECODE_ROWS + 2];
+    struct paged_batch pages = {0};
+    struct batch b = {.qo_indptr = indptr, .logit_rows = indptr, .pages = &pages};
+    assert_int_equal(MOST_DECODE_ROWS, 256);
+    for (int i = 0; i < MOST_DECODE_ROWS + 2; i++)
+        indptr[i] = i;
+    b.n_sequences = b.n_tokens = b.n_logits = 256;
+    assert_int_equal(decode_size_of(&b), N_DECODE_SIZES - 1);
+    b.n_sequences = b.n_tokens = b.n_logits = 257;
+    assert_int_equal(decode_size_of(&b), -1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recordings),
-        cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_other_batches),
+        cmocka_unit_test(test_recordings), cmocka_unit_test(test_recordings_that_fail),
+        cmocka_unit_test(test_padding),    cmocka_unit_test(test_other_batches),
+        cmocka_unit_test(test_most_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,13 @@
 /*
- * engine.h beyond the workload test: stop strings, wherever their letters lie, and requests that
- * are cancelled in every state.
+ * engine.h beyond the workload test: metrics, stop strings, wherever their letters lie, and
+ * requests that are cancelled in every state.
  */
 #include "scheduler/engine.h"
 #include "scheduler/kv_contiguous.h"
 #include "tests/tiny_models.h"
 #include "tests/tokenizer_calls.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -330,8 +331,66 @@ static void a_request_can_be_cancelled_in_every_state(void **state) {
     tiny_model_close(&model);
 }
 
+/* ---- metrics ---------------------------------------------------------------------------------
+ */
+
+static void assert_spread(struct spread s, double mean, double p50, double p95, double p99) {
+    const double got[] = {s.mean, s.p50, s.p95, s.p99}, want[] = {mean, p50, p95, p99};
+    for (int i = 0; i < 4; i++)
+        if (fabs(got[i] - want[i]) > 1e-9 * fabs(want[i]))
+            fail_msg("number %d is %.12g, not %.12g", i, got[i], want[i]);
+}
+
+/* n requests, the k-th to be admitted after k = 1 ... n seconds; it has its first token a second
+ * later, and ten more in k milliseconds each. They stand in another order. Besides, one that drew
+ * a single token, one that drew none, and one that was cancelled before it came. */
+static void measure(int n, struct engine_metrics *m) {
+    struct engine e = {.n = n + 3};
+    struct error err;
+    e.scheduler.jobs = calloc((size_t)e.n, sizeof *e.scheduler.jobs);
+    assert_non_null(e.scheduler.jobs);
+    for (int i = 0; i < n; i++) {
+        int k = 1 + (i * 7 + 3) % n; /* 7 divides none of the numbers below */
+        e.scheduler.jobs[i] = (struct job){.n_new = 11,
+                                           .arrival = 5,
+                                           .admitted = 5 + k,
+                                           .first = 6 + k,
+                                           .done = 6 + k + k / 100.0};
+    }
+    e.scheduler.jobs[n] =
+        (struct job){.n_new = 1, .arrival = 5, .admitted = 5 + n, .first = 6 + n, .done = 6 + n};
+    e.scheduler.jobs[n + 1] = (struct job){.arrival = 5, .admitted = 5, .first = -1, .done = 5};
+    e.scheduler.jobs[n + 2] =
+        (struct job){.arrival = 9000, .admitted = -1, .first = -1, .done = 8000};
+    assert_int_equal(engine_measure(&e, m, &err), 0);
+    free(e.scheduler.jobs);
+}
+
+/* Percentiles are nearest ranks: of n + 1 numbers, with n twice, the p-th is number ceil(p (n + 1)
+ * / 100). */
+static void metrics_are_what_their_names_say(void **state) {
+    (void)state;
+    static const int sizes[] = {1, 2, 20, 100};
+    static const int ranks[][3] = {{1, 1, 1}, {2, 2, 2}, {11, 20, 20}, {51, 96, 100}};
+    for (int i = 0; i < 4; i++) {
+        struct engine_metrics m;
+        double n = sizes[i], p50 = ranks[i][0], p95 = ranks[i][1], p99 = ranks[i][2];
+        double mean = (n * (n + 1) / 2 + n) / (n + 1);
+        measure(sizes[i], &m);
+        assert_int_equal(m.n, sizes[i] + 1);
+        assert_true(fabs(m.seconds - (1 + n + n / 100)) < 1e-9);
+        assert_true(fabs(m.tokens_per_second * m.seconds - (11 * n + 1)) < 1e-6);
+        assert_spread(m.queue, mean, p50, p95, p99);
+        assert_spread(m.ttft, mean + 1, p50 + 1, p95 + 1, p99 + 1);
+        assert_true(fabs(m.latency.mean - (1.01 * n / 2 + (2 * n + 1) / (n + 1))) < 1e-9);
+        /* Of the n that drew more than one. */
+        assert_spread(m.ms_per_token, (n + 1) / 2, ceil(n / 2), ceil(0.95 * n), ceil(0.99 * n));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(metrics_are_what_their_names_say),
         cmocka_unit_test(an_answer_ends_in_front_of_a_stop_string),
         cmocka_unit_test(a_request_can_be_cancelled_in_every_state),
     };

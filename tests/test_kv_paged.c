@@ -116,6 +116,8 @@ static void test_reserve_that_fails_changes_nothing(void **state) {
     assert_int_equal(kv_paged_fork(&b, &a, 6, &f.err), 0);
     assert_int_equal(kv_paged_missing(&b, 9), 2);
     assert_int_equal(kv_paged_reserve(&b, 9, &f.err), 1);
+    assert_int_equal(b.base.reserve(&b.base, 9, &f.err), -1); /* the same for a forward pass */
+    assert_non_null(strstr(f.err.text, "the KV pool of 3 blocks of 4 positions is full"));
     assert_int_equal(b.table.n_blocks, 2);
     assert_int_equal(b.table.blocks[1], a.table.blocks[1]);
     assert_int_equal(f.pool.blocks.stats.used, 2);
@@ -176,7 +178,8 @@ static void test_swap(void **state) {
     end(&f);
 }
 
-/* Refused before any kernel follows the table. */
+/* Refused before any kernel follows the table: the slots of all positions are asked for, or, with
+ * one attention for all, the pages; there the last of nine positions is read alone. */
 static void test_corrupt_tables(void **state) {
     (void)state;
     static const struct {
@@ -188,20 +191,26 @@ static void test_corrupt_tables(void **state) {
                  {-3, "which nobody holds"}};
     struct fixture f;
     start(&f, 6, 4);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
+        bool fused = i >= 4;
+        int32_t number = cases[i % 4].number;
         struct kv_paged a = cache_in(&f);
         struct sequence s = {0};
         assert_int_equal(sequence_start(&s, 0, &(struct sampling_options){0, 0, 1, 0}, &f.err), 0);
         assert_int_equal(sequence_ask(&s, tokens, 9, 1, &f.err), 0);
         assert_int_equal(kv_paged_reserve(&a, 9, &f.err), 0);
+        f.t.generator.fused = fused;
+        struct pass_part part = {&s, &a.base, 0, 8, 0, false};
+        if (fused) {
+            assert_int_equal(pass_run(&f.t.generator, &part, 1, &f.err), 0);
+            kv_paged_stored(&a, tokens, 8);
+        }
         int32_t good = a.table.blocks[1], free_block = block_allocate(&f.pool.blocks);
         block_release(&f.pool.blocks, free_block, false, &f.err);
-        a.table.blocks[1] = cases[i].number == -2   ? a.table.blocks[0]
-                            : cases[i].number == -3 ? free_block
-                                                    : cases[i].number;
-        struct pass_part part = {&s, &a.base, 0, 9, 0, true};
+        a.table.blocks[1] = number == -2 ? a.table.blocks[0] : number == -3 ? free_block : number;
+        part = (struct pass_part){&s, &a.base, fused ? 8 : 0, 9, 0, true};
         assert_int_equal(pass_run(&f.t.generator, &part, 1, &f.err), -1);
-        if (!strstr(f.err.text, cases[i].message))
+        if (!strstr(f.err.text, cases[i % 4].message))
             fail_msg("case %d: %s", i, f.err.text);
         a.table.blocks[1] = good;
         sequence_end(&s);

@@ -322,7 +322,7 @@ static void test_poison(void **state) {
     }
 }
 
-/* The poison of every type: the lowest mantissa, or a NaN. */
+/* The poison of every type: the lowest mantissa and the highest exponent, or a NaN. */
 static void test_poison_of_types(void **state) {
     static const unsigned char bytes[N_KV_TYPES] = {0x80, 0x80, 0xff, 0xff, 0xff, 0xff};
     (void)state;
@@ -331,10 +331,17 @@ static void test_poison_of_types(void **state) {
             .block_size = BLOCK, .n_blocks = BLOCKS, .poison = true, .type = (enum kv_type)type});
         size_t size = (size_t)kv_type_bytes((enum kv_type)type);
         size_t count = (size_t)(BLOCKS * BLOCK * p.n_kv_heads * p.head_dim);
+        size_t rows = count / (size_t)p.head_dim;
         unsigned char want[2] = {type == KV_BFP16 ? 0 : bytes[type], bytes[type]};
+        const int8_t exponent = 127;
         for (int i = 0; i < p.n_layers; i++) {
-            assert_true(part_holds(p.layers[i].k, 0, count, size, want));
-            assert_true(part_holds(p.layers[i].v, 0, count, size, want));
+            const struct kv_layer *l = &p.layers[i];
+            assert_true(part_holds(l->k, 0, count, size, want));
+            assert_true(part_holds(l->v, 0, count, size, want));
+            if (!kv_type_has_exponents((enum kv_type)type))
+                continue;
+            assert_true(part_holds(l->k_exponents, 0, rows, 1, &exponent));
+            assert_true(part_holds(l->v_exponents, 0, rows, 1, &exponent));
         }
         kv_pool_end(&p);
     }

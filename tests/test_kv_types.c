@@ -37,15 +37,25 @@ static int prompt_of(int32_t *ids, int i) {
 static void swap(struct kv_paged *cache) {
     struct kv_swapped away;
     struct error err = {""};
+    int32_t before[2];
+    assert_int_equal(cache->table.n_blocks, 2);
+    memcpy(before, cache->table.blocks, sizeof before);
     must(kv_paged_swap_out(cache, &away, &err), &err);
     must(kv_paged_swap_in(cache, &away, &err), &err);
+    assert_int_equal(cache->table.n_blocks, 2);
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            assert_int_not_equal(cache->table.blocks[i], before[j]);
 }
 
 /* Answers n of the prompts, from number `first` on, in one pass each step; their fingerprints. */
 static void answer(enum kv_type type, int first, int n, bool disturbed, uint64_t *out) {
     struct kv_pool pool;
-    struct kv_pool_options options = {
-        .block_size = BLOCK, .n_blocks = 4 * n + 8, .poison = true, .type = type};
+    struct kv_pool_options options = {.block_size = BLOCK,
+                                      .n_blocks = 4 * n + 8,
+                                      .order = BLOCKS_FIFO, /* who swaps gets other blocks */
+                                      .poison = true,
+                                      .type = type};
     struct sequence sequences[SEQUENCES];
     struct kv_paged caches[SEQUENCES], fork;
     struct sampling_options greedy = {.top_p = 1};

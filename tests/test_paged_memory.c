@@ -410,22 +410,28 @@ static void test_a_pool_of_one_block(void **state) {
     finish(sim);
 }
 
-/* The oldest needs all there is: in one step everybody else gives way. */
+/* The oldest needs more than the last one gives back: in one step everybody else gives way. */
 static void test_all_but_the_oldest_give_way(void **state) {
     (void)state;
+    static const int lengths[] = {20, 10, 4};
     struct random r = {106};
-    struct simulation *sim = corner(&r, 4, 8, 1, PREEMPT_SWAP, false);
-    for (int i = 0; i < 4; i++)
-        ask(sim, i, 1, 1, 7);
-    one_step(sim, 0);
-    one_step(sim, 0);
-    assert_int_equal(sim->scheduler.n_running, 4); /* two positions each: the pool is full */
-    assert_int_equal(block_available(&sim->pool.blocks), 0);
-    one_step(sim, 0);
-    assert_true(sim->scheduler.n_preempted > 0);
+    struct simulation *sim = corner(&r, 3, 21, 1, PREEMPT_SWAP, false);
+    sim->scheduler.options.token_budget = 18;
+    sim->scheduler.options.chunk = 8;
+    for (int i = 0; i < 3; i++)
+        ask(sim, i, lengths[i], 1, 2);
+    one_step(sim, 0); /* 8, 8 and 2 positions: 3 blocks are left */
+    assert_int_equal(sim->scheduler.n_running, 3);
+    assert_int_equal(block_available(&sim->pool.blocks), 3);
+    one_step(sim, 0); /* 8 more for the first: 3 and the last one's 2 are too few */
+    assert_int_equal(sim->scheduler.n_running, 1);
+    assert_int_equal(sim->scheduler.n_preempted, 2);
+    assert_int_equal(sim->memory.jobs[0].cache.n_stored, 16);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(sim->scheduler.jobs[i].n_preempted, i > 0);
     run_all(sim, 1000000);
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(sim->texts[i].n, 8);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(sim->texts[i].n, lengths[i] + 2);
     finish(sim);
 }
 

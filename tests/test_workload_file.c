@@ -426,8 +426,37 @@ static void lengths_and_ids_stay_in_their_range(void **state) {
     workload_free(&w);
 }
 
+/* Each request n times, one behind the other, with memory of its own. */
+static void forks_stand_behind_their_request(void **state) {
+    (void)state;
+    enum { N = 3 };
+    struct workload w;
+    struct error err;
+    read_text(
+        &w, "{\"id\": \"a\", \"prompt\": \"xyz\", \"stop\": [\"end\", \"stop\"], \"arrival\": 1}\n"
+            "{\"id\": \"b\", \"prompt\": \"q\", \"arrival\": 2}\n");
+    assert_int_equal(workload_fork(&w, N, &err), 0);
+    assert_int_equal(w.n, 2 * N);
+    for (int i = 0; i < w.n; i++) {
+        const struct request *r = &w.requests[i], *first = &w.requests[i / N * N];
+        assert_int_equal(r->fork_back, i % N);
+        assert_string_equal(w.titles[i], i < N ? "a" : "b");
+        assert_int_equal(r->n_prompt, i < N ? 3 : 1);
+        assert_memory_equal(r->prompt, first->prompt, sizeof *r->prompt * (size_t)r->n_prompt);
+        assert_true(r->arrival == (i < N ? 1 : 2));
+        assert_int_equal(r->n_stops, i < N ? 2 : 0);
+        assert_true(r == first || (r->prompt != first->prompt && r->stops != first->stops));
+        for (int k = 0; k < r->n_stops; k++) {
+            assert_string_equal(r->stops[k], k ? "stop" : "end");
+            assert_true(r == first || r->stops[k] != first->stops[k]);
+        }
+    }
+    workload_free(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forks_stand_behind_their_request),
         cmocka_unit_test(what_a_line_does_not_say_is_the_default),
         cmocka_unit_test(what_a_line_says_is_read),
         cmocka_unit_test(titles_are_the_beginning_of_the_prompt),
