@@ -183,9 +183,11 @@ static void test_numbers_up_to_1(void **state) {
     struct random r = {903};
     struct attend_wish wish = attend_anything(1500);
     struct errors rows = {0}, logarithms = {0};
+    if (!is_reference(t))
+        skip(); /* others have its bits */
     wish.type = KV_BFP16;
     wish.slopes = 0;
-    for (int i = 0; i < n_cases(t) && is_reference(t); i++) {
+    for (int i = 0; i < n_cases(t); i++) {
         struct attend_case c;
         float *y, *lse;
         attend_case_make(&c, &r, &wish);
@@ -205,10 +207,8 @@ static void test_numbers_up_to_1(void **state) {
         free(lse);
         attend_case_free(&c);
     }
-    if (is_reference(t)) {
-        expect_small("up to 1", "rows", &rows, 5e-5, 4);
-        expect_small("up to 1", "logarithms", &logarithms, 1e-5, 10);
-    }
+    expect_small("up to 1", "rows", &rows, 5e-5, 4);
+    expect_small("up to 1", "logarithms", &logarithms, 1e-5, 10);
 }
 
 /* Every value of every axis of the grid, with random company. */
