@@ -25,6 +25,11 @@ template <kv_type TYPE> struct is_snapped {
     static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
 };
 
+/* Digits of a mantissa; of few rows: attention_few.h. */
+static __host__ __device__ constexpr int decode_digits(enum kv_type type, bool few) {
+    return few && type == KV_E4M3 ? 4 : 2;
+}
+
 /* Sizes that depend on the head dimension, rounded up to a multiple of 32 (of 64 where elements are
  * bytes), on the type of an element, and on whether the kernel is that for FEW_ROWS
  * (attention_few.h). */
@@ -34,9 +39,11 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const bool FEW = HAS_FEW;
     static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
     static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
-    static const int DIGIT_BYTES = FP8 ? 2 : 1;
+    static const int DIGITS = decode_digits(TYPE, FEW), DIGIT_BYTES = FP8 ? 2 : 1;
+    static const int DIGIT_ROWS = DIGITS * (FEW ? (int)FEW_ROWS : (int)ROWS);
     static const int WARPS = decode_warps(DIM, TYPE, FEW), THREADS = 32 * WARPS;
-    static const int PART = 8 * WARPS;           /* positions: 8 for each warp */
+    static const int OF_PART = FEW ? 16 : 8;     /* positions of a part for each warp */
+    static const int PART = OF_PART * WARPS;
     static const int PARTS = TILE / PART;        /* of a tile */
     static const int POSITIONS = TILE / THREADS; /* for each thread to look up */
     static const int CHUNK = 128;                /* positions */
@@ -53,21 +60,33 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
     static const int COLUMNS = ROW_BYTES / 16;
     static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
-    static const int EACH = VECTOR / 4;                     /* dimensions of a column for a lane */
+    static const int EACH = FEW ? 2 : VECTOR / 4;           /* dimensions of a column for a lane */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
-    static const int QUERY_BYTES = 2 * ROWS * DIM * DIGIT_BYTES; /* of all rows' digits */
+    static const int QUERY_BYTES = DIGIT_ROWS * DIM * DIGIT_BYTES;
     /* With 16 more, 8 rows of a column lie in different banks. fp16 digits have an order of their
      * own. */
     static const int WEIGHT_BYTES = FP8 ? TILE * DIGIT_BYTES : TILE + 16;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
+        STAGES * STAGE_BYTES + QUERY_BYTES + DIGIT_ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
 };
+
+/* The row whose scores and results a lane has, and whether it is the first lane that has it: of the
+ * rows of an mma's results or, of few rows, of the columns. */
+template <class size> static __device__ __forceinline__ int row_of_lane(void) {
+    return (int)(size::FEW ? threadIdx.x % 4 : threadIdx.x % 32 / 4);
+}
+
+template <class size> static __device__ __forceinline__ bool is_first_of_row(void) {
+    return size::FEW ? threadIdx.x % 32 < 4 : threadIdx.x % 4 == 0;
+}
 
 /* Where 16 bytes of a row lie in it. Rows have no padding between them, because copies of whole
  * lines of 128 bytes are faster; instead, the columns of each row change places, so that 8 rows of
- * a column lie in different banks all the same. */
-template <int ROW_BYTES> static __device__ __forceinline__ int column_in_row(int row, int column) {
-    return column ^ (ROW_BYTES % 128 ? row / 2 % 4 : row % 8);
+ * a column lie in different banks all the same: those that follow each other, and of few rows those
+ * of position_of_summand, too. */
+template <class size> static __device__ __forceinline__ int column_in_row(int row, int column) {
+    row ^= size::FEW ? row / 2 & 4 : 0;
+    return column ^ (size::ROW_BYTES % 128 ? row / 2 % 4 : row % 8);
 }
 
 /* The memory of a block. */
@@ -75,7 +94,7 @@ struct decode_memory {
     unsigned char *ring; /* [STAGES] chunks */
     uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
     int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
-    int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES]; of fp8 as the queries */
+    int8_t *weights;     /* [DIGIT_ROWS][WEIGHT_BYTES]; of fp8 as the queries */
     float *k_units;      /* [2][TILE] 2^(e-30) of the keys */
     uint32_t *v_units;   /* [2][TILE] 2^e of the values, as bits */
 };
@@ -203,7 +222,8 @@ template <class size> static __device__ __forceinline__ int column_of_warp(int i
 
 /* The first of the size::EACH dimensions that a lane has of it. */
 template <class size> static __device__ __forceinline__ int first_dim(int i) {
-    return column_of_warp<size>(i) * size::VECTOR + (int)(threadIdx.x % 4) * size::EACH;
+    int place = (int)(size::FEW ? threadIdx.x % 32 / 4 : threadIdx.x % 4);
+    return column_of_warp<size>(i) * size::VECTOR + place * size::EACH;
 }
 
 /* ---- results of splits ------------------------------------------------------------------------
@@ -224,21 +244,21 @@ static __device__ __forceinline__ struct row_result result_at(const struct parti
     return row_result_of(p->rows + number * kept_floats(ROWS, size::DIM), ROWS, size::DIM, row);
 }
 
-/* Leaves a result of row g, of n_rows: o[i][j] is dimension first_dim(i) + j. */
+/* Leaves a result of the lane's row, of n_rows: o[i][j] is dimension first_dim(i) + j. */
 template <class size>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
                                             const float o[][size::EACH], float m, float l) {
-    int lane = (int)(threadIdx.x % 32);
-    if (lane / 4 >= n_rows)
+    int row = row_of_lane<size>();
+    if (row >= n_rows)
         return;
-    struct row_result to = result_at<size>(p, place, lane / 4);
+    struct row_result to = result_at<size>(p, place, row);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         if (column_of_warp<size>(i) < size::COLUMNS)
             UNROLL
     for (int j = 0; j < size::EACH; j += 2)
         *(float2 *)(to.values + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
-    if (threadIdx.x < 32 && lane % 4 == 0)
+    if (threadIdx.x < 32 && is_first_of_row<size>())
         *(float2 *)to.sums = make_float2(m, l);
 }
 
@@ -349,12 +369,13 @@ template <class size> struct loader {
         const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
         if constexpr (EVEN) {
-            static_assert(STEP % 8 == 0, "a thread's rows have their columns in the same places");
+            static_assert(STEP % (size::FEW ? 16 : 8) == 0,
+                          "a thread's rows have their columns in the same places");
             const int EACH = size::CHUNK / STEP;
             int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);
             if (column * VECTOR >= a->head_dim)
                 return;
-            to += row * size::ROW_BYTES + 16 * column_in_row<size::ROW_BYTES>(row, column);
+            to += row * size::ROW_BYTES + 16 * column_in_row<size>(row, column);
             from = in_register(from + 16 * column);
             /* All numbers before the first copy: the compiler would wait for each. */
             alignas(16) uint32_t number[EACH];
@@ -376,7 +397,7 @@ template <class size> struct loader {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
                     cp_async_16(to + row * size::ROW_BYTES +
-                                    16 * column_in_row<size::ROW_BYTES>(row, column),
+                                    16 * column_in_row<size>(row, column),
                                 from + (uint64_t)rows[row] * row_bytes + 16 * column);
             }
         }

@@ -20,12 +20,12 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
     int first = head_dim / size::VECTOR, columns = size::COLUMNS - first;
     for (int i = (int)threadIdx.x; i < columns * size::STAGES * size::CHUNK; i += size::THREADS) {
         int row = i / columns, column = first + i % columns;
-        *(uint4 *)(ring + row * size::ROW_BYTES +
-                   16 * column_in_row<size::ROW_BYTES>(row, column)) = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(ring + row * size::ROW_BYTES + 16 * column_in_row<size>(row, column)) =
+            make_uint4(0, 0, 0, 0);
     }
 }
 
-/* A stretch of tiles of one row group, as a block goes through it; of row g. */
+/* A stretch of tiles of one row group, as a block goes through it; of the lane's row. */
 template <class size> struct stretch {
     float o[size::SHARE][size::EACH]; /* merged so far: dimension first_dim(i) + j */
     float m, l;
@@ -33,7 +33,7 @@ template <class size> struct stretch {
     bool large_keys, large_values; /* this warp has met: attention_few.h */
 };
 
-/* What one tile gives for row g. */
+/* What one tile gives for the lane's row. */
 template <class size> struct tile_result { float o[size::SHARE][size::EACH], m, l; };
 
 /* Merges a tile's result. Not by attention_merge_sums, which spares one of the two exponentials: to
@@ -87,7 +87,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
     int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
     int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
     int visible = s->at.view.end - tile;
-    const int EACH = (size::FEW ? 1 : 2) * size::CHUNK / size::PART; /* scores of a chunk */
+    const int EACH = 2 * size::CHUNK / size::PART; /* scores of a chunk */
     float scores[2 * size::PARTS];
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
@@ -104,7 +104,8 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
         UNROLL
         for (int i = 0; i < EACH; i++)
             scores[c * EACH + i] = hidden<size::TYPE, VARIANT>::score();
-        if (c * size::CHUNK + warp * 8 < n) { /* of this warp's positions, the first exists */
+        if (c * size::CHUNK + warp * size::OF_PART <
+            n) { /* of this warp's positions, the first exists */
             if constexpr (size::FEW)
                 score_few<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows, &s->at,
                                          variant, tile, c * size::CHUNK, &s->large_keys);
@@ -136,8 +137,8 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
             chunks->store_units(1 - set);
             __syncthreads();
             bool stored = snap_weights<size>(&softmax, scores, mem, rows);
-            int row = (int)(threadIdx.x / 4);
-            if (!stored && threadIdx.x % 4 == 0 && row < at->group.n_rows)
+            int row = row_of_lane<size>();
+            if (!stored && threadIdx.x < 32 && is_first_of_row<size>() && row < at->group.n_rows)
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
             __syncthreads(); /* the weights are there */
         }
@@ -156,12 +157,12 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
     result->l = sees ? softmax.tile_l : 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
-        if constexpr (size::FEW)
-            few_weighted_values<size::TYPE>(result->o[i], &sums[i], sees, softmax.unit);
-        else
-            UNROLL
+        UNROLL
     for (int j = 0; j < size::EACH; j++)
-        result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
+        if constexpr (size::FEW)
+            result->o[i][j] = sees ? few_weighted_value<size>(&sums[i], j, softmax.unit) : 0;
+        else
+            result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
     if constexpr (size::FP8)
         mend_values<size, VARIANT>(result->o, chunks, at, set, softmax.unit, variant, s->at.row);
     if (sees)
@@ -174,9 +175,8 @@ static __device__ void begin_rows(struct stretch<size> *s, const struct attentio
                                   const struct attention_variant *variant,
                                   const struct tile_cursor *at, const struct decode_memory *mem,
                                   struct row_states *rows) {
-    int row = (int)(threadIdx.x % 32 / 4);
     s->large_keys = s->large_values = false;
-    s->at.row = size::FEW ? row % FEW_ROWS : row;
+    s->at.row = row_of_lane<size>();
     s->at.view = view_of<VARIANT>(a, variant, &at->group, s->at.row);
     snap_queries<size>(a, at, mem, rows);
     UNROLL
@@ -194,7 +194,7 @@ static __device__ __forceinline__ void
 write_result(struct stretch<size> *s, const struct tile_cursor *at,
              const struct attention_arguments *a, const struct attention_variant *variant,
              float v_scale) {
-    int lane = (int)(threadIdx.x % 32), row = lane / 4;
+    int row = row_of_lane<size>();
     if (row >= at->group.n_rows)
         return;
     size_t place = place_of(a, at, row);
@@ -208,7 +208,7 @@ write_result(struct stretch<size> *s, const struct tile_cursor *at,
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
             merge_tile(s, &sink);
         }
-        if (threadIdx.x < 32 && lane % 4 == 0)
+        if (threadIdx.x < 32 && is_first_of_row<size>())
             attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
     }
     bool divides = s->l > 0 && !(VARIANT && variant->m);
@@ -255,7 +255,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         let_next_kernel_start(); /* all before this one have ended */
     if (a.head_dim < size::DIM)
         clear_padding<size>(mem.ring, a.head_dim);
-    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
+    for (int i = (int)threadIdx.x; i < size::DIGIT_ROWS * size::WEIGHT_BYTES; i += size::THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct stretch<size> s;

@@ -188,7 +188,7 @@ multiply_keys(struct fp8_key_sums<size> sums[N], const unsigned char *keys,
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
             ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
+                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
             UNROLL
             for (int j = 0; j < 4; j++) {
                 uint32_t x[2];
@@ -249,9 +249,8 @@ add_chunk(struct fp8_value_sums<size::TYPE> sums[], const unsigned char *values,
             uint32_t m[4];
             if (size::COLUMNS % size::WARPS && column_of_warp<size>(i) >= size::COLUMNS)
                 break;
-            ldmatrix_x4_trans(
-                m, values + (k + lane) * size::ROW_BYTES +
-                       16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp<size>(i)));
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<size>(lane, column_of_warp<size>(i)));
             UNROLL
             for (int h = 0; h < 2; h++) {
                 uint32_t x[2], y[2];

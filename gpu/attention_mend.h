@@ -20,12 +20,14 @@ static __device__ __forceinline__ const uint8_t *value_row(const struct loader<s
 /* A weight from its digits. */
 template <class size>
 static __device__ __forceinline__ int weight_at(const uint16_t *weights, int row, int position) {
-    const uint16_t *w = weights + place_of_weight_digit(row, position);
-    float high = half_to_float(w[0]), low = half_to_float(w[2]);
-    if (!size::FEW)
-        return (int)high * 256 + (int)low;
-    w += to_lower_byte;
-    return (int)((high + low + half_to_float(w[0]) + half_to_float(w[2])) * few_digit_unit);
+    if (!size::FEW) {
+        const uint16_t *w = weights + place_of_weight_digit(row, position);
+        return (int)half_to_float(w[0]) * 256 + (int)half_to_float(w[2]);
+    }
+    float sum = 0;
+    for (int i = 0; i < size::DIGITS; i++)
+        sum += half_to_float(weights[place_of_few_weight<size>(row, i, position)]);
+    return (int)(sum * few_digit_unit<size::DIGITS>());
 }
 
 /* The weighted sum of dimension d, of row `row`: in integers, a NaN is a number, and where its

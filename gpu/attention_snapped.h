@@ -48,7 +48,7 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
         for (int k = 0; k < size::COLUMNS; k += 4) {
             alignas(16) uint32_t m[4];
             ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
+                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
             UNROLL
             for (int j = 0; j < 4; j++)
                 largest = larger_magnitudes<size::TYPE>(largest, m[j]);
@@ -77,8 +77,8 @@ static __device__ __forceinline__ void find_value_unit(const struct loader<size>
     if (j / size::CHUNK * size::CHUNK < n) {
         UNROLL
         for (int i = 0; i < size::COLUMNS; i++) {
-            uint4 x = *(const uint4 *)(chunk + row * size::ROW_BYTES +
-                                       16 * column_in_row<size::ROW_BYTES>(row, i));
+            uint4 x =
+                *(const uint4 *)(chunk + row * size::ROW_BYTES + 16 * column_in_row<size>(row, i));
             largest = larger_magnitudes<size::TYPE>(largest, x.x);
             largest = larger_magnitudes<size::TYPE>(largest, x.y);
             largest = larger_magnitudes<size::TYPE>(largest, x.z);

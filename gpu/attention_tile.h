@@ -62,15 +62,17 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         UNROLL
         for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
-            if constexpr (size::FP8) {
+            if constexpr (size::FEW) {
+                uint32_t digits[size::DIGITS];
+                split_mantissas<size::DIGITS>(digits, mantissa, 0);
+                UNROLL
+                for (int j = 0; j < size::DIGITS; j++)
+                    ((uint16_t *)mem->query)[place_of_few_query<size>(row, j, lane + 32 * i)] =
+                        (uint16_t)digits[j];
+                continue;
+            } else if constexpr (size::FP8) {
                 uint16_t *at = (uint16_t *)mem->query + place_of_query_digit(row, lane + 32 * i);
-                uint2 two = halves_of_digits(mantissa, 0);
-                uint4 digits = make_uint4(two.x, two.y, 0, 0);
-                if (size::FEW) {
-                    digits = halves_of_four_digits(mantissa, 0);
-                    at[to_lower_byte] = (uint16_t)digits.z;
-                    at[to_lower_byte + 2] = (uint16_t)digits.w;
-                }
+                uint2 digits = halves_of_digits(mantissa, 0);
                 at[0] = (uint16_t)digits.x;
                 at[2] = (uint16_t)digits.y;
                 continue;
@@ -190,7 +192,7 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
             ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size::ROW_BYTES>(lane % 8, lane / 8 + k));
+                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
             if constexpr (size::TYPE != KV_BFP8) {
                 UNROLL
                 for (int j = 0; j < 4 && size::SNAPPED; j++)
@@ -269,23 +271,22 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     }
 }
 
-/* The same of few rows, two scores of each two parts: the lanes below 16 have those of the first,
- * the others those of the second. large: as for few_keys. */
+/* The same of few rows: a warp has 16 positions of each part, a lane those of row t at g and g + 8.
+ * large: as for few_keys. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ void
 score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
           const struct row_states *rows, const struct row_of_lane *at,
           const struct attention_variant *variant, int tile, int first, bool *large) {
-    const int N = size::CHUNK / size::PART;
-    int lane = (int)(threadIdx.x % 32);
-    int p = tile + first + lane / 16 * size::PART + (int)(threadIdx.x / 32) * 8 + lane % 4 * 2;
-    struct few_dot dots[N];
+    const int N = 2 * size::CHUNK / size::PART;
+    int p = tile + first + (int)(threadIdx.x / 32) * size::OF_PART + (int)(threadIdx.x % 32 / 4);
+    float dots[N];
     few_keys<size>(dots, keys, mem, large);
     UNROLL
     for (int i = 0; i < N; i++)
-        s[i] = score_of<size::TYPE, VARIANT>(few_dot_rounded<size::TYPE>(&dots[i]),
-                                             fp8_score_unit * few_digit_unit,
-                                             p + i / 2 * 2 * size::PART + i % 2, at, variant, rows);
+        s[i] =
+            score_of<size::TYPE, VARIANT>(dots[i], fp8_score_unit * few_digit_unit<size::DIGITS>(),
+                                          p + i / 2 * size::PART + i % 2 * 8, at, variant, rows);
 }
 
 /*
@@ -295,32 +296,28 @@ score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
  *
  * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
  * their own and take half of the positions of row g - 4. Where few rows have a way of their own
- * (attention_few.h) they have had them from the products on: every other part, not the last two.
+ * (attention_few.h), all lanes have scores of theirs: s[2 i] and s[2 i + 1], 8 positions apart.
  */
 struct softmax {
     int row;              /* whose scores this lane has */
     int first_part, n;    /* of the n scores */
-    int step;             /* parts from one to the next */
     bool halves, sees;    /* sees: the row something of the tile */
     float tile_m, tile_l; /* of that row */
     float unit;           /* of its weighted values */
 };
 
-/* Tells the other warps the largest score. (Of few rows, a row's are in 8 lanes, not in 4.) */
+/* Tells the other warps the largest score. */
 template <class size>
 static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
-    const int N = size::FEW ? size::PARTS : 2 * size::PARTS;
-    int lane = (int)(threadIdx.x % 32);
     float m = s[0];
     UNROLL
-    for (int i = 1; i < N; i++)
+    for (int i = 1; i < 2 * size::PARTS; i++)
         m = fmaxf(m, s[i]);
-    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    if (size::FEW)
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 16));
-    if (lane % 4 == 0)
-        rows->largest_score[lane / 4][threadIdx.x / 32] = m;
+    UNROLL
+    for (int step = size::FEW ? 4 : 1; step < (size::FEW ? 32 : 4); step *= 2)
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
+    if (is_first_of_row<size>())
+        rows->largest_score[row_of_lane<size>()][threadIdx.x / 32] = m;
 }
 
 /* Scores become weights, as far as without the others' sums. visible: positions of the tile that
@@ -331,17 +328,11 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
       const struct attention_variant *variant, struct row_states *rows) {
     const int N = 2 * size::PARTS;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = size::FEW || n_rows <= ROWS / 2;
-    x->row = lane / 4;
+    x->halves = !size::FEW && n_rows <= ROWS / 2;
+    x->row = row_of_lane<size>();
     x->first_part = 0;
     x->n = N;
-    x->step = 1;
-    if (size::FEW) {
-        x->row %= ROWS / 2;
-        x->n = N / 2;
-        x->first_part = lane / 16;
-        x->step = 2;
-    } else if (x->halves) {
+    if (x->halves) {
         x->row %= ROWS / 2;
         x->n = N / 2;
         UNROLL
@@ -389,11 +380,12 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     }
     if (size::SNAPPED)
         heaviest = num_float(min(largest_bits, 0x7f800000u));
-    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
+    for (int step = size::FEW ? 4 : 1; step < (size::FEW || x->halves ? 32 : 4);
+         step *= !size::FEW && step == 2 ? 8 : 2) {
         units += __shfl_xor_sync(0xffffffffu, units, step);
         heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
     }
-    if (lane % 4 == 0 && lane / 4 == x->row) /* one lane for all of the row's */
+    if (is_first_of_row<size>() && row_of_lane<size>() == x->row) /* one lane for all of them */
         rows->units_and_weight[x->row][warp] =
             make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
     x->sees = sees;
@@ -419,9 +411,12 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
-    int position = x->first_part * size::PART + warp * 8 + lane % 4 * 2;
+    int position = size::FEW ? warp * size::OF_PART + lane / 4
+                             : x->first_part * size::PART + warp * size::OF_PART + lane % 4 * 2;
     int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
-    uint16_t *halves = (uint16_t *)mem->weights + place_of_weight_digit(x->row, position);
+    uint16_t *halves =
+        (uint16_t *)mem->weights + (size::FEW ? place_of_few_weight<size>(x->row, 0, position)
+                                              : place_of_weight_digit(x->row, position));
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
@@ -430,13 +425,16 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         for (int i = half; i < half + N / 2; i += 2) {
             int first = num_mantissa(s[i], scale), second = num_mantissa(s[i + 1], scale);
             int8_t *high = to + i / 2 * size::PART;
-            uint16_t *half = halves + place_of_weight_digit(0, i / 2 * size::PART * x->step);
-            if (size::FEW) {
-                uint4 digits = halves_of_four_digits(first, second);
-                *(uint2 *)half = make_uint2(digits.x, digits.y);
-                *(uint2 *)(half + to_lower_byte) = make_uint2(digits.z, digits.w);
-            } else if (size::FP8) {
-                *(uint2 *)half = halves_of_digits(first, second);
+            if constexpr (size::FEW) {
+                uint32_t digits[size::DIGITS];
+                split_mantissas<size::DIGITS>(digits, first, second);
+                UNROLL
+                for (int j = 0; j < size::DIGITS; j++)
+                    *(uint32_t *)(halves + place_of_few_weight<size>(0, j, i / 2 * size::PART)) =
+                        digits[j];
+            } else if constexpr (size::FP8) {
+                *(uint2 *)(halves + place_of_weight_digit(0, i / 2 * size::PART)) =
+                    halves_of_digits(first, second);
             } else {
                 put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, first, second);
             }
@@ -471,9 +469,8 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
             uint32_t m[4];
             if (column_of_warp<size>(i) >= size::COLUMNS)
                 break;
-            ldmatrix_x4_trans(
-                m, values + (k + lane) * size::ROW_BYTES +
-                       16 * column_in_row<size::ROW_BYTES>(lane, column_of_warp<size>(i)));
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<size>(lane, column_of_warp<size>(i)));
             UNROLL
             for (int j = 0; j < 4 && size::SNAPPED; j++)
                 m[j] =
