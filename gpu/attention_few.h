@@ -143,40 +143,49 @@ static __device__ __forceinline__ void clear(struct few_sums<size, LARGE> *s) {
         s->of[p][i][j] = 0;
 }
 
-/* Two elements at a time, cut into planes. */
-template <enum kv_type TYPE, bool LARGE>
-static __device__ __forceinline__ void cut_few(uint32_t out[few_planes<TYPE, LARGE>::N],
-                                               uint32_t x) {
-    if constexpr (few_planes<TYPE, LARGE>::N == 1) {
-        out[0] = x;
-    } else if constexpr (few_planes<TYPE, LARGE>::N == 2) { /* within 32, or 2^-6 */
-        out[1] = halves_within(x, halves_of(TYPE == KV_E4M3 ? 0x5000 : 0x2400));
-        out[0] = halves_subtract(x, out[1]);
-    } else {
-        cut<TYPE>(out, x);
-    }
+/* Adds the products of a plane of 16 rows by 16 elements, as the first operand of an mma. */
+template <class size>
+static __device__ __forceinline__ void
+multiply_plane(float (&sums)[few_products<size>::N][4], const uint32_t plane[4],
+               const uint32_t (&digits)[few_products<size>::N][2]) {
+    UNROLL
+    for (int i = 0; i < few_products<size>::N; i++)
+        mma_f16(sums[i], plane, digits[i]);
 }
 
-/* Adds the products with 16 rows by 16 elements, as the first operand of an mma. */
+/* Adds the products of the elements x. Of two planes, what lies within the limit, 32 in e4m3 or
+ * 2^-6 in e5m2, is multiplied before it is taken away, or the compiler would copy it. */
 template <class size, bool LARGE>
 static __device__ __forceinline__ void
 multiply_few(struct few_sums<size, LARGE> *s, const uint32_t x[4],
              const uint32_t (&digits)[few_products<size>::N][2]) {
     const int N = few_planes<size::TYPE, LARGE>::N;
-    uint32_t a[N][4];
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        uint32_t plane[N];
-        cut_few<size::TYPE, LARGE>(plane, x[j]);
+    if constexpr (N == 1) {
+        multiply_plane<size>(s->of[0], x, digits);
+    } else if constexpr (N == 2) {
+        uint32_t within[4], beyond[4];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            within[j] = halves_within(x[j], halves_of(size::TYPE == KV_E4M3 ? 0x5000 : 0x2400));
+        multiply_plane<size>(s->of[1], within, digits);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            beyond[j] = halves_subtract(x[j], within[j]);
+        multiply_plane<size>(s->of[0], beyond, digits);
+    } else {
+        uint32_t planes[N][4];
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            uint32_t parts[N];
+            cut<size::TYPE>(parts, x[j]);
+            UNROLL
+            for (int p = 0; p < N; p++)
+                planes[p][j] = parts[p];
+        }
         UNROLL
         for (int p = 0; p < N; p++)
-            a[p][j] = plane[p];
+            multiply_plane<size>(s->of[p], planes[p], digits);
     }
-    UNROLL
-    for (int p = 0; p < N; p++)
-        UNROLL
-    for (int i = 0; i < few_products<size>::N; i++)
-        mma_f16(s->of[p][i], a[p], digits[i]);
 }
 
 /* Notes which of four elements are too large for few planes: with the two upper bits of the

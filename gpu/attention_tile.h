@@ -214,7 +214,7 @@ struct row_of_lane {
 
 /* The score of a product at position p, but for the query's unit unless the variant changes
  * scores. */
-template <enum kv_type TYPE, bool VARIANT>
+template <class size, bool VARIANT>
 static __device__ __forceinline__ float
 score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
          const struct attention_variant *variant, const struct row_states *rows) {
@@ -228,9 +228,9 @@ score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
             score = attention_score(variant, (float)(score * rows->unit[at->row].natural), view->at,
                                     p, view->slope);
     }
-    if (VARIANT || is_fp8<TYPE>::value || is_snapped<TYPE>::value)
+    if (VARIANT || (!size::FEW && (size::FP8 || size::SNAPPED)))
         score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
-    return sees ? score : hidden<TYPE, VARIANT>::score();
+    return sees ? score : hidden<size::TYPE, VARIANT>::score();
 }
 
 /* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
@@ -264,9 +264,8 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             if (size::SNAPPED)
                 k_unit =
                     unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
-            s[2 * i + j] =
-                score_of<size::TYPE, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
-                                              tile + position + j, at, variant, rows);
+            s[2 * i + j] = score_of<size, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
+                                                   tile + position + j, at, variant, rows);
         }
     }
 }
@@ -283,10 +282,12 @@ score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
     float dots[N];
     few_keys<size>(dots, keys, mem, large);
     UNROLL
+    for (int i = 0; i < N && !VARIANT && *large; i++)
+        dots[i] = dots[i] == dots[i] ? dots[i] : INFINITY; /* as in score_of */
+    UNROLL
     for (int i = 0; i < N; i++)
-        s[i] =
-            score_of<size::TYPE, VARIANT>(dots[i], fp8_score_unit * few_digit_unit<size::DIGITS>(),
-                                          p + i / 2 * size::PART + i % 2 * 8, at, variant, rows);
+        s[i] = score_of<size, VARIANT>(dots[i], fp8_score_unit * few_digit_unit<size::DIGITS>(),
+                                       p + i / 2 * size::PART + i % 2 * 8, at, variant, rows);
 }
 
 /*

@@ -90,7 +90,7 @@ static __device__ __forceinline__ uint32_t halves_add(uint32_t a, uint32_t b) {
 
 static __device__ __forceinline__ uint32_t halves_subtract(uint32_t a, uint32_t b) {
     uint32_t d;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm volatile("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
