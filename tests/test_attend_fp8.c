@@ -36,10 +36,11 @@ static const struct extreme {
     {KV_E5M2, 0x1.8p-5f, 0x1p-16f, true, false},
     {KV_E5M2, 160, 0x1p-5f, true, false},
     {KV_E5M2, 0x1p-16f, 0x1p-16f, true, false},
-    {KV_E5M2, 448, 0x1.4p-2f, false, true},
-    {KV_E5M2, 512, 0x1p-16f, false, true},
-    {KV_E5M2, 0x1p-2f, 0x1p-16f, false, true},
-    {KV_E5M2, 0x1.4p-2f, 0x1p-16f, false, true},
+    {KV_E5M2, 1.75f, 0x1.4p-6f, false, true},
+    {KV_E5M2, 1.75f, 0x1.4p-8f, false, true},
+    {KV_E5M2, 2, 0x1p-16f, false, true},
+    {KV_E5M2, 0x1p-6f, 0x1p-16f, false, true},
+    {KV_E5M2, 0x1.4p-6f, 0x1p-16f, false, true},
 };
 
 /* BACK_AGAIN: a sum over all grows large, and small again; TWICE: one over a half. */
@@ -151,7 +152,7 @@ static const struct few_type {
     int smallest, small, largest; /* exponents */
     int mantissas;                /* of an exponent */
     float largest_number;
-} few_types[] = {{KV_E4M3, -9, 5, 8, 8, 448}, {KV_E5M2, -16, 9, 15, 4, 57344}};
+} few_types[] = {{KV_E4M3, -9, 5, 8, 8, 448}, {KV_E5M2, -16, 1, 15, 4, 57344}};
 
 /* A number with a random sign, exponent and mantissa. */
 static float any_number(struct random *r, const struct few_type *type, bool large) {
