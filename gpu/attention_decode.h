@@ -25,14 +25,13 @@ template <kv_type TYPE> struct is_snapped {
     static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
 };
 
-/* Digits of a mantissa; of few rows: attention_few.h. */
+/* Digits of a mantissa; few: in the kernel for FEW_ROWS (attention_floats.h). */
 static __host__ __device__ constexpr int decode_digits(enum kv_type type, bool few) {
     return few && type == KV_E4M3 ? 4 : 2;
 }
 
 /* Sizes that depend on the head dimension, rounded up to a multiple of 32 (of 64 where elements are
- * bytes), on the type of an element, and on whether the kernel is that for FEW_ROWS
- * (attention_few.h). */
+ * bytes), on the type of an element, and on whether the kernel is that for FEW_ROWS. */
 template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const int DIM = HEAD_DIM;
     static const kv_type TYPE = KV_TYPE;
@@ -41,10 +40,12 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
     static const int DIGITS = decode_digits(TYPE, FEW), DIGIT_BYTES = FP8 ? 2 : 1;
     static const int DIGIT_ROWS = DIGITS * (FEW ? (int)FEW_ROWS : (int)ROWS);
+    static const int LANE_ROWS = FP8 && !FEW ? 2 : 1; /* of a lane's products */
     static const int WARPS = decode_warps(DIM, TYPE, FEW), THREADS = 32 * WARPS;
-    static const int OF_PART = FEW ? 16 : 8;     /* positions of a part for each warp */
+    static const int OF_PART = FP8 ? 16 : 8;     /* positions of a part for each warp */
     static const int PART = OF_PART * WARPS;
     static const int PARTS = TILE / PART;        /* of a tile */
+    static const int SCORES = 2 * LANE_ROWS * PARTS; /* that a lane has, of one row */
     static const int POSITIONS = TILE / THREADS; /* for each thread to look up */
     static const int CHUNK = 128;                /* positions */
     static const int CHUNKS = TILE / CHUNK;      /* of keys in a tile, and of values */
@@ -60,7 +61,8 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
     static const int COLUMNS = ROW_BYTES / 16;
     static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
-    static const int EACH = FEW ? 2 : VECTOR / 4;           /* dimensions of a column for a lane */
+    /* Dimensions of a column for a lane, of one row. */
+    static const int EACH = FP8 ? 2 * LANE_ROWS : VECTOR / 4;
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
     static const int QUERY_BYTES = DIGIT_ROWS * DIM * DIGIT_BYTES;
     /* With 16 more, 8 rows of a column lie in different banks. fp16 digits have an order of their
@@ -70,22 +72,30 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
         STAGES * STAGE_BYTES + QUERY_BYTES + DIGIT_ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
 };
 
-/* The row whose scores and results a lane has, and whether it is the first lane that has it: of the
- * rows of an mma's results or, of few rows, of the columns. */
+/* The row whose scores and results a lane has, and whether it is the first lane that has it; rows g
+ * of an mma's results or, of 8-bit floats, columns t. */
 template <class size> static __device__ __forceinline__ int row_of_lane(void) {
-    return (int)(size::FEW ? threadIdx.x % 4 : threadIdx.x % 32 / 4);
+    int lane = (int)(threadIdx.x % 32);
+    return !size::FP8 ? lane / 4 : size::FEW ? lane % 4 : lane / 16 * 4 + lane % 4;
 }
 
 template <class size> static __device__ __forceinline__ bool is_first_of_row(void) {
-    return size::FEW ? threadIdx.x % 32 < 4 : threadIdx.x % 4 == 0;
+    int lane = (int)(threadIdx.x % 32);
+    return !size::FP8 ? lane % 4 == 0 : size::FEW ? lane < 4 : lane % 16 < 4;
+}
+
+/* Its place among them. */
+template <class size> static __device__ __forceinline__ int place_in_row(void) {
+    int lane = (int)(threadIdx.x % 32);
+    return !size::FP8 ? lane % 4 : size::FEW ? lane / 4 : lane / 4 % 4;
 }
 
 /* Where 16 bytes of a row lie in it. Rows have no padding between them, because copies of whole
  * lines of 128 bytes are faster; instead, the columns of each row change places, so that 8 rows of
- * a column lie in different banks all the same: those that follow each other, and of few rows those
- * of position_of_summand, too. */
+ * a column lie in different banks all the same: those that follow each other, and of 8-bit floats
+ * those of position_of_summand, too. */
 template <class size> static __device__ __forceinline__ int column_in_row(int row, int column) {
-    row ^= size::FEW ? row / 2 & 4 : 0;
+    row ^= size::FP8 ? row / 2 & 4 : 0;
     return column ^ (size::ROW_BYTES % 128 ? row / 2 % 4 : row % 8);
 }
 
@@ -220,10 +230,11 @@ template <class size> static __device__ __forceinline__ int column_of_warp(int i
     return (int)(threadIdx.x / 32) + i * size::WARPS;
 }
 
-/* The first of the size::EACH dimensions that a lane has of it. */
-template <class size> static __device__ __forceinline__ int first_dim(int i) {
-    int place = (int)(size::FEW ? threadIdx.x % 32 / 4 : threadIdx.x % 4);
-    return column_of_warp<size>(i) * size::VECTOR + place * size::EACH;
+/* Number j of the size::EACH dimensions that a lane has of it; 2 j and 2 j + 1 are neighbours. */
+template <class size> static __device__ __forceinline__ int dim_of_lane(int i, int j) {
+    int place = place_in_row<size>();
+    return column_of_warp<size>(i) * size::VECTOR +
+           (size::FP8 ? place * 2 + j / 2 * 8 + j % 2 : place * size::EACH + j);
 }
 
 /* ---- results of splits ------------------------------------------------------------------------
@@ -244,7 +255,7 @@ static __device__ __forceinline__ struct row_result result_at(const struct parti
     return row_result_of(p->rows + number * kept_floats(ROWS, size::DIM), ROWS, size::DIM, row);
 }
 
-/* Leaves a result of the lane's row, of n_rows: o[i][j] is dimension first_dim(i) + j. */
+/* Leaves a result of the lane's row, of n_rows: o[i][j] is dimension dim_of_lane(i, j). */
 template <class size>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
                                             const float o[][size::EACH], float m, float l) {
@@ -257,7 +268,7 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
         if (column_of_warp<size>(i) < size::COLUMNS)
             UNROLL
     for (int j = 0; j < size::EACH; j += 2)
-        *(float2 *)(to.values + first_dim<size>(i) + j) = make_float2(o[i][j], o[i][j + 1]);
+        *(float2 *)(to.values + dim_of_lane<size>(i, j)) = make_float2(o[i][j], o[i][j + 1]);
     if (threadIdx.x < 32 && is_first_of_row<size>())
         *(float2 *)to.sums = make_float2(m, l);
 }
@@ -369,7 +380,7 @@ template <class size> struct loader {
         const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
         if constexpr (EVEN) {
-            static_assert(STEP % (size::FEW ? 16 : 8) == 0,
+            static_assert(STEP % (size::FP8 ? 16 : 8) == 0,
                           "a thread's rows have their columns in the same places");
             const int EACH = size::CHUNK / STEP;
             int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);

@@ -1,7 +1,6 @@
 /*
  * attention_paged, version 4, for caches of floats: attention_decode.cu says how it works,
- * attention_floats.h what is different with fp8, attention_few.h how it takes fewer operations
- * where a token has few query heads, attention_snapped.h what is different with fp16 and bf16.
+ * attention_floats.h what is different with fp8, attention_snapped.h with fp16 and bf16.
  * Kernels take long to compile, so the types but e4m3 have a plain one for one size alone: those
  * for variants do the same.
  */

@@ -27,10 +27,10 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
 
 /* A stretch of tiles of one row group, as a block goes through it; of the lane's row. */
 template <class size> struct stretch {
-    float o[size::SHARE][size::EACH]; /* merged so far: dimension first_dim(i) + j */
+    float o[size::SHARE][size::EACH]; /* merged so far: dimension dim_of_lane(i, j) */
     float m, l;
     struct row_of_lane at;
-    bool large_keys, large_values; /* this warp has met: attention_few.h */
+    bool large_keys, large_values; /* this warp has met: attention_floats.h */
 };
 
 /* What one tile gives for the lane's row. */
@@ -73,7 +73,7 @@ mend_values(float o[][size::EACH], const struct loader<size> *chunks, const stru
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
-        o[i][j] = mend_value(chunks, set, n, row, first_dim<size>(i) + j, unit);
+        o[i][j] = mend_value(chunks, set, n, row, dim_of_lane<size>(i, j), unit);
 }
 
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
@@ -87,8 +87,8 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
     int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
     int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
     int visible = s->at.view.end - tile;
-    const int EACH = 2 * size::CHUNK / size::PART; /* scores of a chunk */
-    float scores[2 * size::PARTS];
+    const int EACH = size::SCORES / size::CHUNKS; /* of a chunk */
+    float scores[size::SCORES];
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait();
@@ -106,9 +106,10 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
             scores[c * EACH + i] = hidden<size::TYPE, VARIANT>::score();
         if (c * size::CHUNK + warp * size::OF_PART <
             n) { /* of this warp's positions, the first exists */
-            if constexpr (size::FEW)
-                score_few<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows, &s->at,
-                                         variant, tile, c * size::CHUNK, &s->large_keys);
+            if constexpr (size::FP8)
+                score_fp8_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows,
+                                               &s->at, variant, tile, c * size::CHUNK,
+                                               &s->large_keys);
             else
                 score_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
                                            mem->k_units + set * TILE, rows, &s->at, variant, tile,
@@ -118,7 +119,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
     }
     tell_largest<size>(scores, rows);
     struct softmax softmax;
-    typename sums_of<size>::values sums[size::SHARE];
+    typename sums_of<size>::type sums[size::SHARE];
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         clear(&sums[i]);
@@ -144,8 +145,8 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        if constexpr (size::FEW)
-            add_few_values<size>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK,
+        if constexpr (size::FP8)
+            add_any_values<size>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK,
                                  &s->large_values);
         else
             add_chunk<size>(sums, chunks->chunk(), mem, mem->v_units + set * TILE, c * size::CHUNK,
@@ -157,12 +158,12 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
     result->l = sees ? softmax.tile_l : 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
-        UNROLL
-    for (int j = 0; j < size::EACH; j++)
-        if constexpr (size::FEW)
-            result->o[i][j] = sees ? few_weighted_value<size>(&sums[i], j, softmax.unit) : 0;
+        if constexpr (size::FP8)
+            weighted_values<size>(result->o[i], &sums[i], softmax.unit, sees);
         else
-            result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
+            UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
     if constexpr (size::FP8)
         mend_values<size, VARIANT>(result->o, chunks, at, set, softmax.unit, variant, s->at.row);
     if (sees)
@@ -216,7 +217,7 @@ write_result(struct stretch<size> *s, const struct tile_cursor *at,
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++) {
-        int d = first_dim<size>(i) + j;
+        int d = dim_of_lane<size>(i, j);
         if (d < a->head_dim)
             y[d] = (divides ? s->o[i][j] / s->l : s->o[i][j]) * v_scale;
     }

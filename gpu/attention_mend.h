@@ -6,7 +6,7 @@
 #ifndef SAMEBITS_ATTENTION_MEND_H
 #define SAMEBITS_ATTENTION_MEND_H
 
-#include "gpu/attention_few.h"
+#include "gpu/attention_floats.h"
 
 /* What stands in the cache at position j of a tile. rows: of the tile. */
 template <class size>
@@ -20,14 +20,10 @@ static __device__ __forceinline__ const uint8_t *value_row(const struct loader<s
 /* A weight from its digits. */
 template <class size>
 static __device__ __forceinline__ int weight_at(const uint16_t *weights, int row, int position) {
-    if (!size::FEW) {
-        const uint16_t *w = weights + place_of_weight_digit(row, position);
-        return (int)half_to_float(w[0]) * 256 + (int)half_to_float(w[2]);
-    }
     float sum = 0;
     for (int i = 0; i < size::DIGITS; i++)
-        sum += half_to_float(weights[place_of_few_weight<size>(row, i, position)]);
-    return (int)(sum * few_digit_unit<size::DIGITS>());
+        sum += half_to_float(weights[place_of_weight_digit<size>(row, i, position)]);
+    return (int)(sum * digit_unit<size>());
 }
 
 /* The weighted sum of dimension d, of row `row`: in integers, a NaN is a number, and where its

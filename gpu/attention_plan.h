@@ -173,7 +173,7 @@ static inline int decode_dim(int head_dim, bool few) {
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
 }
 
-/* Whether version 4 has a kernel for FEW_ROWS (attention_few.h). */
+/* Whether version 4 has a kernel for FEW_ROWS (attention_floats.h). */
 static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type type) {
     return (type == KV_E4M3 || type == KV_E5M2) && dim <= 128;
 }
@@ -183,12 +183,12 @@ static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type
  * does but once a tile (the ends of the softmax, the merge) is spared by warps that have more of
  * the tile. */
 static __host__ __device__ constexpr int decode_warps(int dim, enum kv_type type, bool few) {
-    return few || (type == KV_E4M3 && dim <= 128) ? 4 : 8;
+    return few || ((type == KV_E4M3 || type == KV_E5M2) && dim <= 128) ? 4 : 8;
 }
 
 static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type, bool few) {
     if (decode_warps(dim, type, few) == 4)
-        return 4;
+        return type == KV_E5M2 && !few ? 3 : 4; /* its planes take more registers */
     return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : 2;
 }
 

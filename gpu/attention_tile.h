@@ -6,7 +6,7 @@
 #define SAMEBITS_ATTENTION_TILE_H
 
 #include "gpu/attention_decode.h"
-#include "gpu/attention_few.h"
+#include "gpu/attention_floats.h"
 #include "gpu/attention_snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
@@ -62,19 +62,13 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         UNROLL
         for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
-            if constexpr (size::FEW) {
+            if constexpr (size::FP8) {
                 uint32_t digits[size::DIGITS];
                 split_mantissas<size::DIGITS>(digits, mantissa, 0);
                 UNROLL
                 for (int j = 0; j < size::DIGITS; j++)
-                    ((uint16_t *)mem->query)[place_of_few_query<size>(row, j, lane + 32 * i)] =
+                    ((uint16_t *)mem->query)[place_of_query_digit<size>(row, j, lane + 32 * i)] =
                         (uint16_t)digits[j];
-                continue;
-            } else if constexpr (size::FP8) {
-                uint16_t *at = (uint16_t *)mem->query + place_of_query_digit(row, lane + 32 * i);
-                uint2 digits = halves_of_digits(mantissa, 0);
-                at[0] = (uint16_t)digits.x;
-                at[2] = (uint16_t)digits.y;
                 continue;
             }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
@@ -139,17 +133,9 @@ static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], in
     return sums[j] * 256 + sums[2 + j];
 }
 
-/* What the sums of a type are kept in. */
-template <class size, bool FP8 = size::FP8, bool FEW = size::FEW> struct sums_of {
-    typedef struct digit_sums keys, values;
-};
-template <class size> struct sums_of<size, true, false> {
-    typedef struct fp8_key_sums<size> keys;
-    typedef struct fp8_value_sums<size::TYPE> values;
-};
-template <class size> struct sums_of<size, true, true> {
-    typedef struct few_value_dots values; /* keys are done with at once */
-};
+/* What the sums over a column of values are kept in. */
+template <class size, bool FP8 = size::FP8> struct sums_of { typedef struct digit_sums type; };
+template <class size> struct sums_of<size, true> { typedef struct fp8_value_dots<size> type; };
 
 /* The sum of the products of row g with key 2 t + j, in units of 256. */
 template <class size>
@@ -228,7 +214,7 @@ score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
             score = attention_score(variant, (float)(score * rows->unit[at->row].natural), view->at,
                                     p, view->slope);
     }
-    if (VARIANT || (!size::FEW && (size::FP8 || size::SNAPPED)))
+    if (VARIANT || size::SNAPPED)
         score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
     return sees ? score : hidden<size::TYPE, VARIANT>::score();
 }
@@ -242,7 +228,7 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             const struct attention_variant *variant, int tile, int first) {
     const int N = size::CHUNK / size::PART;
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    typename sums_of<size>::keys sums[N];
+    struct digit_sums sums[N];
     int exponents[N] = {};
     float scales[N] = {};
     if constexpr (size::SNAPPED) {
@@ -255,8 +241,8 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     UNROLL
     for (int i = 0; i < N; i++) {
         int position = first + i * size::PART + begin + lane % 4 * 2;
-        float2 unit = make_float2(fp8_score_unit, fp8_score_unit);
-        if (!size::FP8 && !size::SNAPPED)
+        float2 unit = make_float2(0, 0);
+        if (!size::SNAPPED)
             unit = *(const float2 *)(units + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
@@ -270,24 +256,25 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     }
 }
 
-/* The same of few rows: a warp has 16 positions of each part, a lane those of row t at g and g + 8.
- * large: as for few_keys. */
+/* The same of 8-bit floats: a warp has 16 positions of each part, a lane those of its row that are
+ * 8 apart, or 4. large: as for dots_of_any_keys. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ void
-score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
-          const struct row_states *rows, const struct row_of_lane *at,
-          const struct attention_variant *variant, int tile, int first, bool *large) {
-    const int N = 2 * size::CHUNK / size::PART;
-    int p = tile + first + (int)(threadIdx.x / 32) * size::OF_PART + (int)(threadIdx.x % 32 / 4);
+score_fp8_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
+                const struct row_states *rows, const struct row_of_lane *at,
+                const struct attention_variant *variant, int tile, int first, bool *large) {
+    const int N = size::SCORES / size::CHUNKS, OF_PART = 2 * size::LANE_ROWS;
+    int p = tile + first + (int)(threadIdx.x / 32) * size::OF_PART + place_in_row<size>();
     float dots[N];
-    few_keys<size>(dots, keys, mem, large);
+    dots_of_any_keys<size>(dots, keys, mem, large);
     UNROLL
     for (int i = 0; i < N && !VARIANT && *large; i++)
         dots[i] = dots[i] == dots[i] ? dots[i] : INFINITY; /* as in score_of */
     UNROLL
     for (int i = 0; i < N; i++)
-        s[i] = score_of<size, VARIANT>(dots[i], fp8_score_unit * few_digit_unit<size::DIGITS>(),
-                                       p + i / 2 * size::PART + i % 2 * 8, at, variant, rows);
+        s[i] = score_of<size, VARIANT>(dots[i], fp8_score_unit<size>(),
+                                       p + i / OF_PART * size::PART + i % OF_PART * (16 / OF_PART),
+                                       at, variant, rows);
 }
 
 /*
@@ -296,8 +283,8 @@ score_few(float s[], const unsigned char *keys, const struct decode_memory *mem,
  * shared memory: the largest score, then the sum and the largest weight.
  *
  * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
- * their own and take half of the positions of row g - 4. Where few rows have a way of their own
- * (attention_few.h), all lanes have scores of theirs: s[2 i] and s[2 i + 1], 8 positions apart.
+ * their own and take half of the positions of row g - 4. Of 8-bit floats (attention_floats.h) all
+ * lanes have scores of their own, of 16 positions of each part those that are 8 apart, or 4.
  */
 struct softmax {
     int row;              /* whose scores this lane has */
@@ -312,10 +299,10 @@ template <class size>
 static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
     float m = s[0];
     UNROLL
-    for (int i = 1; i < 2 * size::PARTS; i++)
+    for (int i = 1; i < size::SCORES; i++)
         m = fmaxf(m, s[i]);
     UNROLL
-    for (int step = size::FEW ? 4 : 1; step < (size::FEW ? 32 : 4); step *= 2)
+    for (int step = size::FP8 ? 4 : 1; step < (size::FEW ? 32 : size::FP8 ? 16 : 4); step *= 2)
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
     if (is_first_of_row<size>())
         rows->largest_score[row_of_lane<size>()][threadIdx.x / 32] = m;
@@ -327,9 +314,9 @@ template <class size, bool VARIANT>
 static __device__ __forceinline__ void
 weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
       const struct attention_variant *variant, struct row_states *rows) {
-    const int N = 2 * size::PARTS;
+    const int N = size::SCORES;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = !size::FEW && n_rows <= ROWS / 2;
+    x->halves = !size::FP8 && n_rows <= ROWS / 2;
     x->row = row_of_lane<size>();
     x->first_part = 0;
     x->n = N;
@@ -381,8 +368,10 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     }
     if (size::SNAPPED)
         heaviest = num_float(min(largest_bits, 0x7f800000u));
-    for (int step = size::FEW ? 4 : 1; step < (size::FEW || x->halves ? 32 : 4);
-         step *= !size::FEW && step == 2 ? 8 : 2) {
+    for (int step = size::FP8 ? 4 : 1; step < (size::FEW || x->halves ? 32
+                                               : size::FP8            ? 16
+                                                                      : 4);
+         step *= !size::FP8 && step == 2 ? 8 : 2) {
         units += __shfl_xor_sync(0xffffffffu, units, step);
         heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
     }
@@ -398,8 +387,8 @@ template <class size>
 static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
-    const int N = 2 * size::PARTS;
-    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    const int N = size::SCORES, L = size::LANE_ROWS;
+    int warp = (int)(threadIdx.x / 32);
     const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
     uint32_t units = 0, largest = 0;
     UNROLL
@@ -412,32 +401,32 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
-    int position = size::FEW ? warp * size::OF_PART + lane / 4
-                             : x->first_part * size::PART + warp * size::OF_PART + lane % 4 * 2;
+    int position = x->first_part * size::PART + warp * size::OF_PART +
+                   place_in_row<size>() * (size::FP8 ? 1 : 2);
     int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
-    uint16_t *halves =
-        (uint16_t *)mem->weights + (size::FEW ? place_of_few_weight<size>(x->row, 0, position)
-                                              : place_of_weight_digit(x->row, position));
+    uint16_t *halves = (uint16_t *)mem->weights;
+    if constexpr (size::FP8)
+        halves += place_of_weight_digit<size>(x->row, 0, position);
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
             break;
         UNROLL
         for (int i = half; i < half + N / 2; i += 2) {
-            int first = num_mantissa(s[i], scale), second = num_mantissa(s[i + 1], scale);
-            int8_t *high = to + i / 2 * size::PART;
-            if constexpr (size::FEW) {
+            if constexpr (size::FP8) { /* two that are 8 apart: number r of a part, and r + L */
+                int part = i / (2 * L), r = i % (2 * L) / 2;
+                const float *two = s + part * 2 * L + r;
                 uint32_t digits[size::DIGITS];
-                split_mantissas<size::DIGITS>(digits, first, second);
+                split_mantissas<size::DIGITS>(digits, num_mantissa(two[0], scale),
+                                              num_mantissa(two[L], scale));
                 UNROLL
                 for (int j = 0; j < size::DIGITS; j++)
-                    *(uint32_t *)(halves + place_of_few_weight<size>(0, j, i / 2 * size::PART)) =
-                        digits[j];
-            } else if constexpr (size::FP8) {
-                *(uint2 *)(halves + place_of_weight_digit(0, i / 2 * size::PART)) =
-                    halves_of_digits(first, second);
+                    *(uint32_t *)(halves + place_of_weight_digit<size>(
+                                               0, j, part * size::PART + 4 * r)) = digits[j];
             } else {
-                put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, first, second);
+                int8_t *high = to + i / 2 * size::PART;
+                put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
+                               num_mantissa(s[i + 1], scale));
             }
         }
     }
