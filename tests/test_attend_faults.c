@@ -195,6 +195,9 @@ static void check_foreign(struct test_device *t, struct random *r, const struct 
         for (int token = 0; token < n_queries; token += n_queries / 3) {
             c.spoilt.position = 40 - n_queries + token;
             expect_fault(t, &c, token);
+            c.variant.window_left = -1; /* the plain kernels */
+            expect_fault(t, &c, token);
+            c.variant.window_left = 10;
         }
         c.spoilt.position = 40 - n_queries - 11; /* just before the window of the first */
         expect_unnoticed(t, &c);

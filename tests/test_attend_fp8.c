@@ -13,34 +13,35 @@
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-/* Numbers whose parts, as kernels cut them, are the largest, smallest, or ties between two; and the
- * smallest one beside them, without which a sum would be a multiple of more than its unit. For
- * which kernels they are: those for any number of rows, or the one for few. */
+/* Numbers whose parts, as kernels cut them, are the largest, smallest, or ties between two; the
+ * smallest one beside them, without which a sum would be a multiple of more than its unit; and one
+ * that is too large for kernels to cut them otherwise, or 0. For which kernels they are: those for
+ * any number of rows, or the one for few. */
 static const struct extreme {
     enum kv_type type;
-    float number, unit;
+    float number, unit, large;
     bool any_rows, few;
 } extremes[] = {
-    {KV_E4M3, 448, 1, true, true},
-    {KV_E4M3, 30, 0x1p-9f, true, true},
-    {KV_E4M3, 32, 0x1p-9f, true, true},
-    {KV_E4M3, 60, 0x1p-9f, true, true},
-    {KV_E4M3, 0.5f, 0x1p-9f, true, false},
-    {KV_E4M3, 1.5f, 0x1p-9f, true, false},
-    {KV_E4M3, 0x1p-9f, 0x1p-9f, true, true},
-    {KV_E5M2, 57344, 64, true, true},
-    {KV_E5M2, 32, 0x1p-5f, true, false},
-    {KV_E5M2, 96, 0x1p-5f, true, false},
-    {KV_E5M2, 0x1p-6f, 0x1p-16f, true, false},
-    {KV_E5M2, 0x1p-5f, 0x1p-16f, true, false},
-    {KV_E5M2, 0x1.8p-5f, 0x1p-16f, true, false},
-    {KV_E5M2, 160, 0x1p-5f, true, false},
-    {KV_E5M2, 0x1p-16f, 0x1p-16f, true, false},
-    {KV_E5M2, 1.75f, 0x1.4p-6f, false, true},
-    {KV_E5M2, 1.75f, 0x1.4p-8f, false, true},
-    {KV_E5M2, 2, 0x1p-16f, false, true},
-    {KV_E5M2, 0x1p-6f, 0x1p-16f, false, true},
-    {KV_E5M2, 0x1.4p-6f, 0x1p-16f, false, true},
+    {KV_E4M3, 448, 1, 0, true, true},
+    {KV_E4M3, 30, 0x1p-9f, 0, true, true},
+    {KV_E4M3, 32, 0x1p-9f, 0, true, true},
+    {KV_E4M3, 60, 0x1p-9f, 0, true, true},
+    {KV_E4M3, 0.5f, 0x1p-9f, 2, true, false},
+    {KV_E4M3, 1.5f, 0x1p-9f, 2, true, false},
+    {KV_E4M3, 1.875f, 0x1p-9f, 0, true, false},
+    {KV_E4M3, 0x1p-9f, 0x1p-9f, 0, true, true},
+    {KV_E5M2, 57344, 64, 0, true, true},
+    {KV_E5M2, 32, 0x1p-5f, 0, true, false},
+    {KV_E5M2, 96, 0x1p-5f, 0, true, false},
+    {KV_E5M2, 160, 0x1p-5f, 0, true, false},
+    {KV_E5M2, 0x1p-5f, 0x1p-16f, 2, true, false},
+    {KV_E5M2, 0x1.8p-5f, 0x1p-16f, 2, true, false},
+    {KV_E5M2, 0x1p-16f, 0x1p-16f, 0, true, false},
+    {KV_E5M2, 1.75f, 0x1.4p-6f, 0, false, true},
+    {KV_E5M2, 1.75f, 0x1.4p-8f, 0, true, true},
+    {KV_E5M2, 2, 0x1p-16f, 0, false, true},
+    {KV_E5M2, 0x1p-6f, 0x1p-16f, 0, true, true},
+    {KV_E5M2, 0x1.4p-6f, 0x1p-16f, 0, true, true},
 };
 
 /* BACK_AGAIN: a sum over all grows large, and small again; TWICE: one over a half. */
@@ -105,7 +106,9 @@ static void check_keys(struct test_device *t, struct random *r, const struct ext
                                                  : 0x7f7f) *
                  (i / dim % 4 < 2 ? 0x1p-15f : -0x1p-15f);
     for (int i = 0; i < c.n_positions * dim; i++)
-        c.k[i] = i % dim == 1 ? x->unit : x->number * sign_of(signs, i % dim, dim);
+        c.k[i] = i % dim == 1               ? x->unit
+                 : i % dim == 3 && x->large ? x->large
+                                            : x->number * sign_of(signs, i % dim, dim);
     check(t, &c);
 }
 
@@ -123,7 +126,9 @@ static void check_values(struct test_device *t, struct random *r, const struct e
         int position = i / dim % 256;
         bool likely = position == 0 && i % dim == 0, odd = position == 100 && i % dim == 1;
         c.k[i] = likely ? 1 : odd ? 0.5f : 0;
-        c.v[i] = position == 100 ? x->unit : x->number * sign_of(signs, position, 256);
+        c.v[i] = position == 100               ? x->unit
+                 : position == 101 && x->large ? x->large
+                                               : x->number * sign_of(signs, position, 256);
     }
     check(t, &c);
 }
@@ -163,13 +168,19 @@ static float any_number(struct random *r, const struct few_type *type, bool larg
 }
 
 /* What is large among keys or values of one query: nothing, all, or one element, at this position.
- * Or many, of one sign, where a kernel has them in the same part of a register (keys: in each
- * fourth element) or in the same register (values: of 8 of 16 positions): their sums are large,
- * too. */
+ * Or many, of one sign, where a kernel has them in the same register (keys: of 8 of 16 positions;
+ * values: of 4 of 8), and the keys in the same part of it (each fourth element): their sums are
+ * large, too. */
 enum { NOTHING = -1, ALL = -2, SOME = -8 };
 
-static bool is_some(int large, int i, int parts) {
-    return large <= SOME && i % parts == (SOME - large) % parts;
+static bool is_some_key(int large, int position, int d) {
+    int some = SOME - large;
+    return some >= 0 && d % 4 == some && position / 8 % 2 == some % 2;
+}
+
+static bool is_some_value(int large, int position) {
+    int some = SOME - large;
+    return some >= 0 && position / 4 % 2 == some % 2;
 }
 
 static void check_large(struct test_device *t, struct random *r, const struct few_type *type,
@@ -181,13 +192,15 @@ static void check_large(struct test_device *t, struct random *r, const struct fe
     c.shape.scale = ldexp(large_key <= SOME ? 4 : 1, -4 - most);
     float least_large = ldexpf(1, type->small), most_large = type->largest_number;
     for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
-        c.q[i] = (float)(is_some(large_key, i % dim, 4) ? 32639 : random_int(r, -32639, 32639)) *
+        c.q[i] = (float)(large_key <= SOME && i % dim % 4 == SOME - large_key
+                             ? 32639
+                             : random_int(r, -32639, 32639)) *
                  0x1p-15f;
     for (int i = 0; i < c.n_positions * dim; i++) {
-        c.k[i] =
-            is_some(large_key, i % dim, 4) ? most_large : any_number(r, type, large_key == ALL);
-        c.v[i] = is_some(large_value, i / dim / 8, 2) ? most_large
-                                                      : any_number(r, type, large_value == ALL);
+        c.k[i] = is_some_key(large_key, i / dim, i % dim) ? most_large
+                                                          : any_number(r, type, large_key == ALL);
+        c.v[i] = is_some_value(large_value, i / dim) ? most_large
+                                                     : any_number(r, type, large_value == ALL);
     }
     if (large_key >= 0)
         c.k[large_key * dim + random_int(r, 0, dim - 1)] =
