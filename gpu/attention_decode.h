@@ -41,7 +41,7 @@ template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
     static const int DIGITS = decode_digits(TYPE, FEW), DIGIT_BYTES = FP8 ? 2 : 1;
     static const int DIGIT_ROWS = DIGITS * (FEW ? (int)FEW_ROWS : (int)ROWS);
     static const int LANE_ROWS = FP8 && !FEW ? 2 : 1; /* of a lane's products */
-    static const int WARPS = decode_warps(DIM, TYPE, FEW), THREADS = 32 * WARPS;
+    static const int WARPS = decode_warps(DIM, TYPE), THREADS = 32 * WARPS;
     static const int OF_PART = FP8 ? 16 : 8;     /* positions of a part for each warp */
     static const int PART = OF_PART * WARPS;
     static const int PARTS = TILE / PART;        /* of a tile */

@@ -179,15 +179,15 @@ static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type
 }
 
 /* The warps of a block of version 4, and how many blocks work on a processor at once; few: of that
- * kernel. Where computing takes longer than memory, there are four warps to a block: what a warp
- * does but once a tile (the ends of the softmax, the merge) is spared by warps that have more of
- * the tile. */
-static __host__ __device__ constexpr int decode_warps(int dim, enum kv_type type, bool few) {
-    return few || ((type == KV_E4M3 || type == KV_E5M2) && dim <= 128) ? 4 : 8;
+ * kernel. Where computing takes longer than memory, as of 8-bit floats, there are four warps to a
+ * block: what a warp does but once a tile (the ends of the softmax, the merge) is spared by warps
+ * that have more of the tile. */
+static __host__ __device__ constexpr int decode_warps(int dim, enum kv_type type) {
+    return decode_takes_few(dim, type) ? 4 : 8;
 }
 
 static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type, bool few) {
-    if (decode_warps(dim, type, few) == 4)
+    if (decode_warps(dim, type) == 4)
         return type == KV_E5M2 && !few ? 3 : 4; /* its planes take more registers */
     return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : 2;
 }

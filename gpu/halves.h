@@ -81,7 +81,8 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
     return d;
 }
 
-/* a + b, and a - b. */
+/* a + b, and a - b. The difference is made where the code says so: volatile, for the sake of
+ * multiply_elements (attention_floats.h). */
 static __device__ __forceinline__ uint32_t halves_add(uint32_t a, uint32_t b) {
     uint32_t d;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
