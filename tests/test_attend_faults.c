@@ -14,15 +14,18 @@
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-/* Runs the case, of which `token` is the first that cannot be computed. */
-static void expect_fault(struct test_device *t, const struct attend_case *c, int token) {
+/* Runs the case, of which `token` is the first that cannot be computed. has_lse: asks for it, so
+ * that it takes the kernels for variants. */
+static void expect_fault_of(struct test_device *t, const struct attend_case *c, int token,
+                            bool has_lse) {
     struct error err = {""};
     struct paged_batch batch = attend_batch(c);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     struct kv_views kv = attend_cache(t, c);
     size_t rows = (size_t)(c->n_tokens * c->shape.n_heads);
     size_t bytes = sizeof(float) * rows * (size_t)c->shape.head_dim;
-    struct attention_variant v = attend_variant_on(t, c, device_poisoned(t, sizeof(float) * rows));
+    struct attention_variant v =
+        attend_variant_on(t, c, has_lse ? device_poisoned(t, sizeof(float) * rows) : NULL);
     assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &c->shape, &v, &err), 0);
     t->ops->attend(t->dev, device_poisoned(t, bytes), device_put(t, c->q, bytes), &kv, plan, &v,
                    ATTEND_SITE);
@@ -31,12 +34,16 @@ static void expect_fault(struct test_device *t, const struct attend_case *c, int
     device_clear(t);
 }
 
-/* The same without what only the kernels for variants do. */
+static void expect_fault(struct test_device *t, const struct attend_case *c, int token) {
+    expect_fault_of(t, c, token, true);
+}
+
+/* By the kernels without variants. */
 static void expect_fault_of_plain(struct test_device *t, const struct attend_case *c, int token) {
     struct attend_case plain = *c;
     plain.variant = attention_variant_causal();
     plain.alibi_slopes = plain.sinks = NULL;
-    expect_fault(t, &plain, token);
+    expect_fault_of(t, &plain, token, false);
 }
 
 static void test_query_faults(void **state) {
