@@ -7,6 +7,7 @@
  */
 #include "gpu/attention_plan.h"
 
+#include <algorithm>
 #include <stdlib.h>
 
 enum {
@@ -180,13 +181,31 @@ struct dealt_group {
 
 /* What a share has been dealt. */
 struct share_load {
-    int64_t cost;
     int first, n_groups, n_tiles; /* first: where its next group goes */
 };
 
-static int dearest_first(const void *x, const void *y) {
-    const struct dealt_group *a = (const struct dealt_group *)x, *b = (const struct dealt_group *)y;
-    return a->cost != b->cost ? (a->cost < b->cost ? 1 : -1) : a->group - b->group;
+/* What a share's groups cost. */
+struct share_cost {
+    int64_t cost;
+    int share;
+};
+
+static bool is_less(const struct share_cost *a, const struct share_cost *b) {
+    return a->cost != b->cost ? a->cost < b->cost : a->share < b->share;
+}
+
+/* The first of a heap, whose first is the least of all, has become more: it sinks to its place. */
+static void sink(struct share_cost *heap, int n) {
+    struct share_cost first = heap[0];
+    int at = 0;
+    for (int child = 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && is_less(&heap[child + 1], &heap[child]);
+        if (is_less(&first, &heap[child]))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = first;
 }
 
 /* Deals whole groups to the shares, each to the one that has the least (Graham's rule of the
@@ -198,22 +217,26 @@ static bool deal_whole(struct attention_plan *p, struct decode_share *shares,
     struct dealt_group *dealt = (struct dealt_group *)malloc(sizeof *dealt * (size_t)n);
     struct row_group *ordered = (struct row_group *)malloc(sizeof *ordered * (size_t)n);
     struct share_load *load = (struct share_load *)calloc((size_t)p->n_shares, sizeof *load);
-    bool pays = dealt && ordered && load;
+    struct share_cost *heap = (struct share_cost *)malloc(sizeof *heap * (size_t)p->n_shares);
+    bool pays = dealt && ordered && load && heap;
+    for (int s = 0; pays && s < p->n_shares; s++)
+        heap[s] = {0, s};
     for (int i = 0; pays && i < n; i++) {
         dealt[i].cost = cost_of(&groups[i]);
         dealt[i].group = i;
     }
     if (pays)
-        qsort(dealt, (size_t)n, sizeof *dealt, dearest_first);
+        std::sort(dealt, dealt + n, [](const struct dealt_group &a, const struct dealt_group &b) {
+            return a.cost != b.cost ? a.cost > b.cost : a.group < b.group;
+        });
     for (int i = 0; pays && i < n; i++) {
-        int least = 0;
-        for (int s = 1; s < p->n_shares; s++)
-            least = load[s].cost < load[least].cost ? s : least;
+        int least = heap[0].share;
         dealt[i].share = least;
-        load[least].cost += dealt[i].cost;
         load[least].n_groups++;
         load[least].n_tiles += groups[dealt[i].group].n_tiles;
-        pays = load[least].cost < limit;
+        heap[0].cost += dealt[i].cost;
+        pays = heap[0].cost < limit;
+        sink(heap, p->n_shares);
     }
     if (pays) {
         clear_shares(p, shares, splits);
@@ -230,6 +253,7 @@ static bool deal_whole(struct attention_plan *p, struct decode_share *shares,
     free(dealt);
     free(ordered);
     free(load);
+    free(heap);
     return pays;
 }
 

@@ -35,7 +35,10 @@ static int check_sequence(const struct paged_batch *b, int i, struct error *err)
                          "sequence %d: %d pages of %d have %lld positions, and attention counts to "
                          "%d: cut the sequence",
                          i, end - first, b->page_size, (long long)kv_len, (int)MOST_POSITIONS);
+    uint32_t bad = 0; /* whether there is one: a loop without an end of its own, many at once */
     for (int j = first; j < end; j++)
+        bad |= (uint32_t)b->kv_page_indices[j] >= (uint32_t)b->n_pages;
+    for (int j = first; bad && j < end; j++)
         if (b->kv_page_indices[j] < 0 || b->kv_page_indices[j] >= b->n_pages)
             return error_set(err, "sequence %d: its page number %d is %d, outside the pool of %d",
                              i, j - first, b->kv_page_indices[j], b->n_pages);
