@@ -143,43 +143,32 @@ static void plan_time(int n, int length) {
     end(&r);
 }
 
-/* Whether a part of it is wanted; its heading, then. */
-static bool wanted(int argc, char **argv, const char *part) {
-    bool found = argc < 2;
-    for (int i = 1; i < argc; i++)
-        found = found || !strcmp(argv[i], part);
+/* Whether a part is wanted; its heading, then. */
+static bool begins(int argc, char **argv, const char *part) {
+    bool found = wanted(argc, argv, part);
     if (found)
         printf("\n%s\n", part);
     return found;
 }
 
 int main(int argc, char **argv) {
-    const char *parts[] = {"layouts", "vllm", "types", "variants", "plan"};
-    for (int i = 1; i < argc; i++) {
-        bool known = false;
-        for (const char *part : parts)
-            known = known || !strcmp(argv[i], part);
-        if (!known) {
-            fprintf(stderr, "usage: bench_attend [layouts] [vllm] [types] [variants] [plan]\n");
-            return 2;
-        }
-    }
+    check_parts(argc, argv, {"layouts", "vllm", "types", "variants", "plan"});
     open_gpu();
     bench_read();
-    if (wanted(argc, argv, "layouts")) {
+    if (begins(argc, argv, "layouts")) {
         layouts(8, 4096);
         layouts(64, 4096);
     }
-    if (wanted(argc, argv, "vllm"))
+    if (begins(argc, argv, "vllm"))
         for (int n : {1, 8, 16, 64})
             vllm(n, 4096);
-    if (wanted(argc, argv, "types")) {
+    if (begins(argc, argv, "types")) {
         types(64, 4096, 1);
         types(1, 4096, 4096);
     }
-    if (wanted(argc, argv, "variants"))
+    if (begins(argc, argv, "variants"))
         variants(64, 8192);
-    if (wanted(argc, argv, "plan"))
+    if (begins(argc, argv, "plan"))
         plan_time(256, 1024);
     return 0; /* the process ends; its device memory goes with it */
 }

@@ -180,15 +180,8 @@ static void bench_attention(int n_tokens, int kv_len) {
     use_version("attention", 0);
 }
 
-/* Is this part of the table asked for? Without arguments, all are. */
-static bool wanted(int argc, char **argv, const char *part) {
-    for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], part))
-            return true;
-    return argc == 1;
-}
-
 int main(int argc, char **argv) {
+    check_parts(argc, argv, {"rows", "linear", "attention"});
     open_gpu();
     bench_copy();
     if (wanted(argc, argv, "rows"))

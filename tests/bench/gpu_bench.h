@@ -32,6 +32,30 @@ static inline void check_device(void) {
     exit(2);
 }
 
+/* Ends the program, and says what parts it has, where an argument is none of them. */
+static inline void check_parts(int argc, char **argv, const std::vector<const char *> &parts) {
+    for (int i = 1; i < argc; i++) {
+        bool known = false;
+        for (const char *part : parts)
+            known = known || !strcmp(argv[i], part);
+        if (known)
+            continue;
+        fprintf(stderr, "%s: no part is called %s. usage: %s", argv[0], argv[i], argv[0]);
+        for (const char *part : parts)
+            fprintf(stderr, " [%s]", part);
+        fprintf(stderr, "\n");
+        exit(2);
+    }
+}
+
+/* Is this part asked for? Without arguments, all are. */
+static inline bool wanted(int argc, char **argv, const char *part) {
+    bool found = argc < 2;
+    for (int i = 1; i < argc; i++)
+        found = found || !strcmp(argv[i], part);
+    return found;
+}
+
 /* Median seconds of one call of body(i), measured in bursts. */
 template <class Body> static double seconds(int burst, Body body) {
     cudaStream_t stream = gpu_of(dev)->stream;
