@@ -33,9 +33,11 @@ GPU_CC     := $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap 
 CUDA_ARCH  := $(if $(GPU_CC),sm_$(GPU_CC),all)
 ARCH_all   := -gencode=arch=compute_75,code=sm_75 -gencode=arch=compute_80,code=[sm_80$(comma)compute_80] \
               -gencode=arch=compute_90a,code=sm_90a
+# Not -arch=sm_90a: with that nvcc compiles everything twice.
+ARCH_one   := $(subst sm_,,$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
               $(if $(WERROR),-Werror=all-warnings -Wno-deprecated-gpu-targets) \
-              $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-arch=$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
+              $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-gencode=arch=compute_$(ARCH_one)$(comma)code=sm_$(ARCH_one))
 GPU_SOURCES := $(wildcard gpu/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
 LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcudart -lstdc++ -ldl
@@ -145,8 +147,8 @@ clean:
 # memory access (-fsanitize=thread,alignment at compile time, see gpu/emu/memory_hooks.cpp); under
 # ASan, the sanitizers look instead: ASan where memory is accessed, so UBSan need not, which takes
 # half of the compile time. Where variables are at each instruction (-fvar-tracking) takes a quarter
-# of it; reports only name lines.
-release_KERNEL_FLAGS := -O2 -g -fno-var-tracking -fsanitize=thread,alignment
+# of it; reports only name lines. -O2 takes half as long again as -O1, and makes no test faster.
+release_KERNEL_FLAGS := -O1 -g -fno-var-tracking -fsanitize=thread,alignment
 asan_KERNEL_FLAGS    := -Og $(SANITIZERS) \
                         -fno-sanitize=null,alignment,object-size,pointer-overflow
 gpu_objects := $(patsubst gpu/%.cu,build/gpu/%.o,$(GPU_SOURCES))

@@ -102,7 +102,10 @@ static void bad_options_are_named(void **state) {
         {"--prompt x --chat", "--chat", "exclude"},
         {"--raw --chat", "--raw", "template"},
         {"--tokenize f --json g", "--tokenize", "--json"},
-        {"--tokenize f --ids", "--ids", "--prompt"},
+        {"--tokenize f --ids", "--ids", "no model"},
+        {"--tokenize f --seed 0", "--seed", "no model"},
+        {"--device cpu --tokenize f --cache static", "--cache", "no model"},
+        {"--max-new 3", "--max-new", "--prompt"},
         {"--ids", "--ids", "or --prompts"},
         {"--dump-logits f.npy", "--dump-logits", "--prompt"},
     };
@@ -110,6 +113,8 @@ static void bad_options_are_named(void **state) {
         assert_refused(1, cases[i].arguments, cases[i].word1, cases[i].word2);
     assert_refused(0, "--cache static --prompt x", "--cache static", "phase");
     assert_refused(7, "--cache static --prompt x", "--cache static", "must be paged");
+    assert_refused(9, "--seed 3", "--seed", "draw no tokens");
+    assert_refused(11, "--kv-type e4m3 --top-k 0", "--top-k", "draw no tokens");
 }
 
 /* The kernels of the emulation: their names are known, and several can be chosen. */
@@ -165,7 +170,8 @@ static void bad_files_are_named(void **state) {
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         const char *path = write_file("bad.json", files[i].content, strlen(files[i].content));
-        snprintf(arguments, sizeof arguments, "--max-new 1 --%s %s", files[i].option, path);
+        snprintf(arguments, sizeof arguments, "--%s %s%s", files[i].option, path,
+                 strcmp(files[i].option, "tokenize") ? " --max-new 1" : "");
         struct command c = demo(1, arguments);
         if (c.status != 2 || !strstr(c.err, "bad.json") || !strstr(c.err, files[i].word))
             fail_msg("%s with %s: status %d\n%s", arguments, files[i].content, c.status, c.err);

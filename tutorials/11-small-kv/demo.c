@@ -219,6 +219,7 @@ int main(int argc, char **argv) {
         .n_caches = 1,
         .fused = true,
         .tables = tables,
+        .draws_nothing = true,
         .prompts = paged_prompts,
         .begin = paged_begin,
     };

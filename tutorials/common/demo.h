@@ -38,7 +38,8 @@ struct phase {
     /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
      * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
-    bool fused; /* a step is one pass, with one attention for all (phase 8) */
+    bool draws_nothing; /* the tables; options that say how tokens are drawn are then refused */
+    bool fused;         /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
 };

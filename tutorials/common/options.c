@@ -381,9 +381,22 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     return 0;
 }
 
+/* What the tables of a phase do not ask. */
+static int check_tables(const struct options *o, const struct phase *phase, struct error *err) {
+    const char *name = first_given(o, (int[]){TEMPERATURE, TOP_K, TOP_P, SEED, 0});
+    if (name && phase->draws_nothing)
+        return error_set(err, "--%s: the tables of this phase draw no tokens; give a --prompt",
+                         name);
+    if (given(o, MAX_NEW))
+        return error_set(err, "--max-new: the tables write as many tokens as their requests say; "
+                              "give a --prompt");
+    return 0;
+}
+
 /* What would do nothing: there is no text to print, no other request. */
 static int check_use(const struct options *o, const struct phase *phase, struct error *err) {
     bool many = o->prompts || o->random;
+    bool any = many || o->prompt || o->messages || o->chat || o->tokenize;
     const char *name = first_given(o, (int[]){IDS, DUMP_LOGITS, 0});
     if (name && many && phase->prompts)
         return error_set(err, "--%s: many requests at once have tables only; give one --prompt",
@@ -396,7 +409,9 @@ static int check_use(const struct options *o, const struct phase *phase, struct 
     if (o->samples && !o->prompts)
         return error_set(err, "--samples needs --prompts");
     name = first_given(o, (int[]){TRACE, PREEMPT, NO_PREFIX_CACHE, 0});
-    return name && !many ? error_set(err, "--%s needs --prompts or --random", name) : 0;
+    if (name && !many)
+        return error_set(err, "--%s needs --prompts or --random", name);
+    return any || o->help ? 0 : check_tables(o, phase, err);
 }
 
 /* The same for what only requests beside each other share. */
@@ -464,6 +479,19 @@ static int check_files(const struct options *o, struct error *err) {
     return 0;
 }
 
+/* What changes no bit does no harm; all else would have to do something. */
+static int check_tokenize(const struct options *o, struct error *err) {
+    static const int fine[] = {TOKENIZE, MODEL, DEVICE, KERNEL, THREADS, CHUNK, HELP};
+    struct options rest = *o;
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
+        rest.given &= ~((uint64_t)1 << (fine[i] - MODEL));
+    for (int i = 0; i < N_ROWS; i++)
+        if (rows[i].name && given(&rest, rows[i].key))
+            return error_set(err, "--tokenize runs no model: it has nothing for --%s",
+                             rows[i].name);
+    return 0;
+}
+
 static int check_combination(const struct options *o, struct error *err) {
     int tasks = !!o->prompt + !!o->prompts + !!o->random + !!o->messages + o->chat + !!o->tokenize;
     if (tasks > 1)
@@ -471,9 +499,8 @@ static int check_combination(const struct options *o, struct error *err) {
                               "exclude each other: give one");
     if (o->raw && (o->chat || o->messages))
         return error_set(err, "--raw: chat messages need the chat template");
-    if (o->tokenize && (o->dump_logits || o->json))
-        return error_set(err, "--tokenize runs no model: it has nothing for --dump-logits or "
-                              "--json");
+    if (o->tokenize && check_tokenize(o, err))
+        return -1;
     if (o->kv_blocks && o->kv_memory)
         return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
                               "one");
