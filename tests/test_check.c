@@ -218,7 +218,7 @@ static void other_settings_are_built_again(void **state) {
     assert_true(builds("KERNELS=gpu CUDA_ARCH=sm_80", demo, "-o build/release/demo0"));
     assert_true(builds("KERNELS=emu", demo, "-o build/release/demo0"));
     assert_false(builds("CUDA_ARCH=sm_80", object, "-o "));
-    assert_true(builds("CUDA_ARCH=sm_90", object, "-arch=sm_90a"));
+    assert_true(builds("CUDA_ARCH=sm_90", object, "-gencode=arch=compute_90a,code=sm_90a "));
     const char *one = "-B build/release/tests/compare.o";
     assert_true(builds("", one, "-Werror") && !builds("WERROR=", one, "-Werror"));
 }
