@@ -336,7 +336,7 @@ static void test_every_pair_of_the_grid(void **state) {
                     : strcmp(t->ops->name, "cpu") == 0 ? 1000000000
                                                        : 100000000000;
 #ifdef __SANITIZE_ADDRESS__
-        most = device_is_emulated() ? 1000000 : 100000000;
+        most = device_is_emulated() ? 1000000 : 30000000;
 #endif
         if (work <= most && !getenv("SAMEBITS_BATCHES")) {
             check_grid_case(t, &r, choice, plan);
