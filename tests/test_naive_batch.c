@@ -44,9 +44,6 @@ static struct naive_waste check_batch(struct tiny_model *t, struct sequence *s, 
 }
 
 static int tests_of_this_device(int n) {
-#ifdef __SANITIZE_ADDRESS__
-    n /= 3;
-#endif
     return device_is_emulated() ? (n + 29) / 30 : n;
 }
 

@@ -381,6 +381,11 @@ static int check_phase(const struct options *o, const struct phase *phase, struc
     return 0;
 }
 
+/* Whether there is at most one sequence at a time, and no table. */
+static bool is_alone(const struct options *o) {
+    return o->prompt || o->messages || o->chat || o->tokenize;
+}
+
 /* What the tables of a phase do not ask. */
 static int check_tables(const struct options *o, const struct phase *phase, struct error *err) {
     const char *name = first_given(o, (int[]){TEMPERATURE, TOP_K, TOP_P, SEED, 0});
@@ -396,7 +401,6 @@ static int check_tables(const struct options *o, const struct phase *phase, stru
 /* What would do nothing: there is no text to print, no other request. */
 static int check_use(const struct options *o, const struct phase *phase, struct error *err) {
     bool many = o->prompts || o->random;
-    bool any = many || o->prompt || o->messages || o->chat || o->tokenize;
     const char *name = first_given(o, (int[]){IDS, DUMP_LOGITS, 0});
     if (name && many && phase->prompts)
         return error_set(err, "--%s: many requests at once have tables only; give one --prompt",
@@ -411,13 +415,12 @@ static int check_use(const struct options *o, const struct phase *phase, struct 
     name = first_given(o, (int[]){TRACE, PREEMPT, NO_PREFIX_CACHE, 0});
     if (name && !many)
         return error_set(err, "--%s needs --prompts or --random", name);
-    return any || o->help ? 0 : check_tables(o, phase, err);
+    return many || is_alone(o) || o->help ? 0 : check_tables(o, phase, err);
 }
 
 /* The same for what only requests beside each other share. */
 static int check_sharing(const struct options *o, const struct phase *phase, struct error *err) {
-    bool alone = o->prompt || o->messages || o->chat || o->tokenize;
-    bool any = alone || o->prompts || o->random;
+    bool alone = is_alone(o), any = alone || o->prompts || o->random;
     const char *name = first_given(o, (int[]){BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0});
     if (name && any && phase->number < 7)
         return error_set(err,
@@ -482,11 +485,11 @@ static int check_files(const struct options *o, struct error *err) {
 /* What changes no bit does no harm; all else would have to do something. */
 static int check_tokenize(const struct options *o, struct error *err) {
     static const int fine[] = {TOKENIZE, MODEL, DEVICE, KERNEL, THREADS, CHUNK, HELP};
-    struct options rest = *o;
+    uint64_t rest = o->given;
     for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
-        rest.given &= ~((uint64_t)1 << (fine[i] - MODEL));
+        rest &= ~((uint64_t)1 << (fine[i] - MODEL));
     for (int i = 0; i < N_ROWS; i++)
-        if (rows[i].name && given(&rest, rows[i].key))
+        if (rows[i].name && rest >> (rows[i].key - MODEL) & 1)
             return error_set(err, "--tokenize runs no model: it has nothing for --%s",
                              rows[i].name);
     return 0;
