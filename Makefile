@@ -38,7 +38,7 @@ ARCH_one   := $(subst sm_,,$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
               $(if $(WERROR),-Werror=all-warnings -Wno-deprecated-gpu-targets) \
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-gencode=arch=compute_$(ARCH_one)$(comma)code=sm_$(ARCH_one))
-GPU_SOURCES := $(wildcard gpu/*.cu)
+GPU_SOURCES := $(wildcard gpu/*.cu gpu/fast/*/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
 LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcudart -lstdc++ -ldl
 LIBS_emu    := -lstdc++
@@ -48,7 +48,7 @@ PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11
-MODULES_0 := $(wildcard model/*.c ref/*.c) tests/compare.c \
+MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \

@@ -5,7 +5,7 @@
  * 2  four elements per thread, as silu_mul 2
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void add_1(float *y, const float *x, const float *z, size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

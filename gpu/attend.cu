@@ -17,7 +17,7 @@
  */
 #include "gpu/attend.h"
 #include "gpu/attention.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 enum { VECTOR = 8 /* mantissas in 16 bytes */ };
 

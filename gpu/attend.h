@@ -10,7 +10,7 @@
 #ifndef SAMEBITS_ATTEND_H
 #define SAMEBITS_ATTEND_H
 
-#include "gpu/attention_plan.h"
+#include "gpu/fast/plan/plan.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
 

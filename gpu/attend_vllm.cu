@@ -28,7 +28,7 @@
  * The choice (version 0): 4 where a block for each row leaves processors of the GPU without work.
  */
 #include "gpu/attend.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 enum {
     ROWS = 8,      /* of values, that a lane adds up at a time */

@@ -8,14 +8,14 @@
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
  *    scores and the softmax, then a thread per dimension for the weighted sum of values. Plain
  *    loops over 64-bit integers; every step of the definition can be seen.
- * 2  for many tokens, on tensor cores: attention_prefill.cu
- * 3  the same with the products of four warps (compute capability 9.0): attention_warpgroup.cu
+ * 2  for many tokens, on tensor cores: gpu/fast/prompt/mma.cu
+ * 3  the same with the products of four warps (compute capability 9.0): gpu/fast/prompt/wgmma.cu
  *
  * The choice (version 0): 3 from 16 tokens or 1024 positions on, 2 where there is no 3, else 1
  * (measured: tests/bench/README.md).
  */
 #include "gpu/attention.h"
-#include "gpu/attention_plan.h"
+#include "gpu/fast/plan/plan.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
 

@@ -3,9 +3,9 @@
  *
  *     attention.cu            version 1, and the choice between the versions; version 1 of
  *                             attention_paged
- *     attention_digits.cu     operands as 8-bit digits, for the tensor cores
- *     attention_prefill.cu    version 2: a warp's products (compute capability 8.0 and later)
- *     attention_warpgroup.cu  version 3: products of four warps together (9.0)
+ *     gpu/fast/prompt/digits.cu     operands as 8-bit digits, for the tensor cores
+ *     gpu/fast/prompt/mma.cu    version 2: a warp's products (compute capability 8.0 and later)
+ *     gpu/fast/prompt/wgmma.cu  version 3: products of four warps together (9.0)
  */
 #ifndef SAMEBITS_GPU_ATTENTION_H
 #define SAMEBITS_GPU_ATTENTION_H
@@ -64,7 +64,7 @@ struct plan_arrays;
 void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_arguments *a,
                            const struct plan_arrays *plan);
 
-/* ---- operands as digits: attention_digits.cu ---------------------------------------------------
+/* ---- operands as digits: gpu/fast/prompt/digits.cu ---------------------------------------------------
  *
  * For versions 2 and 3. q = 256 * high + low, high signed, low unsigned. Rows of digits are cut
  * into columns of 16 bytes, and rows into groups of R; within a group
@@ -126,7 +126,7 @@ static __device__ __forceinline__ int value_slot(int slot) {
  * A row is one token and one query head; the rows of one kv head are numbered token * group + head.
  * Versions 2 and 3 take QUERY_ROWS of them together: a row list. Its tokens are those of one
  * sequence, and its rows are finished, or those of many sequences that share tiles
- * (attention_plan.h: cascade). What rows find that are not finished is kept, to be merged.
+ * (gpu/fast/plan/plan.h: cascade). What rows find that are not finished is kept, to be merged.
  */
 struct row_list {
     int32_t tokens;            /* where its tokens begin in attention_work's; -1: a sequence's */

@@ -3,7 +3,7 @@
  * ref/attention_paged.c.
  *
  * q, y [n_tokens, n_heads, head_dim]; the cache [slots, n_kv_heads, head_dim] mantissas with an
- * exponent per row; a plan with the page tables (attention_plan.h).
+ * exponent per row; a plan with the page tables (gpu/fast/plan/plan.h).
  *
  * 1  a block of 256 threads per token and query head, plain loops (attention.cu).
  * 2  the same blocks, after vLLM's paged_attention_v1 (Kwon et al., 2023): two lanes share a key
@@ -13,13 +13,13 @@
  *    blocks' work. Each leaves the result of its tile; a second kernel merges them in order.
  * 4  for few tokens per sequence (decoding): all query heads of a kv head and all digits go through
  *    the tensor cores together, each key and value is read once, in the background
- *    (attention_decode.cu). For many tokens (prompts): versions 2 and 3 of `attention`, to which
+ *    (gpu/fast/decode/decode.cu). For many tokens (prompts): versions 2 and 3 of `attention`, to which
  *    the pages are copied as digits anyway.
  *
  * The choice (version 0) is the highest that applies.
  */
 #include "gpu/attention.h"
-#include "gpu/attention_plan.h"
+#include "gpu/fast/plan/plan.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32, VECTOR = 8 /* mantissas in 16 bytes */ };
 

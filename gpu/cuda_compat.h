@@ -24,9 +24,9 @@
  * - LAUNCH reports errors like <<<>>>: ask cudaGetLastError() after it.
  * - Threads of a block meet only at __syncthreads, __syncwarp and the *_sync calls, and blocks of a
  *   launch do not wait for each other: no loop waits for memory that another thread writes.
- * - mma, ldmatrix and cp.async come from gpu/tensor_core.h, wgmma and bulk copies from
- *   gpu/warpgroup.h, blocks of a cluster, which do wait for each other, from gpu/cluster.h, what
- *   both of these wait for from gpu/byte_barrier.h, fp16 and bf16 in pairs from gpu/halves.h. No
+ * - mma, ldmatrix and cp.async come from gpu/ptx/tensor_core.h, wgmma and bulk copies from
+ *   gpu/ptx/warpgroup.h, blocks of a cluster, which do wait for each other, from gpu/ptx/cluster.h, what
+ *   both of these wait for from gpu/ptx/byte_barrier.h, fp16 and bf16 in pairs from gpu/ptx/halves.h. No
  *   other inline PTX.
  */
 #ifndef SAMEBITS_CUDA_COMPAT_H

@@ -1,7 +1,7 @@
 /*
  * The CUDA device: memory, errors, the table. Compiled for the emulation it is the device "emu".
  */
-#include "gpu/attention_plan.h"
+#include "gpu/fast/plan/plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>

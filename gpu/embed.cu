@@ -3,7 +3,7 @@
  * weight are put together again. take_rows: some rows of many, bit by bit.
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void embed_1(float *y, const int32_t *token_ids, const int8_t *high,
                                const int8_t *low, const int8_t *exponents, int k, int padded) {

@@ -74,7 +74,7 @@ struct gpu_device {
     long launches;       /* kernels, cuBLAS calls and graphs so far */
     long memory_changes;
     long weights_changes;             /* matrices filled and freed so far */
-    struct {                          /* of decode_step (decode_step.cu) */
+    struct {                          /* of decode_step (gpu/fast/step/step.cu) */
         const void *packed_of;        /* the embedding of the model whose weights are packed, */
         long packed_at;               /* and weights_changes then */
         void *layers, *layers_device; /* what it was told of the layers last, and where that is */

@@ -3,7 +3,7 @@
  * slot of the cache. A warp per row; the second half of the grid (y = 1) does the values.
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void kv_append_1(struct kv_layer kv, const float *k, const float *v,
                                    const int64_t *slots, int n_tokens, int n_kv_heads, int head_dim,

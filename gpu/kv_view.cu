@@ -5,7 +5,7 @@
  * kv_convert: a warp per row, whose lanes take neighbouring elements.
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 enum { WARPS = 4 };
 

@@ -20,7 +20,7 @@
  * after the other.
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 /* ---- 1 ----------------------------------------------------------------------------------------
  */

@@ -3,7 +3,7 @@
  * ref/merge_states.c. A warp has a row. Memory-bound: 12 bytes an element for a merge, 8 to finish.
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 enum { ROWS = 4, LANES = 32 };
 

@@ -16,8 +16,8 @@
  * 2  one kernel: the sum stays in registers, a warp (short rows) or a block per row (rows of up to
  *    8192 columns in whole vectors; others take version 1)
  */
-#include "gpu/norm.h"
-#include "gpu/tensor_core.h"
+#include "gpu/fast/vector/norm.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void rmsnorm_1(float *y, const float *x, const float *gain, int n_rows,
                                  int n_cols, int rows_per_token, double eps, int site,

@@ -12,8 +12,8 @@
  * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). In a step of
  *    decoding these are few rows: what it saves is the way from kernel to kernel
  */
-#include "gpu/norm.h"
-#include "gpu/tensor_core.h"
+#include "gpu/fast/vector/norm.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void rope_1(float *x, const int32_t *positions, const float *cos_table,
                               const float *sin_table, size_t n_pairs, int n_heads, int half) {

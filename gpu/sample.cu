@@ -7,7 +7,7 @@
  * for the largest T that leaves k tokens, top-p for the largest T whose tokens hold enough weight.
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 enum { THREADS = 256 };
 

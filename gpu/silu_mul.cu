@@ -6,7 +6,7 @@
  *    last elements one by one)
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void silu_mul_1(float *y, const float *gate, const float *up, size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

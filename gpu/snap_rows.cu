@@ -8,7 +8,7 @@
  *    addresses, the maximum is found by shuffles
  */
 #include "gpu/gpu.h"
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 
 __global__ static void snap_rows_1(struct bfp_rows y, const float *x, int n_rows, int n_cols,
                                    int site, unsigned long long *fault) {

@@ -1,6 +1,6 @@
 #include "model/config.h"
 
-#include "model/json.h"
+#include "model/files/json.h"
 
 #include <errno.h>
 #include <float.h>

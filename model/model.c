@@ -1,6 +1,6 @@
 #include "model/model.h"
 
-#include "model/checkpoint.h"
+#include "model/files/checkpoint.h"
 #include "model/numerics.h"
 #include "model/rope_table.h"
 

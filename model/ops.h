@@ -20,11 +20,11 @@
 #ifndef SAMEBITS_OPS_H
 #define SAMEBITS_OPS_H
 
-#include "model/attention_variant.h"
-#include "model/cascade.h"
+#include "model/attention/variant.h"
+#include "model/attention/cascade.h"
 #include "model/error.h"
-#include "model/kv_view.h"
-#include "model/paged_batch.h"
+#include "model/attention/kv_view.h"
+#include "model/attention/paged_batch.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -86,7 +86,7 @@ struct bfp_rows {
 
 /* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
  * exponent. A contiguous cache is one sequence with slot = position. In a pool of another type than
- * bfp16 (kv_type.h), k and v are arrays of its elements, and only bfp8 has exponents: attend and
+ * bfp16 (model/attention/kv_type.h), k and v are arrays of its elements, and only bfp8 has exponents: attend and
  * kv_store read such a layer through kv_views_of, the ops that take a layer do not. */
 struct kv_layer {
     int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
@@ -127,7 +127,7 @@ struct ops {
     void (*close)(struct device *dev);
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
-     * how many the op of that name has (the reference: none, 0, but of attention_plan: cascade.h).
+     * how many the op of that name has (the reference: none, 0, but of attention_plan: model/attention/cascade.h).
      * set_version picks one by number, 0 lets the op choose; -1 with err set when there is no such
      * op or version. */
     int (*versions)(const char *op);
@@ -274,7 +274,7 @@ struct ops {
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
      * attention_plan copies the batch. variant (host): what attend will be told; it matters here
      * for what it says of causal, window and mask, not of scores; NULL: causal. Tiles that
-     * sequences share are read once where that pays (cascade.h). Returns 0, or -1 with err set:
+     * sequences share are read once where that pays (model/attention/cascade.h). Returns 0, or -1 with err set:
      * what paged_batch_check or attention_variant_check refuses, no memory, more tiles than can be
      * counted; the plan is then of no sequences. A plan must not change while attention_paged or
      * attend may still use it: not before the next sync.
@@ -299,8 +299,8 @@ struct ops {
                             const struct kv_layer *kv, const struct attention_plan *plan, int site);
 
     /*
-     * The same over a cache in any layout (kv_view.h), with any masks and scores
-     * (attention_variant.h); what attention_paged does is attend with NHD views and
+     * The same over a cache in any layout (model/attention/kv_view.h), with any masks and scores
+     * (model/attention/variant.h); what attention_paged does is attend with NHD views and
      * attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged.
      * Layouts and variants: FlashInfer (Ye et al., 2025) and vLLM (Kwon et al., 2023).
      *
@@ -335,7 +335,7 @@ struct ops {
                           enum lse_base base, const struct attention_state *state, float v_scale,
                           int n_rows, int head_dim);
 
-    /* Makes each key row and value row what the cache's type holds (kv_type.h: snapped, or divided
+    /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h: snapped, or divided
      * by the scale and rounded, fp8 saturated), and writes it to its slot = page * page_size +
      * position in a cache of any layout. A negative slot is skipped; others must be of the cache,
      * nobody checks. paged_batch_slots gives the slots of positions of sequences. kv: host. */

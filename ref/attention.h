@@ -2,9 +2,9 @@
 #ifndef SAMEBITS_REF_ATTENTION_H
 #define SAMEBITS_REF_ATTENTION_H
 
-#include "model/attention_variant.h"
-#include "model/cascade.h"
-#include "model/kv_view.h"
+#include "model/attention/variant.h"
+#include "model/attention/cascade.h"
+#include "model/attention/kv_view.h"
 #include "ref/ref.h"
 
 /* The queries and the cache of one sequence. Its queries are the last of its kv_len positions. */

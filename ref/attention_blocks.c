@@ -9,7 +9,7 @@
  * shares a kv head), so that scores and weighted sums of a tile are two dgemm calls. Blocks need
  * nothing of each other: they are what the threads share out.
  *
- * Tiles that sequences share (model/cascade.h) come first, in blocks of all their rows: what a row
+ * Tiles that sequences share (model/attention/cascade.h) come first, in blocks of all their rows: what a row
  * has found there, its m, l and o, is kept, and its next block goes on from it.
  */
 #include "ref/attention.h"

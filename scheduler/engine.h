@@ -11,7 +11,7 @@
 #ifndef SAMEBITS_ENGINE_H
 #define SAMEBITS_ENGINE_H
 
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
 #include "scheduler/pass.h"
 #include "scheduler/scheduler.h"

@@ -4,7 +4,7 @@
 #ifndef SAMEBITS_WORKLOAD_H
 #define SAMEBITS_WORKLOAD_H
 
-#include "model/json.h"
+#include "model/files/json.h"
 #include "scheduler/request.h"
 
 struct workload {

@@ -3,7 +3,7 @@
  * from positions, what fits follows from the budget, a map has as many letters as blocks are in
  * use. And the options of the pool: bad ones are refused in one line that names them.
  */
-#include "model/json.h"
+#include "model/files/json.h"
 #include "tests/command.h"
 
 #include <ctype.h>

@@ -1,7 +1,7 @@
 /*
  * Which tiles sequences share, read from page tables; and batches that are given level by level.
  */
-#include "model/cascade.h"
+#include "model/attention/cascade.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

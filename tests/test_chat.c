@@ -1,5 +1,5 @@
-/* chat.h: the text of conversations, and what a list of messages may not hold. */
-#include "model/chat.h"
+/* model/files/chat.h: the text of conversations, and what a list of messages may not hold. */
+#include "model/files/chat.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
-/* checkpoint.h, and what config.h does with a folder: one file or shards, an index that lies,
+/* model/files/checkpoint.h, and what config.h does with a folder: one file or shards, an index that lies,
  * tensors of another config. */
-#include "model/checkpoint.h"
+#include "model/files/checkpoint.h"
 #include "model/config.h"
 #include "tests/checkpoint_writer.h"
 

@@ -3,7 +3,7 @@
  * prints, and for every kind of bad input one line that names the culprit, exit status 2 and, in
  * the sanitizer build, nothing leaked (LeakSanitizer would change the status).
  */
-#include "model/json.h"
+#include "model/files/json.h"
 #include "tests/command.h"
 
 #include <setjmp.h>

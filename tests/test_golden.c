@@ -5,9 +5,9 @@
  * closer than 0.02, where float32 itself is undecided. Logits and hidden states: relative RMS at
  * most 1e-3 and cosine at least 0.99999, row by row.
  */
-#include "model/json.h"
-#include "model/safetensors.h"
-#include "model/tokenizer.h"
+#include "model/files/json.h"
+#include "model/files/safetensors.h"
+#include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
 #include "scheduler/kv_contiguous.h"
 #include "tests/device.h"

@@ -1,9 +1,9 @@
 /*
- * The floats of kv_type.h against their formats' definition: a sign, an exponent with a bias, a
+ * The floats of model/attention/kv_type.h against their formats' definition: a sign, an exponent with a bias, a
  * mantissa, worked out here once more in double and by search. All codes; all ties between two, and
  * the floats beside them; what is too large; and floats of all sizes.
  */
-#include "model/kv_view.h"
+#include "model/attention/kv_view.h"
 #include "tests/random.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* The functions of numerics.h against exact arithmetic: integers, or long double where each step is
  * exact in its 64 bits. Those of attention: test_numerics_attention.c. */
-#include "model/kv_type.h"
+#include "model/attention/kv_type.h"
 #include "tests/assert_bits.h"
 #include "tests/oracle.h"
 #include "tests/random.h"

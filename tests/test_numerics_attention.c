@@ -1,6 +1,6 @@
 /* What numerics.h has for attention, against exact arithmetic: integers, or long double where each
  * step is exact in its 64 bits. */
-#include "model/kv_type.h"
+#include "model/attention/kv_type.h"
 #include "tests/assert_bits.h"
 #include "tests/oracle.h"
 #include "tests/random.h"

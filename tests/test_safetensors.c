@@ -1,5 +1,5 @@
-/* safetensors.h: every rule of the format, from memory and from files. */
-#include "model/safetensors.h"
+/* model/files/safetensors.h: every rule of the format, from memory and from files. */
+#include "model/files/safetensors.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

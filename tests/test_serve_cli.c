@@ -4,7 +4,7 @@
  * files are named; Ctrl-C ends a run in order. In the sanitizer build nothing is leaked: that would
  * change the exit status.
  */
-#include "model/json.h"
+#include "model/files/json.h"
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
 

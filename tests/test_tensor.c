@@ -1,5 +1,5 @@
-/* What safetensors.h does with one tensor: widening, of all 16-bit patterns, and dropping pages. */
-#include "model/safetensors.h"
+/* What model/files/safetensors.h does with one tensor: widening, of all 16-bit patterns, and dropping pages. */
+#include "model/files/safetensors.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,9 +1,9 @@
 /*
- * tokenizer.h: ids and text are those of the Hugging Face library, for the shipped tokenizer and
+ * model/tokenizer/tokenizer.h: ids and text are those of the Hugging Face library, for the shipped tokenizer and
  * for one of each layout in tests/fixtures/tokenizers, decoded whole and one id at a time. Odd
  * texts are in test_tokenizer_input.c, faulty files in test_tokenizer_errors.c.
  */
-#include "model/json.h"
+#include "model/files/json.h"
 #include "tests/random.h"
 #include "tests/tokenizer_calls.h"
 

@@ -1,10 +1,10 @@
 /*
- * tokenizer.h: what a tokenizer.json may not say. Every refusal names the file and the entry. A
+ * model/tokenizer/tokenizer.h: what a tokenizer.json may not say. Every refusal names the file and the entry. A
  * case replaces one field of a file that is fine. And what a checkpoint's directory says about
  * chat.
  */
-#include "model/json.h"
-#include "model/tokenizer.h"
+#include "model/files/json.h"
+#include "model/tokenizer/tokenizer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /*
- * tokenizer.h: texts that nobody types. Bytes that are no UTF-8, NULs, 100 kB of one letter, texts
+ * model/tokenizer/tokenizer.h: texts that nobody types. Bytes that are no UTF-8, NULs, 100 kB of one letter, texts
  * beyond the limits.
  */
 #include "tests/random.h"

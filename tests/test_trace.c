@@ -2,7 +2,7 @@
  * trace.h: what is written is a file of Chrome trace events as ui.perfetto.dev reads it; and the
  * trace of a demo tells of every request, from its arrival to its end without a gap.
  */
-#include "model/json.h"
+#include "model/files/json.h"
 #include "scheduler/trace.h"
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"

@@ -4,7 +4,7 @@
 #ifndef SAMEBITS_TESTS_TOKENIZER_CALLS_H
 #define SAMEBITS_TESTS_TOKENIZER_CALLS_H
 
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 
 /* The ids of n bytes of text; the text is copied first, to exactly n bytes, so that the sanitizer
  * sees a read past its end. The caller frees them. */

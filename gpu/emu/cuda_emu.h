@@ -40,7 +40,7 @@ enum emu_fault {
     EMU_SHARED_RACE,          /* two threads, at least one writes, nothing orders them */
     EMU_DEVICE_BOUNDS,        /* an address that is not the device's */
     EMU_MISALIGNED,
-    EMU_NO_INSTRUCTION, /* one of gpu/tensor_core.h, in kernels built for an older GPU */
+    EMU_NO_INSTRUCTION, /* one of gpu/ptx/tensor_core.h, in kernels built for an older GPU */
 };
 
 struct emu_report {

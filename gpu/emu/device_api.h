@@ -119,7 +119,7 @@ inline int __reduce_min_sync(unsigned mask, int value, EMU_PLACE) {
 
 #undef EMU_PLACE
 
-/* ---- what gpu/tensor_core.h calls ----------------------------------------------------------- */
+/* ---- what gpu/ptx/tensor_core.h calls ----------------------------------------------------------- */
 
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
              const char *file, int line);

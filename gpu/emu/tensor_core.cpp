@@ -1,4 +1,4 @@
-/* tensor_core.cpp - what gpu/tensor_core.h promises, for the emulation, and votes and shuffles:
+/* tensor_core.cpp - what gpu/ptx/tensor_core.h promises, for the emulation, and votes and shuffles:
  * the warp operations that compute something. */
 #include "gpu/emu/engine.h"
 

@@ -6,7 +6,7 @@
 
 #include "tests/bench/gpu_bench.h"
 
-#include "gpu/attention_plan.h"
+#include "gpu/fast/plan/plan.h"
 
 enum { HEADS = 32, KV_HEADS = 8, DIM = 128 };
 

@@ -1,5 +1,5 @@
-/* gpu/division.h: every divisor up to 1500, and large ones, at the ends of quotients. */
-#include "gpu/division.h"
+/* gpu/ptx/division.h: every divisor up to 1500, and large ones, at the ends of quotients. */
+#include "gpu/ptx/division.h"
 #include "tests/emu/device_test.h"
 
 #include <limits.h>

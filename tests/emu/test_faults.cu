@@ -3,7 +3,7 @@
  * launches that its driver refuses are tried. What needs the compiler's help (every load and store
  * of shared memory) is tried where this file is compiled with it: see gpu/emu/cuda_emu.h.
  */
-#include "gpu/tensor_core.h"
+#include "gpu/ptx/tensor_core.h"
 #include "tests/emu/device_test.h"
 #include "tests/random.h"
 

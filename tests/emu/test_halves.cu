@@ -1,5 +1,5 @@
-/* gpu/halves.h: every e4m3 number, and the cuts of attention. */
-#include "gpu/halves.h"
+/* gpu/ptx/halves.h: every e4m3 number, and the cuts of attention. */
+#include "gpu/ptx/halves.h"
 #include "tests/emu/device_test.h"
 
 enum { N_BYTES = 256 };

@@ -1,5 +1,5 @@
-/* gpu/tensor_core.h against plain loops: every sign combination and every layout. */
-#include "gpu/tensor_core.h"
+/* gpu/ptx/tensor_core.h against plain loops: every sign combination and every layout. */
+#include "gpu/ptx/tensor_core.h"
 #include "tests/emu/device_test.h"
 
 /* ---- mma ------------------------------------------------------------------------------------ */
@@ -224,7 +224,7 @@ static void test_movmatrix_turns_rows_into_columns(void **) {
     }
 }
 
-/* The fragments that the comment in tensor_core.h promises: 8-bit rows of a, columns of b. */
+/* The fragments that the comment in gpu/ptx/tensor_core.h promises: 8-bit rows of a, columns of b. */
 __global__ void multiply_loaded(int32_t *d, const int8_t *a, const int8_t *columns_of_b) {
     SHARED(int8_t, rows, [M][K]);
     SHARED(int8_t, columns, [N][K]);

@@ -3,8 +3,8 @@
  * that follows them leaves the pool, the masks or the arrays; and tiles that are found to be shared
  * are. The bytes are small numbers; 0x80 begins one of four bytes.
  */
-#include "model/attention_variant.h"
-#include "model/cascade.h"
+#include "model/attention/variant.h"
+#include "model/attention/cascade.h"
 
 #include <stdlib.h>
 #include <string.h>

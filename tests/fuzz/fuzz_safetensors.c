@@ -5,7 +5,7 @@
  * The input's first byte chooses whether it is a whole file or only the part behind the header's
  * length, which is then filled in, so that most inputs reach the JSON.
  */
-#include "model/safetensors.h"
+#include "model/files/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * An input without a usable file goes as text through one of a few small tokenizers instead, so
  * that those bytes are not wasted.
  */
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>

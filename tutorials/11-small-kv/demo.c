@@ -3,8 +3,8 @@
  * something. What do they cost? The table reads the texts of the goldens with the cache in every
  * type: the loss, and how often the most likely token is another one.
  */
-#include "model/json.h"
-#include "model/kv_view.h"
+#include "model/files/json.h"
+#include "model/attention/kv_view.h"
 #include "scheduler/kv_paged.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/terminal.h"

@@ -1,6 +1,6 @@
 #include "tutorials/common/complete.h"
 
-#include "model/chat.h"
+#include "model/files/chat.h"
 #include "tutorials/common/answer.h"
 #include "tutorials/common/requests.h"
 

@@ -7,10 +7,10 @@
 #ifndef SAMEBITS_DEMO_H
 #define SAMEBITS_DEMO_H
 
-#include "model/chat.h"
-#include "model/json.h"
+#include "model/files/chat.h"
+#include "model/files/json.h"
 #include "model/model.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
 #include "tutorials/common/options.h"
 

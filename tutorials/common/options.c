@@ -1,6 +1,6 @@
 #include "tutorials/common/options.h"
 
-#include "model/kv_view.h"
+#include "model/attention/kv_view.h"
 #include "tutorials/common/demo.h"
 
 #include <errno.h>

@@ -5,7 +5,7 @@
 #define SAMEBITS_OPTIONS_H
 
 #include "model/error.h"
-#include "model/kv_type.h"
+#include "model/attention/kv_type.h"
 #include "scheduler/sequence.h"
 
 #include <stdbool.h>

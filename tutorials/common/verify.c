@@ -1,6 +1,6 @@
 #include "tutorials/common/verify.h"
 
-#include "model/chat.h"
+#include "model/files/chat.h"
 #include "tests/compare.h"
 
 #include <stdio.h>

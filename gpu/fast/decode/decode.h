@@ -1,0 +1,490 @@
+/*
+ * decode.h - for gpu/fast/decode/decode.cu: the sizes and the memory of a block, the order of
+ * its work, how keys and values come to shared memory, and where results of splits go.
+ */
+#ifndef SAMEBITS_GPU_FAST_DECODE_DECODE_H
+#define SAMEBITS_GPU_FAST_DECODE_DECODE_H
+
+#include "gpu/attention.h"
+#include "gpu/fast/plan/plan.h"
+#include "gpu/ptx/tensor_core.h"
+
+enum {
+    TILE = ATTENTION_TILE,
+    ROWS = GROUP_ROWS,
+    MOST_WARPS = 8,
+};
+
+/* Types whose elements are 8-bit floats: their digits are fp16 (gpu/fast/decode/fp8.h). */
+template <kv_type TYPE> struct is_fp8 {
+    static const bool value = TYPE == KV_E4M3 || TYPE == KV_E5M2;
+};
+
+/* Types whose rows are snapped when they are read (gpu/fast/decode/snapped.h). */
+template <kv_type TYPE> struct is_snapped {
+    static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
+};
+
+/* Digits of a mantissa; few: in the kernel for FEW_ROWS (gpu/fast/decode/fp8.h). */
+static __host__ __device__ constexpr int decode_digits(enum kv_type type, bool few) {
+    return few && type == KV_E4M3 ? 4 : 2;
+}
+
+/* Sizes that depend on the head dimension, rounded up to a multiple of 32 (of 64 where elements are
+ * bytes), on the type of an element, and on whether the kernel is that for FEW_ROWS. */
+template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
+    static const int DIM = HEAD_DIM;
+    static const kv_type TYPE = KV_TYPE;
+    static const bool FEW = HAS_FEW;
+    static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
+    static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
+    static const int DIGITS = decode_digits(TYPE, FEW), DIGIT_BYTES = FP8 ? 2 : 1;
+    static const int DIGIT_ROWS = DIGITS * (FEW ? (int)FEW_ROWS : (int)ROWS);
+    static const int LANE_ROWS = FP8 && !FEW ? 2 : 1; /* of a lane's products */
+    static const int WARPS = decode_warps(DIM, TYPE), THREADS = 32 * WARPS;
+    static const int OF_PART = FP8 ? 16 : 8;     /* positions of a part for each warp */
+    static const int PART = OF_PART * WARPS;
+    static const int PARTS = TILE / PART;        /* of a tile */
+    static const int SCORES = 2 * LANE_ROWS * PARTS; /* that a lane has, of one row */
+    static const int POSITIONS = TILE / THREADS; /* for each thread to look up */
+    static const int CHUNK = 128;                /* positions */
+    static const int CHUNKS = TILE / CHUNK;      /* of keys in a tile, and of values */
+    /* Chunks on their way while one is used. With many small blocks, one is enough for each. */
+    static const int AHEAD = WARPS < 8 ? 1 : 2;
+    static const int STAGES = AHEAD + 1;
+    /* The chunk of a tile at which the rows of the next one are worked out: two before they are
+     * used. */
+    static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
+    static_assert(ROWS_AT < CHUNKS, "while keys are used");
+    static const int BLOCKS = decode_blocks(DIM, TYPE, FEW); /* on a processor */
+    static const int ROW_BYTES = BYTES * DIM; /* of a position in a chunk */
+    static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
+    static const int COLUMNS = ROW_BYTES / 16;
+    static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
+    /* Dimensions of a column for a lane, of one row. */
+    static const int EACH = FP8 ? 2 * LANE_ROWS : VECTOR / 4;
+    static const int STAGE_BYTES = CHUNK * ROW_BYTES;
+    static const int QUERY_BYTES = DIGIT_ROWS * DIM * DIGIT_BYTES;
+    /* With 16 more, 8 rows of a column lie in different banks. fp16 digits have an order of their
+     * own. */
+    static const int WEIGHT_BYTES = FP8 ? TILE * DIGIT_BYTES : TILE + 16;
+    static const int SHARED_BYTES =
+        STAGES * STAGE_BYTES + QUERY_BYTES + DIGIT_ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
+};
+
+/* The row whose scores and results a lane has, and whether it is the first lane that has it; rows g
+ * of an mma's results or, of 8-bit floats, columns t. */
+template <class size> static __device__ __forceinline__ int row_of_lane(void) {
+    int lane = (int)(threadIdx.x % 32);
+    return !size::FP8 ? lane / 4 : size::FEW ? lane % 4 : lane / 16 * 4 + lane % 4;
+}
+
+template <class size> static __device__ __forceinline__ bool is_first_of_row(void) {
+    int lane = (int)(threadIdx.x % 32);
+    return !size::FP8 ? lane % 4 == 0 : size::FEW ? lane < 4 : lane % 16 < 4;
+}
+
+/* Its place among them. */
+template <class size> static __device__ __forceinline__ int place_in_row(void) {
+    int lane = (int)(threadIdx.x % 32);
+    return !size::FP8 ? lane % 4 : size::FEW ? lane / 4 : lane / 4 % 4;
+}
+
+/* Where 16 bytes of a row lie in it. Rows have no padding between them, because copies of whole
+ * lines of 128 bytes are faster; instead, the columns of each row change places, so that 8 rows of
+ * a column lie in different banks all the same: those that follow each other, and of 8-bit floats
+ * those of position_of_summand, too. */
+template <class size> static __device__ __forceinline__ int column_in_row(int row, int column) {
+    row ^= size::FP8 ? row / 2 & 4 : 0;
+    return column ^ (size::ROW_BYTES % 128 ? row / 2 % 4 : row % 8);
+}
+
+/* The memory of a block. */
+struct decode_memory {
+    unsigned char *ring; /* [STAGES] chunks */
+    uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
+    int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
+    int8_t *weights;     /* [DIGIT_ROWS][WEIGHT_BYTES]; of fp8 as the queries */
+    float *k_units;      /* [2][TILE] 2^(e-30) of the keys */
+    uint32_t *v_units;   /* [2][TILE] 2^e of the values, as bits */
+};
+
+/* What the warps tell each other of the rows: of their own positions, the largest score, and the
+ * sum of the probabilities, in units, with the bits of the largest weight. */
+struct alignas(16) row_states {
+    struct num_score_unit unit[ROWS]; /* of the query */
+    float largest_score[ROWS][MOST_WARPS];
+    uint2 units_and_weight[ROWS][MOST_WARPS];
+};
+
+template <class size>
+static __device__ struct decode_memory cut_memory(unsigned char *memory) {
+    struct decode_memory m;
+    m.ring = memory;
+    m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
+    m.k_units = (float *)(m.rows + 2 * TILE);
+    m.v_units = (uint32_t *)(m.k_units + 2 * TILE);
+    m.query = (int8_t *)(m.v_units + 2 * TILE);
+    m.weights = m.query + size::QUERY_BYTES;
+    return m;
+}
+
+/* ---- the order of the work --------------------------------------------------------------------
+ */
+
+/* A tile of a share, and how many are left of it, this one counted. */
+struct tile_cursor {
+    struct row_group group;
+    int number, tile, left; /* number: of the row group */
+};
+
+/* b: of the share, loaded before. */
+static __device__ __forceinline__ struct tile_cursor first_tile(const struct decode_share *share,
+                                                                int4 b) {
+    struct tile_cursor c;
+    c.group = share->first;
+    c.number = share->group;
+    c.left = b.x;
+    c.tile = b.y - share->first.first_tile;
+    c.group.pages = b.z;
+    c.group.kv_len = b.w;
+    return c;
+}
+
+static __device__ __forceinline__ void
+find_next(struct tile_cursor *next, const struct tile_cursor *at, const struct plan_arrays *plan) {
+    *next = *at;
+    next->left--;
+    if (++next->tile < at->group.n_tiles)
+        return;
+    next->tile = 0;
+    next->number++;
+    if (next->left > 0)
+        next->group = plan->groups[next->number];
+}
+
+/* The kv head of this block. */
+static __device__ __forceinline__ int kv_head(void) {
+    return (int)blockIdx.x;
+}
+
+/* The position at which a tile of the group begins, and how many of its positions a row sees. */
+static __device__ __forceinline__ int begin_of(const struct row_group *g, int tile) {
+    return (g->first_tile + tile) * TILE;
+}
+
+static __device__ __forceinline__ int positions_of(const struct row_group *g, int tile) {
+    return max(0, min((int)TILE, g->kv_len - begin_of(g, tile)));
+}
+
+/* Row of the group: its token, counted in the sequence, and its place in q and y. */
+static __device__ __forceinline__ int token_of(const struct attention_arguments *a,
+                                               const struct row_group *g, int row) {
+    return (g->first_row + row) / (a->n_heads / a->n_kv_heads);
+}
+
+static __device__ __forceinline__ int query_head(const struct attention_arguments *a,
+                                                 const struct row_group *g, int row) {
+    int group = a->n_heads / a->n_kv_heads;
+    return kv_head() * group + (g->first_row + row) % group;
+}
+
+static __device__ __forceinline__ size_t place_of(const struct attention_arguments *a,
+                                                  const struct tile_cursor *c, int row) {
+    size_t token = (size_t)(c->group.first_token + token_of(a, &c->group, row));
+    size_t head = (size_t)query_head(a, &c->group, row);
+    return (token * (size_t)a->n_heads + head) * (size_t)a->head_dim;
+}
+
+/* What a row may see, and how its scores change. */
+struct row_view {
+    int first, end; /* positions */
+    int i, at;      /* its token, counted in the sequence's queries, and as a position */
+    int length;     /* of the sequence */
+    const uint8_t *mask;
+    float slope;
+};
+
+template <bool VARIANT>
+static __device__ __forceinline__ struct row_view view_of(const struct attention_arguments *a,
+                                                          const struct attention_variant *v,
+                                                          const struct row_group *g, int row) {
+    struct row_view r = {};
+    r.i = token_of(a, g, row);
+    r.at = g->before + r.i;
+    r.end = r.at + 1;
+    if (VARIANT) {
+        r.length = g->length;
+        r.first = attention_first(v, g->before, r.i);
+        r.end = attention_end(v, g->before, r.i, g->length);
+        r.mask = v->mask_form ? v->mask + v->mask_offsets[g->sequence] : NULL;
+        r.slope = v->alibi_slopes && row < g->n_rows ? v->alibi_slopes[query_head(a, g, row)] : 0;
+    }
+    if (row >= g->n_rows)
+        r.end = 0;
+    return r;
+}
+
+/* Column number i of size::SHARE of this warp; those from size::COLUMNS on do not exist. */
+template <class size> static __device__ __forceinline__ int column_of_warp(int i) {
+    return (int)(threadIdx.x / 32) + i * size::WARPS;
+}
+
+/* Number j of the size::EACH dimensions that a lane has of it; 2 j and 2 j + 1 are neighbours. */
+template <class size> static __device__ __forceinline__ int dim_of_lane(int i, int j) {
+    int place = place_in_row<size>();
+    return column_of_warp<size>(i) * size::VECTOR +
+           (size::FP8 ? place * 2 + j / 2 * 8 + j % 2 : place * size::EACH + j);
+}
+
+/* ---- results of splits ------------------------------------------------------------------------
+ */
+
+/* Device memory [places, n_kv_heads, kept_floats]: what rows leave of a tile. */
+struct partial_results {
+    float *rows;
+    int n_kv_heads;
+    bool next_overlaps; /* the next kernel does not wait for those before this one */
+};
+
+/* A row of a place, for this block's kv head. */
+template <class size>
+static __device__ __forceinline__ struct row_result result_at(const struct partial_results *p,
+                                                              int place, int row) {
+    size_t number = (size_t)place * (size_t)p->n_kv_heads + (size_t)kv_head();
+    return row_result_of(p->rows + number * kept_floats(ROWS, size::DIM), ROWS, size::DIM, row);
+}
+
+/* Leaves a result of the lane's row, of n_rows: o[i][j] is dimension dim_of_lane(i, j). */
+template <class size>
+static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
+                                            const float o[][size::EACH], float m, float l) {
+    int row = row_of_lane<size>();
+    if (row >= n_rows)
+        return;
+    struct row_result to = result_at<size>(p, place, row);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        if (column_of_warp<size>(i) < size::COLUMNS)
+            UNROLL
+    for (int j = 0; j < size::EACH; j += 2)
+        *(float2 *)(to.values + dim_of_lane<size>(i, j)) = make_float2(o[i][j], o[i][j + 1]);
+    if (threadIdx.x < 32 && is_first_of_row<size>())
+        *(float2 *)to.sums = make_float2(m, l);
+}
+
+/* ---- loading ----------------------------------------------------------------------------------
+ *
+ * While the keys of a tile are used, its values are fetched, chunk by chunk, and while the values
+ * are used, the keys of the next tile. A chunk takes the place in the ring of the one that was used
+ * before it. What a chunk needs to be fetched is worked out earlier, a position a thread: the page
+ * a tile earlier, the slot and the exponents a phase.
+ */
+
+/* A position of the next tile, on its way. */
+struct next_position {
+    int32_t page;
+    uint32_t row;
+    int8_t k_exponent, v_exponent;
+};
+
+template <class size> struct loader {
+    static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
+    static const int STEP = size::THREADS / VECTORS;          /* rows copied at once */
+    static const bool EVEN = STEP * VECTORS == size::THREADS; /* a thread's column is always the same */
+    static const bool HAS_EXPONENTS = !size::FP8 && !size::SNAPPED;
+    const struct attention_arguments *a;
+    const struct decode_cache *cache;
+    const struct plan_arrays *plan;
+    struct decode_memory memory;
+    int used, before; /* the chunk in use and the one before it: bytes from the ring's beginning */
+    struct next_position positions[size::POSITIONS];
+
+    /* Where the row number of a position of a chunk is kept: those that a thread copies lie side by
+     * side.
+     */
+    static __device__ __forceinline__ int place_of_row(int position) {
+        return EVEN ? position % STEP * (size::CHUNK / STEP) + position / STEP : position;
+    }
+
+    /* Number i of this thread's positions, in its tile. */
+    static __device__ __forceinline__ int place_in_tile(int i) {
+        return (int)threadIdx.x + i * size::THREADS;
+    }
+
+    /* The same in its sequence. Those behind the n that exist are the last one again: they are
+     * hidden from the softmax and have no weight. */
+    static __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n, int i) {
+        return begin_of(&at->group, at->tile) + min(place_in_tile(i), n - 1);
+    }
+
+    __device__ __forceinline__ void fetch_page(const struct tile_cursor *at, int n) {
+        if (!n)
+            return;
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++)
+            positions[i].page =
+                plan->pages[at->group.pages + quotient(position_in(at, n, i), plan->by_page_size)];
+    }
+
+    /* Where this thread's positions lie; their pages have come. */
+    __device__ __forceinline__ void find_row(const struct tile_cursor *at, int n, int set) {
+        if (!n)
+            return;
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++) {
+            int place = position_in(at, n, i), j = place_in_tile(i);
+            uint32_t in_page =
+                (uint32_t)(place - quotient(place, plan->by_page_size) * plan->page_size);
+            positions[i].row = (uint32_t)positions[i].page * cache->page_rows +
+                               in_page * cache->position_rows +
+                               (uint32_t)kv_head() * cache->head_rows;
+            memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
+                        place_of_row(j % size::CHUNK)] = positions[i].row;
+        }
+    }
+
+    /* Keys' and values' exponents, half a tile apart. With a page for each position a warp's are in
+     * 32 lines, and shared memory has left the L1 cache few of those: all at once took a fifth
+     * longer (measured: tests/bench/README.md). */
+    __device__ __forceinline__ void fetch_key_exponent(int n) {
+        if constexpr (HAS_EXPONENTS)
+            UNROLL
+        for (int i = 0; i < size::POSITIONS && n; i++)
+            positions[i].k_exponent = cache->k_exponents[positions[i].row];
+    }
+    __device__ __forceinline__ void fetch_value_exponent(int n) {
+        if constexpr (HAS_EXPONENTS)
+            UNROLL
+        for (int i = 0; i < size::POSITIONS && n; i++)
+            positions[i].v_exponent = cache->v_exponents[positions[i].row];
+    }
+
+    __device__ __forceinline__ void store_units(int set) const {
+        if constexpr (HAS_EXPONENTS)
+            UNROLL
+        for (int i = 0; i < size::POSITIONS; i++) {
+            const struct next_position *p = &positions[i];
+            int j = set * TILE + place_in_tile(i);
+            memory.k_units[j] = num_pow2f(p->k_exponent) * 0x1p-30f; /* may be subnormal */
+            memory.v_units[j] = num_bits(num_pow2f(p->v_exponent));
+        }
+    }
+
+    /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
+    __device__ __forceinline__ void copy(const void *mantissas, int set, int c, int n) const {
+        if (c * size::CHUNK >= n)
+            return;
+        const char *from = (const char *)mantissas;
+        uint32_t row_bytes = (uint32_t)(a->head_dim * size::BYTES);
+        const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
+        unsigned char *to = memory.ring + before;
+        if constexpr (EVEN) {
+            static_assert(STEP % (size::FP8 ? 16 : 8) == 0,
+                          "a thread's rows have their columns in the same places");
+            const int EACH = size::CHUNK / STEP;
+            int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);
+            if (column * VECTOR >= a->head_dim)
+                return;
+            to += row * size::ROW_BYTES + 16 * column_in_row<size>(row, column);
+            from = in_register(from + 16 * column);
+            /* All numbers before the first copy: the compiler would wait for each. */
+            alignas(16) uint32_t number[EACH];
+            if constexpr (EACH % 4 == 0) {
+                UNROLL
+                for (int i = 0; i < EACH; i += 4)
+                    *(uint4 *)(number + i) = *(const uint4 *)(rows + row * EACH + i);
+            } else {
+                UNROLL
+                for (int i = 0; i < EACH; i++)
+                    number[i] = rows[row * EACH + i];
+            }
+            UNROLL
+            for (int i = 0; i < EACH; i++)
+                cp_async_16(to + i * STEP * size::ROW_BYTES,
+                            from + (uint64_t)number[i] * row_bytes);
+        } else {
+            for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += size::THREADS) {
+                int row = i / VECTORS, column = i % VECTORS;
+                if (column * VECTOR < a->head_dim)
+                    cp_async_16(to + row * size::ROW_BYTES +
+                                    16 * column_in_row<size>(row, column),
+                                from + (uint64_t)rows[row] * row_bytes + 16 * column);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ int after(int chunk) {
+        return chunk < (size::STAGES - 1) * size::STAGE_BYTES ? chunk + size::STAGE_BYTES : 0;
+    }
+
+    /* Starts chunk number i of a tile, counted on from its keys to its values and to those of the
+     * next tile. */
+    __device__ __forceinline__ void start(int i, int n, int set, int n_next) const {
+        bool of_next = i >= 2 * size::CHUNKS;
+        int c = i % size::CHUNKS;
+        copy(i / size::CHUNKS % 2 ? cache->v : cache->k, of_next ? 1 - set : set, c,
+             of_next ? n_next : n);
+        cp_async_commit();
+    }
+
+    /* The first chunks of the first tile. cursors: the first one is set; sets the second. */
+    __device__ __forceinline__ void begin(const struct tile_cursor *at,
+                                          struct tile_cursor cursors[]) {
+        int n = positions_of(&at->group, at->tile);
+        UNROLL
+        for (int i = 0; i < size::POSITIONS; i++)
+            positions[i] = {};
+        fetch_page(at, n);
+        wait_for_previous_kernel(); /* the plan is older */
+        find_row(at, n, 0);
+        fetch_key_exponent(n);
+        fetch_value_exponent(n);
+        store_units(0);
+        if (threadIdx.x == 0)
+            find_next(&cursors[1], at, plan);
+        __syncthreads();
+        before = 0;
+        for (int c = 0; c < size::AHEAD; c++) {
+            start(c, n, 0, 0);
+            before = after(before);
+        }
+        used = 0; /* the next one; `before` is the last place of the ring, still empty */
+        fetch_page(&cursors[1], size_of(&cursors[1]));
+    }
+
+    /* Positions of a tile; 0 when there is none. */
+    static __device__ __forceinline__ int size_of(const struct tile_cursor *at) {
+        return at->left > 0 ? positions_of(&at->group, at->tile) : 0;
+    }
+
+    /* Waits for the next chunk. All threads are done with the one before. */
+    __device__ __forceinline__ void wait() const {
+        cp_async_wait<size::AHEAD - 1>();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ const unsigned char *chunk() const {
+        return memory.ring + used;
+    }
+
+    /* The one behind it in a tile; when it has come. */
+    __device__ __forceinline__ const unsigned char *next_chunk() const {
+        return memory.ring + after(used);
+    }
+
+    /* Waits for all chunks of values; the first of the next tile's keys is on its way already. All
+     * threads are done with the chunk before. */
+    __device__ __forceinline__ void wait_for_values() const {
+        cp_async_wait<1>();
+        __syncthreads();
+    }
+
+    /* The chunk is done with. */
+    __device__ __forceinline__ void step() {
+        before = used;
+        used = after(used);
+    }
+};
+
+#endif

@@ -1,0 +1,356 @@
+/*
+ * kernel.h - version 4 of attention_paged (gpu/fast/decode/decode.cu): the kernel, and
+ * its launch for a type of cache.
+ */
+#ifndef SAMEBITS_GPU_FAST_DECODE_KERNEL_H
+#define SAMEBITS_GPU_FAST_DECODE_KERNEL_H
+
+#include "gpu/fast/decode/fp8_mend.h"
+#include "gpu/fast/decode/tile.h"
+
+enum {
+    EARLY_TILES = 6 /* of a share: up to these it pays to start before the previous kernel ends */
+};
+
+/* ---- the kernel -------------------------------------------------------------------------------
+ */
+
+/* Zeros behind the dimensions that exist: the products reach over all of DIM. */
+template <class size> static __device__ void clear_padding(unsigned char *ring, int head_dim) {
+    int first = head_dim / size::VECTOR, columns = size::COLUMNS - first;
+    for (int i = (int)threadIdx.x; i < columns * size::STAGES * size::CHUNK; i += size::THREADS) {
+        int row = i / columns, column = first + i % columns;
+        *(uint4 *)(ring + row * size::ROW_BYTES + 16 * column_in_row<size>(row, column)) =
+            make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* A stretch of tiles of one row group, as a block goes through it; of the lane's row. */
+template <class size> struct stretch {
+    float o[size::SHARE][size::EACH]; /* merged so far: dimension dim_of_lane(i, j) */
+    float m, l;
+    struct row_of_lane at;
+    bool large_keys, large_values; /* this warp has met: gpu/fast/decode/fp8.h */
+};
+
+/* What one tile gives for the lane's row. */
+template <class size> struct tile_result { float o[size::SHARE][size::EACH], m, l; };
+
+/* Merges a tile's result. Not by attention_merge_sums, which spares one of the two exponentials: to
+ * find out which takes longer than to have both at once. */
+template <class size>
+static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
+                                                  const struct tile_result<size> *t) {
+    float max = s->m > t->m ? s->m : t->m;
+    float old_share = num_exp(s->m - max), new_share = num_exp(t->m - max);
+    s->l = num_merge(s->l, old_share, t->l, new_share);
+    s->m = max;
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        s->o[i][j] = num_merge(s->o[i][j], old_share, t->o[i][j], new_share);
+}
+
+/* Values that are not finite: faults of the rows that see them, and nothing to the others. o: of
+ * the tile. */
+template <class size, bool VARIANT>
+static __device__ __forceinline__ void
+mend_values(float o[][size::EACH], const struct loader<size> *chunks, const struct tile_cursor *at,
+            int set, float unit, const struct attention_variant *variant, int row) {
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        largest = max(largest, num_magnitude(o[i][j]));
+    if (!__any_sync(0xffffffffu, largest >= 0x7f800000u))
+        return;
+    int n = positions_of(&at->group, at->tile);
+    fault_bad_values<size, VARIANT>(chunks, set, n, &at->group, begin_of(&at->group, at->tile),
+                                    variant);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        o[i][j] = mend_value(chunks, set, n, row, dim_of_lane<size>(i, j), unit);
+}
+
+/* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
+template <class size, bool VARIANT>
+static __device__ __forceinline__ void
+run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loader<size> *chunks,
+         const struct tile_cursor *at, const struct tile_cursor *next,
+         struct tile_cursor *after_next, int set, const struct decode_memory *mem,
+         struct row_states *rows, const struct attention_arguments *a,
+         const struct attention_variant *variant) {
+    int n = positions_of(&at->group, at->tile), n_next = chunks->size_of(next);
+    int warp = (int)(threadIdx.x / 32), tile = begin_of(&at->group, at->tile);
+    int visible = s->at.view.end - tile;
+    const int EACH = size::SCORES / size::CHUNKS; /* of a chunk */
+    float scores[size::SCORES];
+    UNROLL
+    for (int c = 0; c < size::CHUNKS; c++) {
+        chunks->wait();
+        chunks->start(c + size::AHEAD, n, set, n_next);
+        if (c == 0 && threadIdx.x == 0) /* everybody is done with the tile that was there */
+            find_next(after_next, next, chunks->plan);
+        if (c == size::ROWS_AT) {
+            chunks->find_row(next, n_next, 1 - set);
+            chunks->fetch_key_exponent(n_next);
+        }
+        if (c == size::CHUNKS - 1)
+            chunks->fetch_value_exponent(n_next);
+        UNROLL
+        for (int i = 0; i < EACH; i++)
+            scores[c * EACH + i] = hidden<size::TYPE, VARIANT>::score();
+        if (c * size::CHUNK + warp * size::OF_PART <
+            n) { /* of this warp's positions, the first exists */
+            if constexpr (size::FP8)
+                score_fp8_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows,
+                                               &s->at, variant, tile, c * size::CHUNK,
+                                               &s->large_keys);
+            else
+                score_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
+                                           mem->k_units + set * TILE, rows, &s->at, variant, tile,
+                                           c * size::CHUNK);
+        }
+        chunks->step();
+    }
+    tell_largest<size>(scores, rows);
+    struct softmax softmax;
+    typename sums_of<size>::type sums[size::SHARE];
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        clear(&sums[i]);
+    UNROLL
+    for (int c = 0; c < size::CHUNKS; c++) {
+        chunks->wait(); /* the first time, all have told their largest score, too */
+        chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
+        if (c == 0) {
+            if constexpr (size::SNAPPED) {
+                chunks->wait_for_values();
+                find_value_unit(chunks, set, n);
+                __syncthreads();
+            }
+            weigh<size, VARIANT>(&softmax, scores, at->group.n_rows, visible,
+                                 mem->v_units + set * TILE, variant, rows);
+            chunks->store_units(1 - set);
+            __syncthreads();
+            bool stored = snap_weights<size>(&softmax, scores, mem, rows);
+            int row = row_of_lane<size>();
+            if (!stored && threadIdx.x < 32 && is_first_of_row<size>() && row < at->group.n_rows)
+                gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
+            __syncthreads(); /* the weights are there */
+        }
+        if (c == 1)
+            chunks->fetch_page(after_next, chunks->size_of(after_next));
+        if constexpr (size::FP8)
+            add_any_values<size>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK,
+                                 &s->large_values);
+        else
+            add_chunk<size>(sums, chunks->chunk(), mem, mem->v_units + set * TILE, c * size::CHUNK,
+                            n - c * size::CHUNK);
+        chunks->step();
+    }
+    bool sees = VARIANT ? softmax.sees : visible > 0;
+    result->m = sees ? softmax.tile_m : NAN; /* to be left out of the merge */
+    result->l = sees ? softmax.tile_l : 0;
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        if constexpr (size::FP8)
+            weighted_values<size>(result->o[i], &sums[i], softmax.unit, sees);
+        else
+            UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
+    if constexpr (size::FP8)
+        mend_values<size, VARIANT>(result->o, chunks, at, set, softmax.unit, variant, s->at.row);
+    if (sees)
+        merge_tile(s, result);
+}
+
+/* Begins with the rows of a group: their digits, and which of them a lane has. */
+template <class size, bool VARIANT>
+static __device__ void begin_rows(struct stretch<size> *s, const struct attention_arguments *a,
+                                  const struct attention_variant *variant,
+                                  const struct tile_cursor *at, const struct decode_memory *mem,
+                                  struct row_states *rows) {
+    s->large_keys = s->large_values = false;
+    s->at.row = row_of_lane<size>();
+    s->at.view = view_of<VARIANT>(a, variant, &at->group, s->at.row);
+    snap_queries<size>(a, at, mem, rows);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        s->o[i][j] = 0;
+    s->m = -INFINITY;
+    s->l = 0;
+}
+
+/* v_scale: of the values. */
+template <bool VARIANT, class size>
+static __device__ __forceinline__ void
+write_result(struct stretch<size> *s, const struct tile_cursor *at,
+             const struct attention_arguments *a, const struct attention_variant *variant,
+             float v_scale) {
+    int row = row_of_lane<size>();
+    if (row >= at->group.n_rows)
+        return;
+    size_t place = place_of(a, at, row);
+    float *y = a->y + place;
+    if (VARIANT) {
+        if (variant->sinks) { /* a tile of values that are 0 */
+            struct tile_result<size> sink = {};
+            sink.m = variant->sinks[query_head(a, &at->group, row)];
+            sink.l = 1;
+            if (!attention_sink_is_finite(sink.m))
+                gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
+            merge_tile(s, &sink);
+        }
+        if (threadIdx.x < 32 && is_first_of_row<size>())
+            attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
+    }
+    bool divides = s->l > 0 && !(VARIANT && variant->m);
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++) {
+        int d = dim_of_lane<size>(i, j);
+        if (d < a->head_dim)
+            y[d] = (divides ? s->o[i][j] / s->l : s->o[i][j]) * v_scale;
+    }
+}
+
+template <class size, bool VARIANT>
+__global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
+    decode(struct attention_arguments a, struct decode_cache cache,
+           struct attention_variant variant, struct plan_arrays plan,
+           struct partial_results partial) {
+    SHARED_DYNAMIC(unsigned char, memory);
+    SHARED(struct row_states, rows);
+    if (!compiles_mma)
+        return;
+    struct decode_memory mem = cut_memory<size>(memory);
+    if (!partial.next_overlaps)
+        let_next_kernel_start();
+    const struct decode_share *at_share = &plan.shares[blockIdx.y];
+    int4 share_begin = *(const int4 *)&at_share->begin;
+    if (!share_begin.x) {
+        wait_for_previous_kernel(); /* to end is to let the next one start, too */
+        return;
+    }
+    struct decode_share share = *at_share;
+    struct tile_cursor begin = first_tile(&share, share_begin);
+    SHARED(struct tile_cursor, cursors, [3]); /* this tile and the next two, in turns */
+    if (threadIdx.x == 0)
+        cursors[0] = begin;
+    struct loader<size> chunks;
+    chunks.a = &a;
+    chunks.cache = &cache;
+    chunks.plan = &plan;
+    chunks.memory = mem;
+    chunks.begin(&begin, cursors);
+    if (partial.next_overlaps)
+        let_next_kernel_start(); /* all before this one have ended */
+    if (a.head_dim < size::DIM)
+        clear_padding<size>(mem.ring, a.head_dim);
+    for (int i = (int)threadIdx.x; i < size::DIGIT_ROWS * size::WEIGHT_BYTES; i += size::THREADS)
+        mem.weights[i] = 0; /* of rows that do not exist */
+
+    struct stretch<size> s;
+    int set = 0, first = 0, turn = 0;
+    bool begins = true;
+    for (bool goes_on = true; goes_on; set = 1 - set) {
+        struct tile_cursor *at = &cursors[turn];
+        turn = turn < 2 ? turn + 1 : 0;
+        struct tile_cursor *next = &cursors[turn], *after_next = &cursors[turn < 2 ? turn + 1 : 0];
+        if (begins) {
+            first = at->tile;
+            __syncthreads(); /* all are done with the rows before */
+            begin_rows<size, VARIANT>(&s, &a, &variant, at, &mem, &rows);
+            __syncthreads();
+        }
+        struct tile_result<size> tile;
+        run_tile<size, VARIANT>(&s, &tile, &chunks, at, next, after_next, set, &mem, &rows, &a,
+                                &variant);
+        int own_place = at->group.own_place;
+        if (own_place >= 0) { /* shared tiles come before these: each for itself */
+            keep<size>(&partial, own_place + at->tile, at->group.n_rows, tile.o, tile.m, tile.l);
+        } else if (first) { /* of a split, not its beginning: the same */
+            const struct decode_split *split = &plan.splits[share.split_first];
+            keep<size>(&partial, split->partial + 1 + at->tile - split->first_end, at->group.n_rows,
+                       tile.o, tile.m, tile.l);
+        }
+        goes_on = next->left > 0;
+        begins = !goes_on || next->tile == 0;
+        if (begins && first == 0 && own_place < 0) {
+            if (at->tile + 1 == at->group.n_tiles)
+                write_result<VARIANT>(&s, at, &a, &variant, size::FP8 ? cache.v_scale : 1);
+            else
+                keep<size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
+                           s.m, s.l);
+        }
+    }
+}
+
+template <class size, bool VARIANT>
+static void launch_kernel(struct gpu_device *gpu, const struct attention_arguments *a,
+                          const struct decode_cache *cache, const struct attention_variant *variant,
+                          const struct attention_plan *plan) {
+    bool shares = attention_plan_has_cascade(plan);
+    struct partial_results partial = {plan->partial, a->n_kv_heads, shares};
+    if (!gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)decode<size, VARIANT>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     size::SHARED_BYTES),
+                "attention's shared memory"))
+        return;
+    dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
+    if (shares || plan->n_tiles <= EARLY_TILES * plan->n_shares)
+        GPU_LAUNCH_EARLY(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
+                         *cache, *variant, plan->arrays, partial);
+    else
+        GPU_LAUNCH(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
+                   *cache, *variant, plan->arrays, partial);
+}
+
+template <int DIM, enum kv_type TYPE, bool VARIANT>
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct decode_cache *cache, const struct attention_variant *variant,
+                   const struct attention_plan *plan) {
+    if constexpr (decode_takes_few(DIM, TYPE))
+        if (plan->few_rows)
+            return launch_kernel<decode_sizes<DIM, TYPE, true>, VARIANT>(gpu, a, cache, variant,
+                                                                         plan);
+    launch_kernel<decode_sizes<DIM, TYPE, false>, VARIANT>(gpu, a, cache, variant, plan);
+}
+
+/* The few sizes. */
+template <enum kv_type TYPE, bool VARIANT>
+static void launch_size(struct gpu_device *gpu, const struct attention_arguments *a,
+                        const struct decode_cache *cache, const struct attention_variant *variant,
+                        const struct attention_plan *plan) {
+    switch (decode_dim(a->head_dim, true)) {
+    case 64:
+        return launch<64, TYPE, VARIANT>(gpu, a, cache, variant, plan);
+    case 128:
+        return launch<128, TYPE, VARIANT>(gpu, a, cache, variant, plan);
+    default:
+        return launch<256, TYPE, VARIANT>(gpu, a, cache, variant, plan);
+    }
+}
+
+template <enum kv_type TYPE>
+static void launch_variant(struct gpu_device *gpu, const struct attention_arguments *a,
+                           const struct decode_cache *cache,
+                           const struct attention_variant *variant,
+                           const struct attention_plan *plan) {
+    if (attention_is_causal_only(variant))
+        launch_size<TYPE, false>(gpu, a, cache, variant, plan);
+    else
+        launch_size<TYPE, true>(gpu, a, cache, variant, plan);
+}
+
+#endif

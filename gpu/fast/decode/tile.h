@@ -1,0 +1,481 @@
+/*
+ * tile.h - for gpu/fast/decode/decode.cu: the arithmetic of a tile. Queries as digits, scores,
+ * the softmax, weighted sums of values.
+ */
+#ifndef SAMEBITS_GPU_FAST_DECODE_TILE_H
+#define SAMEBITS_GPU_FAST_DECODE_TILE_H
+
+#include "gpu/fast/decode/decode.h"
+#include "gpu/fast/decode/fp8.h"
+#include "gpu/fast/decode/snapped.h"
+
+/* ---- queries ----------------------------------------------------------------------------------
+ */
+
+/* The order of 32 summands: the tensor core counts as numbers 4 t ... 4 t + 3 and 16 + 4 t ... what
+ * ldmatrix gives to lane t of a quad: of elements of 16 bits, number 2 t and 2 t + 1 of each 8.
+ * summand_of: the number of an element. (Elements of 8 bits come as the tensor core wants them.) */
+static __device__ __forceinline__ int summand_of(int element) {
+    return element / 32 * 32 + element % 32 / 16 * 16 + element % 8 / 2 * 4 + element % 16 / 8 * 2 +
+           element % 2;
+}
+
+static __device__ __forceinline__ void put_digits(int8_t *high, int8_t *low, int mantissa) {
+    int digit = (int8_t)(mantissa & 255);
+    *low = (int8_t)digit;
+    *high = (int8_t)((mantissa - digit) >> 8);
+}
+
+/* The digits of two neighbouring summands. */
+static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low, int first,
+                                                      int second) {
+    uint32_t both = __byte_perm((uint32_t)first, (uint32_t)second, 0x5410);
+    /* A low digit is signed: where it is negative, the high one is one more. */
+    uint32_t carry = both >> 7 & 0x00010001u;
+    *(uint16_t *)low = (uint16_t)__byte_perm(both, 0, 0x0020);
+    *(uint16_t *)high = (uint16_t)__byte_perm((uint32_t)first + (carry << 8),
+                                              (uint32_t)second + (carry >> 8), 0x0051);
+}
+
+/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
+template <class size>
+static __device__ void snap_queries(const struct attention_arguments *a,
+                                    const struct tile_cursor *c, const struct decode_memory *mem,
+                                    struct row_states *rows) {
+    int lane = (int)(threadIdx.x % 32), n_rows = size::FEW ? (int)FEW_ROWS : (int)ROWS;
+    for (int row = (int)(threadIdx.x / 32); row < n_rows; row += size::WARPS) {
+        bool exists = row < c->group.n_rows;
+        const float *q = a->q + (exists ? place_of(a, c, row) : 0);
+        float x[size::DIM / 32];
+        uint32_t largest = 0;
+        UNROLL
+        for (int i = 0; i < size::DIM / 32; i++) {
+            int d = lane + 32 * i;
+            x[i] = exists && d < a->head_dim ? q[d] : 0;
+            largest = max(largest, num_magnitude(x[i]));
+        }
+        int e = num_row_exponent(warp_max(largest));
+        bool bad = e > BFP_MAX_EXPONENT;
+        if (bad && lane == 0)
+            gpu_fault(a->fault, a->site, c->group.first_token + token_of(a, &c->group, row));
+        e = bad ? BFP_MIN_EXPONENT : e;
+        UNROLL
+        for (int i = 0; i < size::DIM / 32; i++) {
+            int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
+            if constexpr (size::FP8) {
+                uint32_t digits[size::DIGITS];
+                split_mantissas<size::DIGITS>(digits, mantissa, 0);
+                UNROLL
+                for (int j = 0; j < size::DIGITS; j++)
+                    ((uint16_t *)mem->query)[place_of_query_digit<size>(row, j, lane + 32 * i)] =
+                        (uint16_t)digits[j];
+                continue;
+            }
+            /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
+             * j of the third; low digits are in the second and fourth. */
+            int summand = size::TYPE == KV_BFP8 ? lane : summand_of(lane);
+            int8_t *at = mem->query +
+                         ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
+                         summand % 4;
+            put_digits(at, at + 4, mantissa);
+        }
+        if (lane == 0)
+            rows->unit[row] = num_score_unit_of(e, a->scale);
+    }
+}
+
+/* Digits as the first operand of an mma: 32 summands of 8 rows, high digits as the rows 0 to 7 and
+ * low ones as 8 to 15. from: row g of the high digits at summand 4 t. */
+static __device__ __forceinline__ void load_digits(uint32_t out[4], const int8_t *from,
+                                                   int bytes_to_low) {
+    out[0] = *(const uint32_t *)from;
+    out[1] = *(const uint32_t *)(from + bytes_to_low);
+    out[2] = *(const uint32_t *)(from + 16);
+    out[3] = *(const uint32_t *)(from + bytes_to_low + 16);
+}
+
+/* Sums of the products of 8 rows with 8 columns. Of 16 bits: high[] with the columns' high digits,
+ * low[] with their low ones. Of bytes: a column is two, high[] with its odd elements, low[] with
+ * its even ones. In each, [j] with the rows' high digits, [2 + j] with their low ones. */
+struct digit_sums {
+    int32_t high[4], low[4];
+};
+
+static __device__ __forceinline__ void clear(struct digit_sums *s) {
+    UNROLL
+    for (int j = 0; j < 4; j++)
+        s->high[j] = s->low[j] = 0;
+}
+
+/* Adds the products of digits `a` with 32 summands by 8 columns of 16 bits, as ldmatrix gives
+ * them. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void multiply(struct digit_sums *s, const uint32_t a[4],
+                                                const uint32_t m[4]) {
+    uint32_t b_high[2] = {__byte_perm(m[0], m[1], 0x7531), __byte_perm(m[2], m[3], 0x7531)};
+    uint32_t b_low[2] = {__byte_perm(m[0], m[1], 0x6420), __byte_perm(m[2], m[3], 0x6420)};
+    mma_s8_s8(s->high, a, b_high);
+    if (TYPE == KV_BFP8)
+        mma_s8_s8(s->low, a, b_low);
+    else
+        mma_s8_u8(s->low, a, b_low);
+}
+
+/* The sum of the products of row g with column 2 t + j, of mantissas of 16 bits: in units of 256,
+ * rounded down. */
+static __device__ __forceinline__ int32_t dot_of(const struct digit_sums *s, int j) {
+    return s->high[j] * 256 + s->high[2 + j] + s->low[j] + (s->low[2 + j] >> 8);
+}
+
+/* The same of mantissas of 8 bits, from one of the two: exact, because one of them is the upper
+ * half of one of 16 bits, whose unit is 256. */
+static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], int j) {
+    return sums[j] * 256 + sums[2 + j];
+}
+
+/* What the sums over a column of values are kept in. */
+template <class size, bool FP8 = size::FP8> struct sums_of { typedef struct digit_sums type; };
+template <class size> struct sums_of<size, true> { typedef struct fp8_value_dots<size> type; };
+
+/* The sum of the products of row g with key 2 t + j, in units of 256. */
+template <class size>
+static __device__ __forceinline__ int32_t dot_of_key(const struct digit_sums *s, int j) {
+    return size::TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
+}
+
+/* ---- a tile -----------------------------------------------------------------------------------
+ */
+
+/* What stands for the score of a position that a row does not see. With variants, a NaN, which no
+ * visible score can be, because a row may see none of a tile whose positions it might see. So, too,
+ * with values whose unit may be a NaN, because hidden ones must have no weight. */
+template <enum kv_type TYPE, bool VARIANT> struct hidden {
+    static const bool IS_NAN = VARIANT || is_snapped<TYPE>::value;
+    static __device__ __forceinline__ float score(void) {
+        return IS_NAN ? NAN : -INFINITY;
+    }
+};
+
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
+ * of keys that are snapped now, of key lane / 4 of each part. */
+template <class size, int N>
+static __device__ __forceinline__ void
+multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
+              const float scales[N]) {
+    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
+    UNROLL
+    for (int i = 0; i < N; i++)
+        clear(&sums[i]);
+    UNROLL
+    for (int k = 0; k < size::COLUMNS; k += 4) {
+        const int AT_ONCE = 2 / size::BYTES; /* times 32 elements in four columns */
+        uint32_t digits[AT_ONCE][4];
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++)
+            *(uint4 *)digits[j] = ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + lane];
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            alignas(16) uint32_t m[4];
+            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
+                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
+            if constexpr (size::TYPE != KV_BFP8) {
+                UNROLL
+                for (int j = 0; j < 4 && size::SNAPPED; j++)
+                    m[j] = snap_two<size::TYPE>(m[j], scales[i], scales[i]);
+                multiply<size::TYPE>(&sums[i], digits[0], m);
+            } else {
+                mma_s8_s8(sums[i].low, digits[0], m);
+                mma_s8_s8(sums[i].low, digits[1], m + 2);
+            }
+        }
+    }
+}
+
+/* What the scores of a tile depend on, of the row that a lane has. */
+struct row_of_lane {
+    int row;
+    struct row_view view;
+};
+
+/* The score of a product at position p, but for the query's unit unless the variant changes
+ * scores. */
+template <class size, bool VARIANT>
+static __device__ __forceinline__ float
+score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
+         const struct attention_variant *variant, const struct row_states *rows) {
+    const struct row_view *view = &at->view;
+    float score = num_score(dot, k_unit);
+    bool sees = p < view->end;
+    if (VARIANT) {
+        sees = sees && p >= view->first &&
+               attention_shows(variant, view->mask, view->i, p, view->length);
+        if (attention_changes_scores(variant))
+            score = attention_score(variant, (float)(score * rows->unit[at->row].natural), view->at,
+                                    p, view->slope);
+    }
+    if (VARIANT || size::SNAPPED)
+        score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
+    return sees ? score : hidden<size::TYPE, VARIANT>::score();
+}
+
+/* The scores of a chunk's positions `first` ... of the tile that begins at `tile`. A warp has 8 of
+ * each part; a lane those of row g at 2 t and 2 t + 1. */
+template <class size, bool VARIANT>
+static __device__ __forceinline__ void
+score_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
+            const float *units, const struct row_states *rows, const struct row_of_lane *at,
+            const struct attention_variant *variant, int tile, int first) {
+    const int N = size::CHUNK / size::PART;
+    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    struct digit_sums sums[N];
+    int exponents[N] = {};
+    float scales[N] = {};
+    if constexpr (size::SNAPPED) {
+        find_key_exponents<size, N>(exponents, keys);
+        UNROLL
+        for (int i = 0; i < N; i++)
+            scales[i] = num_pow2f(15 - exponents[i]);
+    }
+    multiply_keys<size, N>(sums, keys, mem, scales);
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        int position = first + i * size::PART + begin + lane % 4 * 2;
+        float2 unit = make_float2(0, 0);
+        if (!size::SNAPPED)
+            unit = *(const float2 *)(units + position);
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            float k_unit = j ? unit.y : unit.x;
+            if (size::SNAPPED)
+                k_unit =
+                    unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
+            s[2 * i + j] = score_of<size, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
+                                                   tile + position + j, at, variant, rows);
+        }
+    }
+}
+
+/* The same of 8-bit floats: a warp has 16 positions of each part, a lane those of its row that are
+ * 8 apart, or 4. large: as for dots_of_any_keys. */
+template <class size, bool VARIANT>
+static __device__ __forceinline__ void
+score_fp8_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
+                const struct row_states *rows, const struct row_of_lane *at,
+                const struct attention_variant *variant, int tile, int first, bool *large) {
+    const int N = size::SCORES / size::CHUNKS, OF_PART = 2 * size::LANE_ROWS;
+    int p = tile + first + (int)(threadIdx.x / 32) * size::OF_PART + place_in_row<size>();
+    float dots[N];
+    dots_of_any_keys<size>(dots, keys, mem, large);
+    UNROLL
+    for (int i = 0; i < N && !VARIANT && *large; i++)
+        dots[i] = dots[i] == dots[i] ? dots[i] : INFINITY; /* as in score_of */
+    UNROLL
+    for (int i = 0; i < N; i++)
+        s[i] = score_of<size, VARIANT>(dots[i], fp8_score_unit<size>(),
+                                       p + i / OF_PART * size::PART + i % OF_PART * (16 / OF_PART),
+                                       at, variant, rows);
+}
+
+/*
+ * The softmax of a tile. Its scores stay where the products leave them: a lane has those of row g
+ * at two positions of each part, s[2 i] and s[2 i + 1]. What a row needs of all warps goes through
+ * shared memory: the largest score, then the sum and the largest weight.
+ *
+ * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
+ * their own and take half of the positions of row g - 4. Of 8-bit floats (gpu/fast/decode/fp8.h) all
+ * lanes have scores of their own, of 16 positions of each part those that are 8 apart, or 4.
+ */
+struct softmax {
+    int row;              /* whose scores this lane has */
+    int first_part, n;    /* of the n scores */
+    bool halves, sees;    /* sees: the row something of the tile */
+    float tile_m, tile_l; /* of that row */
+    float unit;           /* of its weighted values */
+};
+
+/* Tells the other warps the largest score. */
+template <class size>
+static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
+    float m = s[0];
+    UNROLL
+    for (int i = 1; i < size::SCORES; i++)
+        m = fmaxf(m, s[i]);
+    UNROLL
+    for (int step = size::FP8 ? 4 : 1; step < (size::FEW ? 32 : size::FP8 ? 16 : 4); step *= 2)
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
+    if (is_first_of_row<size>())
+        rows->largest_score[row_of_lane<size>()][threadIdx.x / 32] = m;
+}
+
+/* Scores become weights, as far as without the others' sums. visible: positions of the tile that
+ * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. */
+template <class size, bool VARIANT>
+static __device__ __forceinline__ void
+weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
+      const struct attention_variant *variant, struct row_states *rows) {
+    const int N = size::SCORES;
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    x->halves = !size::FP8 && n_rows <= ROWS / 2;
+    x->row = row_of_lane<size>();
+    x->first_part = 0;
+    x->n = N;
+    if (x->halves) {
+        x->row %= ROWS / 2;
+        x->n = N / 2;
+        UNROLL
+        for (int i = 0; i < N / 2; i++) {
+            float other = __shfl_xor_sync(0xffffffffu, s[N / 2 + i], 16);
+            s[i] = lane < 16 ? s[i] : other;
+        }
+        visible = __shfl_sync(0xffffffffu, visible, lane % 16);
+        x->first_part = lane < 16 ? 0 : size::PARTS / 2;
+    }
+    const float4 *largest = (const float4 *)rows->largest_score[x->row];
+    float m = NAN; /* of which fmaxf takes the other: hidden scores may be NaNs */
+    UNROLL
+    for (int i = 0; i < size::WARPS / 4; i++)
+        m = fmaxf(m, fmaxf(fmaxf(largest[i].x, largest[i].y), fmaxf(largest[i].z, largest[i].w)));
+    bool sees = VARIANT ? m == m : visible > 0;
+    struct num_score_unit unit = rows->unit[x->row];
+    if (VARIANT)
+        unit = attention_score_unit(variant, unit);
+    x->tile_m = num_tile_max(m, unit);
+    bool bad = sees && num_magnitude(x->tile_m) >= 0x7f800000u; /* float cannot hold it */
+    struct num_window window = num_window_of(m, unit.binary);
+    uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
+    float heaviest = 0;
+    const uint32_t *value_units =
+        units_of_values + x->first_part * size::PART + warp * 8 + lane % 4 * 2;
+    UNROLL
+    for (int half = 0; half < N; half += N / 2) {
+        if (half >= x->n)
+            break;
+        UNROLL
+        for (int i = half; i < half + N / 2; i++) {
+            bool hides = s[i] != s[i];
+            float p = num_probability(s[i], window);
+            units += num_probability_units(p);
+            /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+            s[i] = size::FP8 ? p : p * num_float(value_units[i / 2 * size::PART + i % 2]);
+            if constexpr (size::SNAPPED) {
+                s[i] = hides ? 0 : s[i];
+                largest_bits = max(largest_bits, num_bits(s[i]));
+            } else {
+                heaviest = fmaxf(heaviest, s[i]);
+            }
+        }
+    }
+    if (size::SNAPPED)
+        heaviest = num_float(min(largest_bits, 0x7f800000u));
+    for (int step = size::FP8 ? 4 : 1; step < (size::FEW || x->halves ? 32
+                                               : size::FP8            ? 16
+                                                                      : 4);
+         step *= !size::FP8 && step == 2 ? 8 : 2) {
+        units += __shfl_xor_sync(0xffffffffu, units, step);
+        heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
+    }
+    if (is_first_of_row<size>() && row_of_lane<size>() == x->row) /* one lane for all of them */
+        rows->units_and_weight[x->row][warp] =
+            make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
+    x->sees = sees;
+}
+
+/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
+ * snapped. */
+template <class size>
+static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
+                                                    const struct decode_memory *mem,
+                                                    const struct row_states *rows) {
+    const int N = size::SCORES, L = size::LANE_ROWS;
+    int warp = (int)(threadIdx.x / 32);
+    const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
+    uint32_t units = 0, largest = 0;
+    UNROLL
+    for (int i = 0; i < size::WARPS / 2; i++) {
+        uint4 two = of_warps[i];
+        units += two.x + two.z;
+        largest = max(largest, max(two.y, two.w));
+    }
+    int e = num_row_exponent(largest);
+    bool bad = e > BFP_MAX_EXPONENT;
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = bad ? 0 : num_pow2f(15 - e);
+    int position = x->first_part * size::PART + warp * size::OF_PART +
+                   place_in_row<size>() * (size::FP8 ? 1 : 2);
+    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
+    uint16_t *halves = (uint16_t *)mem->weights;
+    if constexpr (size::FP8)
+        halves += place_of_weight_digit<size>(x->row, 0, position);
+    UNROLL
+    for (int half = 0; half < N; half += N / 2) {
+        if (half >= x->n)
+            break;
+        UNROLL
+        for (int i = half; i < half + N / 2; i += 2) {
+            if constexpr (size::FP8) { /* two that are 8 apart: number r of a part, and r + L */
+                int part = i / (2 * L), r = i % (2 * L) / 2;
+                const float *two = s + part * 2 * L + r;
+                uint32_t digits[size::DIGITS];
+                split_mantissas<size::DIGITS>(digits, num_mantissa(two[0], scale),
+                                              num_mantissa(two[L], scale));
+                UNROLL
+                for (int j = 0; j < size::DIGITS; j++)
+                    *(uint32_t *)(halves + place_of_weight_digit<size>(
+                                               0, j, part * size::PART + 4 * r)) = digits[j];
+            } else {
+                int8_t *high = to + i / 2 * size::PART;
+                put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
+                               num_mantissa(s[i + 1], scale));
+            }
+        }
+    }
+    x->tile_l = (float)units * 0x1p-23f;
+    x->unit = num_pow2f(e - (size::FP8 ? 15 : 22));
+    return !bad;
+}
+
+/* Adds the products of a chunk's weights and values, of n positions. units: of the tile's values.
+ */
+template <class size>
+static __device__ __forceinline__ void
+add_chunk(struct digit_sums sums[], const unsigned char *values, const struct decode_memory *mem,
+          const uint32_t *units, int first, int n) {
+    int lane = (int)(threadIdx.x % 32);
+    UNROLL
+    for (int k = 0; k < size::CHUNK; k += 32) {
+        uint32_t weights[4];
+        if (k >= n)
+            break;
+        load_digits(weights,
+                    mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
+                    ROWS * size::WEIGHT_BYTES);
+        uint2 unit[4]; /* of two positions of each 8 */
+        UNROLL
+        for (int j = 0; j < 4 && size::SNAPPED; j++)
+            unit[j] = *(const uint2 *)(units + first + k + 8 * j + lane % 4 * 2);
+        UNROLL
+        for (int i = 0; i < size::SHARE; i++) {
+            uint32_t m[4];
+            if (column_of_warp<size>(i) >= size::COLUMNS)
+                break;
+            ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
+                                     16 * column_in_row<size>(lane, column_of_warp<size>(i)));
+            UNROLL
+            for (int j = 0; j < 4 && size::SNAPPED; j++)
+                m[j] =
+                    snap_two<size::TYPE>(m[j], scale_of_unit(unit[j].x), scale_of_unit(unit[j].y));
+            multiply<size::TYPE>(&sums[i], weights, m);
+        }
+    }
+}
+
+/* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-22), e of the weights. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ float weighted_value(const struct digit_sums *s, int j,
+                                                       float unit) {
+    return (float)(TYPE != KV_BFP8 ? dot_of(s, j) : dot_of_bytes(j % 2 ? s->high : s->low, j / 2)) *
+           unit;
+}
+
+#endif

@@ -1,0 +1,239 @@
+/* The plan of attention over a paged cache: gpu/fast/plan/plan.h says what is in it. */
+#include "gpu/fast/plan/plan.h"
+
+#include <stdlib.h>
+
+/* ---- the arrays, in one piece -----------------------------------------------------------------
+ */
+
+/* Makes room for `bytes` behind *at and moves it on. */
+static size_t place(size_t *at, size_t bytes) {
+    size_t here = *at;
+    *at += (bytes + 15) / 16 * 16;
+    return here;
+}
+
+/* Where the arrays begin in the piece. */
+struct layout {
+    size_t qo_indptr, kv_indptr, kv_lens, token_sequence, pages, groups, shares, splits;
+    size_t bytes;
+};
+
+static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares) {
+    struct layout l = {};
+    size_t n = (size_t)b->n_sequences, word = sizeof(int32_t);
+    l.qo_indptr = place(&l.bytes, word * (n + 1));
+    l.kv_indptr = place(&l.bytes, word * (n + 1));
+    l.kv_lens = place(&l.bytes, word * n);
+    l.token_sequence = place(&l.bytes, word * (size_t)b->qo_indptr[n]);
+    l.groups = place(&l.bytes, sizeof(struct row_group) * (size_t)n_groups);
+    l.shares = place(&l.bytes, sizeof(struct decode_share) * (size_t)n_shares);
+    l.splits = place(&l.bytes, sizeof(struct decode_split) * (size_t)n_shares);
+    /* The last, so that the others stay where they are while the sequences grow. */
+    l.pages = place(&l.bytes, word * (size_t)b->kv_indptr[n]);
+    return l;
+}
+
+/* Memory grows by half: lengths grow by a token a pass. */
+static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, struct error *err) {
+    if (bytes > p->host_bytes) {
+        unsigned char *larger = (unsigned char *)realloc(p->host, bytes + bytes / 2);
+        if (!larger)
+            return error_set(err, "out of memory for the plan of attention");
+        p->host = larger;
+        p->host_bytes = bytes + bytes / 2;
+    }
+    if (p->host_bytes > p->device_bytes) {
+        dev->ops->free(dev, p->device, p->device_bytes);
+        p->device_bytes = 0;
+        p->device =
+            (unsigned char *)dev->ops->alloc(dev, p->host_bytes, "the plan of attention", err);
+        if (!p->device)
+            return -1;
+        p->device_bytes = p->host_bytes;
+    }
+    return 0;
+}
+
+/* Room for the results of splits; version 4 uses it. */
+static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
+    size_t bytes = group_results_bytes((size_t)p->n_partial, &p->shape);
+    if (bytes <= p->partial_bytes && p->partial)
+        return 0;
+    dev->ops->free(dev, p->partial, p->partial_bytes);
+    p->partial_bytes = 0;
+    p->partial = (float *)dev->ops->alloc(dev, 2 * bytes, "the partial results of attention", err);
+    p->partial_bytes = p->partial ? 2 * bytes : 0;
+    return p->partial ? 0 : -1;
+}
+
+/* ---- the plan ---------------------------------------------------------------------------------
+ */
+
+static void fill_sequences(const struct layout *l, unsigned char *at, const struct paged_batch *b,
+                           struct attention_plan *p) {
+    size_t n = (size_t)b->n_sequences;
+    int32_t *kv_lens = (int32_t *)(at + l->kv_lens);
+    int32_t *token_sequence = (int32_t *)(at + l->token_sequence);
+    memcpy(at + l->qo_indptr, b->qo_indptr, sizeof(int32_t) * (n + 1));
+    memcpy(at + l->kv_indptr, b->kv_indptr, sizeof(int32_t) * (n + 1));
+    memcpy(at + l->pages, b->kv_page_indices, sizeof(int32_t) * (size_t)b->kv_indptr[n]);
+    p->longest = 0;
+    for (int i = 0; i < b->n_sequences; i++) {
+        kv_lens[i] = paged_batch_kv_len(b, i);
+        p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
+        for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
+            token_sequence[t] = i;
+        p->n_long += attention_plan_is_long(p, b, i);
+    }
+}
+
+static void set_arrays(struct plan_arrays *a, const struct layout *l, const unsigned char *at) {
+    a->qo_indptr = (const int32_t *)(at + l->qo_indptr);
+    a->kv_indptr = (const int32_t *)(at + l->kv_indptr);
+    a->kv_lens = (const int32_t *)(at + l->kv_lens);
+    a->token_sequence = (const int32_t *)(at + l->token_sequence);
+    a->pages = (const int32_t *)(at + l->pages);
+    a->groups = (const struct row_group *)(at + l->groups);
+    a->shares = (const struct decode_share *)(at + l->shares);
+    a->splits = (const struct decode_split *)(at + l->splits);
+}
+
+struct attention_plan *gpu_attention_plan_new(struct device *dev, struct error *err) {
+    (void)dev;
+    struct attention_plan *p = (struct attention_plan *)calloc(1, sizeof *p);
+    if (!p)
+        error_set(err, "out of memory");
+    return p;
+}
+
+void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
+    if (!p)
+        return;
+    dev->ops->free(dev, p->device, p->device_bytes);
+    dev->ops->free(dev, p->partial, p->partial_bytes);
+    attention_plan_cascade_free(dev, &p->shared);
+    attention_plan_long_free(dev, &p->many);
+    free(p->host);
+    free(p);
+}
+
+/* The plan is then of no sequences: what it knows of the batch before must not be run. */
+static void clear(struct attention_plan *p) {
+    p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_own = p->n_partial = 0;
+    p->shared.cascade.n_stretches = 0;
+    p->many.n_work = 0;
+    p->many.chains = false;
+}
+
+/* The shares of the row groups' work, and room for what is left to be merged. */
+static int divide(struct device *dev, struct attention_plan *p, const struct layout *l,
+                  const struct paged_batch *b, struct error *err) {
+    return attention_plan_share(p, (struct decode_share *)(p->host + l->shares),
+                                (struct decode_split *)(p->host + l->splits),
+                                (struct row_group *)(p->host + l->groups), b, err) ||
+                   reserve_partial(dev, p, err)
+               ? -1
+               : 0;
+}
+
+static int fill(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                const struct attention_shape *shape, struct error *err) {
+    int heads_per_group = shape->n_heads / shape->n_kv_heads;
+    /* Versions 2 and 3 of attention cannot read fp8, and eight rows at a time are not so bad. */
+    int short_tokens = MOST_SHORT_ROWS / heads_per_group;
+    short_tokens = short_tokens > SHORT_TOKENS ? short_tokens : (int)SHORT_TOKENS;
+    p->short_tokens = kv_type_splits(shape->kv_type) ? short_tokens : INT32_MAX;
+    int n_groups = attention_plan_count_groups(p, b, heads_per_group);
+    int dim = decode_dim(shape->head_dim, true), most_tokens = 0;
+    for (int i = 0; i < b->n_sequences; i++)
+        most_tokens = max(most_tokens, b->qo_indptr[i + 1] - b->qo_indptr[i]);
+    p->few_rows =
+        decode_takes_few(dim, shape->kv_type) && most_tokens * heads_per_group <= FEW_ROWS;
+    int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type, p->few_rows);
+    p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
+    struct layout l = lay_out(b, n_groups, p->n_shares);
+    if (reserve(dev, p, l.bytes, err))
+        return -1;
+    memset(p->host, 0, l.bytes);
+    p->shape = *shape;
+    p->n_groups = n_groups;
+    p->n_slots = (int64_t)b->n_pages * b->page_size;
+    fill_sequences(&l, p->host, b, p);
+    set_arrays(&p->arrays, &l, p->device);
+    if (attention_plan_cascade(dev, p, b, err) || attention_plan_long(dev, p, b, err))
+        return -1;
+    int status = divide(dev, p, &l, b, err);
+    if (status && attention_plan_has_cascade(p)) { /* each sequence by itself takes less memory */
+        attention_plan_cascade_free(dev, &p->shared);
+        p->shared.no_memory = true;
+        p->n_own = 0;
+        status = divide(dev, p, &l, b, err);
+    }
+    if (status)
+        return -1;
+    p->arrays.page_size = b->page_size;
+    p->arrays.by_page_size = division_by(b->page_size);
+    p->arrays.n_sequences = b->n_sequences;
+    p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];
+    dev->ops->upload(dev, p->device, p->host, l.bytes);
+    return 0;
+}
+
+int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+                       const struct attention_shape *shape, const struct attention_variant *variant,
+                       struct error *err) {
+    p->variant = variant ? *variant : attention_variant_causal();
+    clear(p);
+    if (!(variant && attention_variant_check(variant, err)) && !paged_batch_check(b, err) &&
+        !fill(dev, p, b, shape, err))
+        return 0;
+    clear(p);
+    return -1;
+}
+
+int gpu_attention_plan_form(const struct attention_plan *p) {
+    return attention_plan_has_cascade(p);
+}
+
+/* ---- where rows lie ---------------------------------------------------------------------------
+ */
+
+struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads) {
+    struct decode_cache c = {kv->k,
+                             kv->v,
+                             KV_BFP16,
+                             kv->k_exponents,
+                             kv->v_exponents,
+                             (uint32_t)page_size * (uint32_t)n_kv_heads,
+                             (uint32_t)n_kv_heads,
+                             1,
+                             1};
+    return c;
+}
+
+/* Whether all steps are whole rows, and exponents lie as the rows do. */
+static bool in_rows(const struct kv_view *v, int head_dim) {
+    return v->element_step == 1 && v->group_step == v->x &&
+           v->page_step == v->page_exponents * head_dim &&
+           v->position_step == v->position_exponents * head_dim &&
+           v->head_step == v->head_exponents * head_dim;
+}
+
+bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim) {
+    const struct kv_view *k = &kv->k, *v = &kv->v;
+    *out = {k->data,
+            v->data,
+            k->type,
+            k->exponents,
+            v->exponents,
+            (uint32_t)k->page_exponents,
+            (uint32_t)k->position_exponents,
+            (uint32_t)k->head_exponents,
+            v->scale};
+    return k->type == v->type && (!kv_type_splits(k->type) || (k->scale == 1 && v->scale == 1)) &&
+           in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
+           k->position_exponents == v->position_exponents &&
+           k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&
+           ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;
+}

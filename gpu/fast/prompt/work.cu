@@ -1,0 +1,153 @@
+/*
+ * Work for the kernels for many rows, versions 2 and 3 of attention (attention.h: attention_work):
+ * what sequences of many tokens (gpu/fast/prompt/prompts.cu) and tiles that sequences share
+ * (gpu/fast/prompt/cascade.cu) have in common.
+ *
+ * All arrays are in one piece whose size grows by half, so that recordings of a pass stay valid
+ * while the sequences grow.
+ */
+#include "gpu/fast/plan/plan.h"
+
+#include <stdlib.h>
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+/* An array of n elements begins *bytes behind the piece's beginning; *bytes moves behind it. */
+template <class T> static void place(T **array, unsigned char *piece, size_t *bytes, int n) {
+    *array = piece ? (T *)(piece + *bytes) : NULL;
+    *bytes += (sizeof(T) * (size_t)n + 15) / 16 * 16;
+}
+
+/* The arrays of a piece of memory. Returns its size, which NULL is enough for. */
+static size_t lay_out(struct wide_arrays *a, unsigned char *piece, const struct wide_sizes *n) {
+    size_t bytes = 0;
+    place(&a->counts, piece, &bytes, n->counts);
+    place(&a->row_lists, piece, &bytes, n->row_lists);
+    place(&a->tiles, piece, &bytes, n->tiles);
+    place(&a->items, piece, &bytes, n->items);
+    place(&a->tokens, piece, &bytes, n->tokens);
+    place(&a->segments, piece, &bytes, n->segments);
+    place(&a->chains, piece, &bytes, n->chains);
+    a->n = {};
+    return bytes;
+}
+
+size_t wide_kept_bytes(int places, const struct attention_shape *shape) {
+    return (size_t)places * (size_t)shape->n_kv_heads *
+           kept_floats(QUERY_ROWS, wide_dim(shape->head_dim)) * sizeof(float);
+}
+
+void wide_plan_free(struct device *dev, struct wide_plan *w) {
+    dev->ops->free(dev, w->device_bytes, w->bytes);
+    dev->ops->free(dev, w->digits, w->digits_bytes);
+    dev->ops->free(dev, w->kept, w->kept_bytes);
+    free(w->host_bytes);
+    *w = {};
+}
+
+static int more(int room, int need) {
+    return need <= room ? room : need + need / 2;
+}
+
+static bool has_room(const struct wide_sizes *room, const struct wide_sizes *n) {
+    return n->counts <= room->counts && n->row_lists <= room->row_lists &&
+           n->tiles <= room->tiles && n->items <= room->items && n->tokens <= room->tokens &&
+           n->segments <= room->segments && n->chains <= room->chains && n->places <= room->places;
+}
+
+int wide_plan_reserve(struct device *dev, struct wide_plan *w, const struct attention_shape *shape,
+                      const struct wide_sizes *n, bool own_digits, struct error *err) {
+    struct wide_sizes r = w->room;
+    int dim = wide_dim(shape->head_dim);
+    w->host.n = {};
+    if (has_room(&r, n) && wide_kept_bytes(r.places, shape) <= w->kept_bytes && /* of any shape */
+        (!own_digits ||
+         digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim) <= w->digits_bytes))
+        return 0;
+    r = {more(r.counts, n->counts), more(r.row_lists, n->row_lists), more(r.tiles, n->tiles),
+         more(r.items, n->items),   more(r.tokens, n->tokens),       more(r.segments, n->segments),
+         more(r.chains, n->chains), more(r.places, n->places)};
+    wide_plan_free(dev, w);
+    size_t bytes = lay_out(&w->host, NULL, &r), kept = wide_kept_bytes(r.places, shape);
+    size_t digits = digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim);
+    w->host_bytes = (unsigned char *)malloc(bytes);
+    if (!w->host_bytes)
+        return error_set(err, "out of memory for the plan of attention");
+    w->device_bytes = (unsigned char *)dev->ops->alloc(dev, bytes, "the plan of attention", err);
+    w->bytes = w->device_bytes ? bytes : 0;
+    if (w->device_bytes && own_digits)
+        w->digits = (uint8_t *)dev->ops->alloc(dev, digits, "the digits of attention", err);
+    w->digits_bytes = w->digits ? digits : 0;
+    if (w->device_bytes && kept && !own_digits == !w->digits)
+        w->kept = (float *)dev->ops->alloc(dev, kept, "the partial results of attention", err);
+    w->kept_bytes = w->kept ? kept : 0;
+    if (!w->device_bytes || !own_digits != !w->digits || !kept != !w->kept) {
+        wide_plan_free(dev, w);
+        return -1;
+    }
+    lay_out(&w->host, w->host_bytes, &r);
+    lay_out(&w->device, w->device_bytes, &r);
+    w->room = r;
+    return 0;
+}
+
+void wide_plan_upload(struct device *dev, struct wide_plan *w) {
+    dev->ops->upload(dev, w->device_bytes, w->host_bytes, w->bytes);
+}
+
+/* ---- row lists and items ----------------------------------------------------------------------
+ */
+
+int wide_items_of(int n_tiles, int each) {
+    return n_tiles > each ? blocks_of(n_tiles, each) : 1;
+}
+
+int wide_results_of(int n_tiles, int each, bool begins) {
+    int first = n_tiles < each ? n_tiles : each;
+    return begins ? 1 + n_tiles - first : n_tiles;
+}
+
+void wide_plan_add_rows(struct wide_arrays *to, const struct wide_rows *rows) {
+    int n_results = rows->kept ? wide_results_of(rows->n_tiles, rows->each, rows->begins) : 0;
+    int place = rows->kept ? to->n.places : -1;
+    struct row_list list = rows->list;
+    list.n_rows = list.n_rows < QUERY_ROWS ? list.n_rows : (int)QUERY_ROWS;
+    list.place = place;
+    list.n_results = n_results;
+    to->row_lists[to->n.row_lists++] = list;
+    to->n.places += n_results;
+    for (int i = 0; i < wide_items_of(rows->n_tiles, rows->each); i++) {
+        int at = i * rows->each, left = rows->n_tiles - at;
+        int n = left < rows->each ? left : rows->each, first = rows->first_tile + at;
+        int end = left > rows->each ? (first + n) * ATTENTION_TILE : rows->end;
+        bool merges = !rows->kept || (rows->begins && !i);
+        to->items[to->n.items++] = {rows->number, rows->tile + at, n,      first,
+                                    end,          place,           merges, list};
+        place += !rows->kept ? 0 : merges ? 1 : n;
+    }
+}
+
+struct attention_work wide_plan_work(const struct wide_plan *w, const struct wide_sizes *first,
+                                     const struct plan_arrays *a) {
+    const struct wide_arrays *d = &w->device;
+    const int32_t *counts = w->host.counts + first->counts;
+    struct attention_work work = {};
+    work.counts = d->counts + first->counts;
+    work.row_lists = d->row_lists + first->row_lists;
+    work.tiles = d->tiles + first->tiles;
+    work.items = d->items + first->items;
+    work.tokens = d->tokens;
+    work.token_sequence = a->token_sequence;
+    work.qo_indptr = a->qo_indptr;
+    work.kv_lens = a->kv_lens;
+    work.pages = a->pages;
+    work.digits = w->digits;
+    work.kept = w->host.n.places ? w->kept : NULL;
+    work.n_row_lists = counts[COUNT_ROW_LISTS];
+    work.n_tiles = counts[COUNT_TILES];
+    work.n_items = counts[COUNT_ITEMS];
+    work.most_row_lists = w->digits ? w->room.row_lists : work.n_row_lists;
+    work.most_tiles = w->digits ? w->room.tiles : work.n_tiles;
+    return work;
+}

@@ -1,0 +1,143 @@
+/*
+ * norm.h - rows and heads that a warp, or several, hold in registers: their norm, their rotation,
+ * and what becomes of them as BFP16. For rmsnorm.cu, rope.cu and gpu/fast/step/step.cu.
+ */
+#ifndef SAMEBITS_GPU_FAST_VECTOR_NORM_H
+#define SAMEBITS_GPU_FAST_VECTOR_NORM_H
+
+#include "gpu/gpu.h"
+
+static __device__ __forceinline__ uint32_t largest_of(float4 v) {
+    return max(max(num_magnitude(v.x), num_magnitude(v.y)),
+               max(num_magnitude(v.z), num_magnitude(v.w)));
+}
+
+/* num_mantissa of a row that can be snapped, in one operation: of the product, only what is far
+ * below 1 would be rounded. The lower half of the bits is the mantissa; as it is an integer if what
+ * was added is taken off again. */
+static __device__ __forceinline__ uint32_t mantissa_bits(float x, float scale) {
+    return num_bits(fmaf(x, scale, 12582912.0f));
+}
+static __device__ __forceinline__ int near_mantissa(float x, float scale) {
+    return (int)(mantissa_bits(x, scale) - num_bits(12582912.0f));
+}
+
+static __device__ __forceinline__ long long squares_of(float4 v, float scale) {
+    int a = near_mantissa(v.x, scale), b = near_mantissa(v.y, scale);
+    int c = near_mantissa(v.z, scale), d = near_mantissa(v.w, scale);
+    return (long long)((unsigned)a * (unsigned)a + (unsigned)b * (unsigned)b) +
+           (long long)((unsigned)c * (unsigned)c + (unsigned)d * (unsigned)d);
+}
+
+/*
+ * num_rms_factor, without its division and its square root wherever an estimate will do: rsqrt is
+ * off by less than 2^-51 of itself, the two roundings of 1 / sqrt by less than that, so that both
+ * become the same float unless a tie of floats lies between, within 64 units of a double. (A
+ * division by a power of two is a product.)
+ */
+static __device__ __forceinline__ float rms_factor(long long sum, int e, int n, double eps) {
+#ifdef __CUDA_ARCH__
+    double mean = (double)sum * num_pow2(2 * (e - 15));
+    double x = ((n & (n - 1)) == 0 ? mean * num_pow2(__clz(n) - 31) : mean / n) + eps;
+    double near = rsqrt(x);
+    int from_tie = (__double2loint(near) & 0x1fffffff) - 0x10000000;
+    if (near > 0x1p-100 && near < 0x1p100 && abs(from_tie) > 64)
+        return (float)near;
+#endif
+    return num_rms_factor(sum, e, n, eps);
+}
+
+/* What the row is multiplied by; thread `lane` of its WARPS warps holds v, zeros behind the end. */
+template <int WARPS, int VECTORS>
+static __device__ __forceinline__ float factor_of_row(const float4 (&v)[VECTORS], int lane,
+                                                      int n_cols, double eps, int site, int token,
+                                                      unsigned long long *fault) {
+    SHARED(uint32_t, part_max, [WARPS]);
+    SHARED(long long, part_sum, [WARPS]);
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++)
+        largest = max(largest, largest_of(v[i]));
+    int e = num_row_exponent(row_max<WARPS>(largest, part_max));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && lane == 0)
+        gpu_fault(fault, site, token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = num_pow2f(15 - e);
+    long long sum = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++)
+        sum += squares_of(v[i], scale);
+    sum = bad ? 0 : sum;
+    return rms_factor(row_sum<WARPS>(sum, part_sum), e, n_cols, eps);
+}
+
+static __device__ __forceinline__ float4 normed(float4 v, float r, float4 g) {
+    return make_float4(v.x * r * g.x, v.y * r * g.y, v.z * r * g.z, v.w * r * g.w);
+}
+
+/* Four neighbours of a row whose exponent e gave scale = 2^(15-e), snapped. */
+static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
+    uint32_t a = mantissa_bits(v.x, scale), b = mantissa_bits(v.y, scale);
+    uint32_t c = mantissa_bits(v.z, scale), d = mantissa_bits(v.w, scale);
+    return make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
+}
+
+/* ---- heads: the pairs (d, d + half), of which lane `lane` has d = lane, lane + 32, ... ----------
+ */
+
+/* Zeros behind the end. */
+template <int PAIRS>
+static __device__ __forceinline__ void load_pairs(float (&a)[PAIRS], float (&b)[PAIRS],
+                                                  const float *x, int half, int lane) {
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        int d = lane + 32 * i;
+        a[i] = d < half ? x[d] : 0;
+        b[i] = d < half ? x[half + d] : 0;
+    }
+}
+
+template <int PAIRS>
+static __device__ __forceinline__ uint32_t largest_of_pairs(const float (&a)[PAIRS],
+                                                            const float (&b)[PAIRS]) {
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < PAIRS; i++)
+        largest = max(largest, max(num_magnitude(a[i]), num_magnitude(b[i])));
+    return warp_max(largest);
+}
+
+/* rmsnorm of the head, whose gains the lane has for its pairs. */
+template <int PAIRS>
+static __device__ __forceinline__ void
+norm_pairs(float (&a)[PAIRS], float (&b)[PAIRS], const float (&gain)[2][PAIRS], int half, int lane,
+           double eps, int site, int token, unsigned long long *fault) {
+    int e = num_row_exponent(largest_of_pairs(a, b));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && lane == 0)
+        gpu_fault(fault, site, token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = num_pow2f(15 - e);
+    long long sum = 0;
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        unsigned m = (unsigned)near_mantissa(a[i], scale), n = (unsigned)near_mantissa(b[i], scale);
+        sum += bad ? 0 : (long long)(m * m + n * n);
+    }
+    float r = rms_factor(warp_sum(sum), e, 2 * half, eps);
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        a[i] = a[i] * r * gain[0][i];
+        b[i] = b[i] * r * gain[1][i];
+    }
+}
+
+/* Rotates a pair by the angle with cosine c and sine s. */
+static __device__ __forceinline__ void rotate(float *a, float *b, float c, float s) {
+    float x = *a, y = *b;
+    *a = x * c - y * s;
+    *b = y * c + x * s;
+}
+
+#endif

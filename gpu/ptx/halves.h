@@ -1,0 +1,155 @@
+/*
+ * halves.h - numbers of 16 bits, two in a register: the few instructions for them that attention
+ * needs. PTX under nvcc, plain C in the emulation; the same bits.
+ */
+#ifndef SAMEBITS_GPU_PTX_HALVES_H
+#define SAMEBITS_GPU_PTX_HALVES_H
+
+#include "gpu/cuda_compat.h"
+#include "model/attention/kv_type.h"
+
+/* Two times x. */
+static __device__ __forceinline__ uint32_t halves_of(uint32_t x) {
+    return x << 16 | x;
+}
+
+#ifdef SAMEBITS_EMU
+
+/* The value of fp16 bits, and the nearest fp16 number, ties to even. */
+static inline float half_to_float(uint32_t bits) {
+    struct small_float f = small_float_of(KV_FP16);
+    uint32_t magnitude = kv_magnitude(KV_FP16, bits);
+    if (magnitude > f.largest)
+        return magnitude > f.largest + 1 ? NAN : bits >> 15 & 1 ? -INFINITY : INFINITY;
+    return kv_float(KV_FP16, bits);
+}
+
+static inline uint32_t half_of_float(float x) {
+    if (!(num_magnitude(x) < num_bits(65520.0f)))
+        return x == x ? num_bits(x) >> 31 << 15 | 0x7c00 : 0x7fff;
+    return small_float_nearest(small_float_of(KV_FP16), x);
+}
+
+/* a * b + c, rounded once: float64 holds what attention adds, and float32, rounded to odd, enough
+ * of it for the next rounding. */
+static inline uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c) {
+    double sum = (double)half_to_float(a & 0xffff) * (double)half_to_float(b & 0xffff) +
+                 (double)half_to_float(c & 0xffff);
+    float x = (float)sum;
+    if ((double)x != sum && x == x)
+        x = num_float((num_bits(x) - (fabs((double)x) > fabs(sum))) | 1);
+    return half_of_float(x);
+}
+
+static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
+    return half_fma(a >> 16, b >> 16, c >> 16) << 16 | half_fma(a, b, c);
+}
+
+static inline uint32_t halves_add(uint32_t a, uint32_t b) {
+    return halves_fma(a, halves_of(0x3c00), b);
+}
+
+static inline uint32_t halves_subtract(uint32_t a, uint32_t b) {
+    return halves_fma(b, halves_of(0xbc00), a);
+}
+
+/* x where its magnitude is at most that of the limit, else the limit with its sign. */
+static inline uint32_t halves_within(uint32_t x, uint32_t limit) {
+    uint32_t low = min(x & 0x7fff, limit & 0x7fff), high = min(x & 0x7fff0000, limit & 0x7fff0000);
+    return (x & 0x80008000u) | high | low;
+}
+
+/* Of each half, the larger magnitude; a NaN is the largest. */
+template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
+    uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
+    return high | low;
+}
+
+#else
+
+/* The value of fp16 bits. */
+static __device__ __forceinline__ float half_to_float(uint32_t bits) {
+    float x;
+    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(bits));
+    return x;
+}
+
+/* a * b + c in fp16, rounded once, of both. */
+static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+/* a + b, and a - b. The difference is made where the code says so: volatile, for the sake of
+ * multiply_elements (gpu/fast/decode/fp8.h). */
+static __device__ __forceinline__ uint32_t halves_add(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+static __device__ __forceinline__ uint32_t halves_subtract(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm volatile("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+/* x where its magnitude is at most that of the limit, which is not negative, else the limit with
+ * its sign (of a NaN: the limit). Compute capability 8.0 and later. */
+static __device__ __forceinline__ uint32_t halves_within(uint32_t x, uint32_t limit) {
+    uint32_t within = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 860
+    asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(within) : "r"(x), "r"(limit));
+#elif __CUDA_ARCH__ >= 800
+    asm("{.reg .b32 m; neg.f16x2 m, %2; max.f16x2 m, %1, m; min.f16x2 %0, m, %2;}"
+        : "=r"(within)
+        : "r"(x), "r"(limit));
+#endif
+    return within;
+}
+
+/* Of each half, fp16 or bf16, the larger magnitude; a NaN is the largest. Compute capability 8.0
+ * and later. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
+    uint32_t larger = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if (TYPE == KV_BF16)
+        asm("{.reg .b32 x, y; abs.bf16x2 x, %1; abs.bf16x2 y, %2; max.NaN.bf16x2 %0, x, y;}"
+            : "=r"(larger)
+            : "r"(a), "r"(b));
+    else
+        asm("{.reg .b32 x, y; abs.f16x2 x, %1; abs.f16x2 y, %2; max.NaN.f16x2 %0, x, y;}"
+            : "=r"(larger)
+            : "r"(a), "r"(b));
+#endif
+    return larger;
+}
+
+#endif
+
+/* Two e4m3 numbers, in the lower bytes of a register, as fp16, which holds them all: their fields
+ * where those of fp16 are make numbers that are 2^-8 as large, and of NaN 480; with one bit more of
+ * exponent it is a NaN. */
+static __device__ __forceinline__ uint32_t widen_e4m3(uint32_t bytes) {
+    uint32_t upper = __byte_perm(bytes, 0, 0x1404);
+    uint32_t halves = (upper & 0x80008000u) | (upper >> 1 & 0x3f803f80u);
+    uint32_t nan = ((halves & 0x7fff7fffu) + 0x00800080u) & 0x40004000u;
+    return halves_fma(halves | nan, halves_of(0x5c00), 0);
+}
+
+/* Four of them: [0] the lower two. */
+static __device__ __forceinline__ void halves_of_e4m3(uint32_t out[2], uint32_t bytes) {
+#if !defined(SAMEBITS_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+        "cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(out[0]), "=r"(out[1])
+        : "r"(bytes));
+#else
+    out[0] = widen_e4m3(bytes);
+    out[1] = widen_e4m3(bytes >> 16);
+#endif
+}
+
+#endif

@@ -1,0 +1,232 @@
+/*
+ * warpgroup.h - integer matrix products of four warps together, from shared memory: wgmma; and
+ * copies to shared memory of any size, started by one thread. PTX under nvcc (compute
+ * capability 9.0, compiled for sm_90a), plain C in the emulation; the same bits.
+ *
+ *     d[64][64] = a b, or d += a b with ADD: 8-bit integers a[64][32], from registers, and
+ *     b[32][64], from shared memory; 32-bit sums that wrap around
+ *
+ * Who holds what: warp w of the group has rows 16 w .. 16 w + 15 of a and d, lane = 4 g + t of it
+ *
+ *     d[4 i + j]: row g + j / 2 * 8, column 8 i + 2 t + j % 2
+ *     a[0..3]:    as in mma (gpu/ptx/tensor_core.h)
+ *
+ * In shared memory, a matrix lies in columns of 16 bytes along k; a column holds its rows (of b:
+ * its columns) one after the other, 16 bytes each. struct shared_matrix says where.
+ *
+ * Rules for the caller
+ * - All 128 threads of four warps whose first is a multiple of 4 call every function together.
+ * - Products run in the background: wgmma_begin, products, wgmma_end. Until wgmma_wait, which waits
+ *   for all that were begun, nobody may touch d, the registers of a, or the shared memory of b.
+ * - b comes to shared memory by bulk_copy. (wgmma does not see what threads wrote.)
+ *
+ * Bulk copies. A bulk_barrier stands for a series of rounds; in each, one thread starts a copy, and
+ * bulk_wait lets everybody wait for it.
+ *
+ *     thread 0:    bulk_barrier_start(&b); then __syncthreads()
+ *     thread 0:    bulk_copy(&b, ...);
+ *     all threads: bulk_end_group(); ... bulk_wait(&b, round % 2, behind)
+ *
+ * A copy of several parts is a bulk_expect of the bytes of all, then a bulk_part for each. Who
+ * reads nothing of what came need not wait: bulk_wait_if.
+ *
+ * behind: how many groups, of whatever barriers, were ended after the one that is waited for; only
+ * the emulation counts them, in which a thread waits for its own copies and then for the others.
+ * Addresses and sizes are multiples of 16 bytes. A copy of 0 bytes is a round, too.
+ *
+ * See the PTX manual's chapters on wgmma, cp.async.bulk and mbarrier.
+ */
+#ifndef SAMEBITS_GPU_PTX_WARPGROUP_H
+#define SAMEBITS_GPU_PTX_WARPGROUP_H
+
+#include "gpu/ptx/byte_barrier.h"
+
+#ifdef SAMEBITS_EMU
+
+struct shared_matrix {
+    const unsigned char *rows;
+    int column_bytes;
+};
+
+static inline struct shared_matrix shared_matrix_at(const void *first, int column_bytes) {
+    return {static_cast<const unsigned char *>(first), column_bytes};
+}
+
+/* The matrix that begins n columns of 16 bytes further on. */
+static inline struct shared_matrix shared_matrix_skip(struct shared_matrix m, int columns,
+                                                      int column_bytes) {
+    return {m.rows + columns * column_bytes, m.column_bytes};
+}
+
+static inline uint32_t emu_matrix_word(const struct shared_matrix *m, int row, int word) {
+    return *(const uint32_t *)(m->rows + word / 4 * m->column_bytes + row * 16 + word % 4 * 4);
+}
+
+struct bulk_barrier {
+    uint64_t unused;
+};
+
+static inline void bulk_barrier_start(struct bulk_barrier *) {
+}
+static inline void bulk_expect(struct bulk_barrier *, int) {
+}
+static inline void bulk_part(struct bulk_barrier *, void *to, const void *from, int bytes) {
+    for (int at = 0; at < bytes; at += 16)
+        emu_copy_start((char *)to + at, (const char *)from + at, 16);
+}
+static inline void bulk_end_group(void) {
+    emu_copy_commit();
+}
+static inline void bulk_wait_if(struct bulk_barrier *, unsigned, int behind, bool) {
+    emu_copy_wait((size_t)behind);
+    __syncthreads();
+}
+
+/* Any value, without an instruction. */
+#define ANY_FLOAT(x) ((x) = NAN)
+
+/* 0, by an instruction that stays where it is: the compiler would have it come before the question
+ * whether it is needed. */
+#define ZERO_HERE(x) ((x) = 0)
+
+static inline void wgmma_begin(void) {
+}
+static inline void wgmma_end(void) {
+}
+static inline void wgmma_wait(void) {
+}
+static inline void wgmma_settle(int32_t (&)[32]) {
+}
+
+static inline void emu_wgmma(int32_t (&d)[32], const uint32_t a[4], bool a_signed,
+                             struct shared_matrix b, bool b_signed, bool add, const char *file,
+                             int line) {
+    int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t columns[2] = {emu_matrix_word(&b, 8 * i + g, t),
+                                     emu_matrix_word(&b, 8 * i + g, 4 + t)};
+        for (int j = 0; j < 4; j++)
+            d[4 * i + j] = add ? d[4 * i + j] : 0;
+        emu_mma(d + 4 * i, a, a_signed, columns, b_signed, file, line);
+    }
+}
+
+#define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
+    template <bool ADD>                                                                            \
+    inline void name(int32_t(&d)[32], const uint32_t a[4], struct shared_matrix b,                 \
+                     const char *file = __builtin_FILE(), int line = __builtin_LINE()) {           \
+        emu_wgmma(d, a, a_signed, b, b_signed, ADD, file, line);                                   \
+    }
+
+#else
+
+/* A descriptor without swizzling: address, bytes from column to column, and from 8 rows to the next
+ * 8, each in units of 16 bytes. */
+typedef uint64_t shared_matrix;
+
+static __device__ __forceinline__ shared_matrix shared_matrix_at(const void *first,
+                                                                 int column_bytes) {
+    return (uint64_t)(shared_address(first) >> 4) | (uint64_t)(column_bytes >> 4) << 16 |
+           (uint64_t)(128 >> 4) << 32;
+}
+
+static __device__ __forceinline__ shared_matrix shared_matrix_skip(shared_matrix m, int columns,
+                                                                   int column_bytes) {
+    return m + (uint64_t)(columns * column_bytes >> 4);
+}
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SAMEBITS_PTX(...) asm volatile(__VA_ARGS__)
+#else
+#define SAMEBITS_PTX(...) __trap()
+#endif
+
+struct bulk_barrier {
+    uint64_t state;
+};
+
+static __device__ __forceinline__ void bulk_barrier_start(struct bulk_barrier *b) {
+    byte_barrier_start(&b->state);
+}
+static __device__ __forceinline__ void bulk_expect(struct bulk_barrier *b, int bytes) {
+    byte_barrier_expect(&b->state, bytes);
+}
+static __device__ __forceinline__ void bulk_part(struct bulk_barrier *b, void *to, const void *from,
+                                                 int bytes) {
+    if (bytes)
+        SAMEBITS_PTX(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(shared_address(to)),
+            "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
+            : "memory");
+}
+static __device__ __forceinline__ void bulk_end_group(void) {
+}
+static __device__ __forceinline__ void bulk_wait_if(struct bulk_barrier *b, unsigned parity, int,
+                                                    bool waits) {
+    if (waits)
+        byte_barrier_wait(&b->state, parity);
+}
+#define ANY_FLOAT(x) asm("" : "=f"(x))
+#define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
+
+static __device__ __forceinline__ void wgmma_begin(void) {
+    SAMEBITS_PTX("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void wgmma_end(void) {
+    SAMEBITS_PTX("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void wgmma_wait(void) {
+    SAMEBITS_PTX("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+/* After wgmma_wait: the compiler must not read d before it. */
+static __device__ __forceinline__ void wgmma_settle(int32_t (&d)[32]) {
+    UNROLL
+    for (int i = 0; i < 32; i++)
+        asm volatile("" : "+r"(d[i])::"memory");
+}
+
+/* All of d as operands: "+r", added to, or "=r", only written, so that no register need be kept for
+ * it before. */
+#define SAMEBITS_D8(how, i)                                                                        \
+    how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]),          \
+        how(d[i + 6]), how(d[i + 7])
+#define SAMEBITS_WGMMA_PTX(types, how, add)                                                        \
+    SAMEBITS_PTX(                                                                                  \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                                           \
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32." types                                        \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "  \
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                       \
+        "{%32, %33, %34, %35}, %36, p;\n}"                                                         \
+        : SAMEBITS_D8(how, 0), SAMEBITS_D8(how, 8), SAMEBITS_D8(how, 16), SAMEBITS_D8(how, 24)     \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
+    template <bool ADD>                                                                            \
+    static __device__ __forceinline__ void name(int32_t(&d)[32], const uint32_t a[4],              \
+                                                shared_matrix b) {                                 \
+        if (ADD)                                                                                   \
+            SAMEBITS_WGMMA_PTX(types, "+r", "1");                                                  \
+        else                                                                                       \
+            SAMEBITS_WGMMA_PTX(types, "=r", "0");                                                  \
+    }
+#endif
+
+SAMEBITS_WGMMA(wgmma_s8_s8, "s8.s8", true, true)
+SAMEBITS_WGMMA(wgmma_s8_u8, "s8.u8", true, false)
+SAMEBITS_WGMMA(wgmma_u8_s8, "u8.s8", false, true)
+SAMEBITS_WGMMA(wgmma_u8_u8, "u8.u8", false, false)
+#undef SAMEBITS_WGMMA
+#undef SAMEBITS_PTX
+
+static __device__ __forceinline__ void bulk_copy(struct bulk_barrier *b, void *to, const void *from,
+                                                 int bytes) {
+    bulk_expect(b, bytes);
+    bulk_part(b, to, from, bytes);
+}
+
+static __device__ __forceinline__ void bulk_wait(struct bulk_barrier *b, unsigned parity,
+                                                 int behind) {
+    bulk_wait_if(b, parity, behind, true);
+}
+
+#endif

@@ -1,0 +1,200 @@
+/*
+ * kv_type.h - how the elements of a KV cache are stored, and what they stand for.
+ *
+ *     bfp16   int16 mantissa and a row's exponent: q * 2^(e - 15)        (the engine's own)
+ *     bfp8    int8 mantissa and a row's exponent:  q * 2^(e - 7)
+ *     e4m3    8-bit floats with 4 bits of exponent, times a scale of the whole tensor
+ *     e5m2    the same with 5                       (Micikevicius et al., "FP8 Formats for Deep
+ *                                                   Learning", 2022)
+ *     fp16, bf16   16-bit floats; a row is snapped to bfp16 when it is read
+ *
+ * To attention every element is an integer, and a row has one exponent e, which stands for
+ * integer * 2^(e - 15): an 8-bit mantissa is the high half of one of 16 bits, and an fp8 number is
+ * a whole number of its smallest step, 2^-9 or 2^-16. So all sums of products stay exact: they are
+ * below 2^41 with e4m3 and below 2^56 with e5m2, which a 64-bit integer holds. (Then those of
+ * 16-bit mantissas, and they alone, are rounded down to multiples of 256: numerics.h.)
+ *
+ * A cache that kv_store did not write may hold NaN and infinity: a row with one of them, or with a
+ * number that cannot be snapped, is a fault of every query that sees it.
+ *
+ * The scale of the keys multiplies the scores, with the op's own scale, in double; the scale of the
+ * values multiplies the result, once, in float32.
+ */
+#ifndef SAMEBITS_MODEL_ATTENTION_KV_TYPE_H
+#define SAMEBITS_MODEL_ATTENTION_KV_TYPE_H
+
+#include "model/numerics.h"
+
+#include <stdbool.h>
+
+enum kv_type { KV_BFP16, KV_BFP8, KV_E4M3, KV_E5M2, KV_FP16, KV_BF16, N_KV_TYPES };
+
+NUM_FN int kv_type_bytes(enum kv_type t) {
+    return t == KV_BFP8 || t == KV_E4M3 || t == KV_E5M2 ? 1 : 2;
+}
+
+/* Whether rows have an exponent that is stored beside them. */
+NUM_FN bool kv_type_has_exponents(enum kv_type t) {
+    return t == KV_BFP16 || t == KV_BFP8;
+}
+
+/* Whether mantissas have 16 bits, which are two digits for tensor cores; sums of their products are
+ * then taken in units of 256 (num_floor_256). */
+NUM_FN bool kv_type_splits(enum kv_type t) {
+    return t != KV_E4M3 && t != KV_E5M2;
+}
+
+/* Whether a row must be snapped when it is read. */
+NUM_FN bool kv_type_is_snapped(enum kv_type t) {
+    return t == KV_FP16 || t == KV_BF16;
+}
+
+/* The bits of an element: 8 or 16. */
+NUM_FN uint32_t kv_load_bits(const void *data, enum kv_type t, int64_t i) {
+    return kv_type_bytes(t) == 1 ? ((const uint8_t *)data)[i] : ((const uint16_t *)data)[i];
+}
+
+NUM_FN void kv_store_bits(void *data, enum kv_type t, int64_t i, uint32_t bits) {
+    if (kv_type_bytes(t) == 1)
+        ((uint8_t *)data)[i] = (uint8_t)bits;
+    else
+        ((uint16_t *)data)[i] = (uint16_t)bits;
+}
+
+/* ---- small floats ---------------------------------------------------------------------------- */
+
+/* A sign, `exponent` bits, `mantissa` bits; the smallest step is 2^-step. */
+struct small_float {
+    int exponent, mantissa, step;
+    uint32_t largest; /* bits of the largest finite one */
+};
+
+NUM_FN struct small_float small_float_of(enum kv_type t) {
+    struct small_float f = {4, 3, 9, 0x7e};
+    if (t == KV_E5M2)
+        f = (struct small_float){5, 2, 16, 0x7b};
+    if (t == KV_FP16)
+        f = (struct small_float){5, 10, 24, 0x7bff};
+    return f;
+}
+
+/* How many smallest steps a small float is. */
+NUM_FN int64_t small_float_steps(struct small_float f, uint32_t bits) {
+    int64_t fraction = bits & ((1u << f.mantissa) - 1);
+    int exponent = (int)(bits >> f.mantissa & ((1u << f.exponent) - 1));
+    int64_t steps = exponent ? (fraction + (1 << f.mantissa)) << (exponent - 1) : fraction;
+    return bits >> (f.mantissa + f.exponent) & 1 ? -steps : steps;
+}
+
+/* x to the nearest small float, ties to even; what is too large becomes the largest. */
+NUM_FN uint32_t small_float_nearest(struct small_float f, float x) {
+    int smallest = f.mantissa - f.step; /* exponent of the smallest number with all its bits */
+    uint32_t sign = num_bits(x) >> 31 << (f.mantissa + f.exponent);
+    float a = num_float(num_magnitude(x));
+    int e = (int)(num_bits(a) >> 23) - 127;
+    e = e < smallest ? smallest : e;
+    if (e > 60)
+        return sign | f.largest;
+    uint32_t steps = (uint32_t)num_rint(a * num_pow2f(f.mantissa - e));
+    uint32_t bits = steps + ((uint32_t)(e - smallest) << f.mantissa);
+    return sign | (bits < f.largest ? bits : f.largest);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* The value of a 16-bit float, which is finite. */
+NUM_FN float kv_float(enum kv_type t, uint32_t bits) {
+    if (t == KV_BF16)
+        return num_float(bits << 16);
+    return (float)small_float_steps(small_float_of(KV_FP16), bits) * 0x1p-24f;
+}
+
+/* An element as the integer that attention multiplies. scale: of a row that is snapped,
+ * num_pow2f(15 - e). */
+NUM_FN int64_t kv_integer(enum kv_type t, uint32_t bits, float scale) {
+    switch (t) {
+    case KV_BFP16:
+        return (int16_t)bits;
+    case KV_BFP8:
+        return (int8_t)bits * 256;
+    case KV_E4M3:
+    case KV_E5M2:
+        return small_float_steps(small_float_of(t), bits);
+    default:
+        return num_mantissa(kv_float(t, bits), scale);
+    }
+}
+
+/* The exponent e of a row that has none of its own and is not snapped. */
+NUM_FN int kv_fixed_exponent(enum kv_type t) {
+    return 15 - (t == KV_E4M3 ? 9 : 16);
+}
+
+/* The bits of an element without its sign. Of every float they order like the magnitude, with
+ * infinity and NaN above everything. */
+NUM_FN uint32_t kv_magnitude(enum kv_type t, uint32_t bits) {
+    return bits & (kv_type_bytes(t) == 1 ? 0x7fu : 0x7fffu);
+}
+
+/* The exponent e of a row of floats whose largest kv_magnitude is `largest`; more than
+ * BFP_MAX_EXPONENT: it cannot be read, because of a NaN, an infinity or a number that is too large
+ * to be snapped. */
+NUM_FN int kv_read_exponent(enum kv_type t, uint32_t largest) {
+    if (t == KV_BF16)
+        return num_row_exponent(largest << 16);
+    if (largest > small_float_of(t).largest)
+        return BFP_MAX_EXPONENT + 1;
+    return t == KV_FP16 ? num_row_exponent(num_bits(kv_float(t, largest))) : kv_fixed_exponent(t);
+}
+
+/* 2^e, or a NaN for a row that cannot be read: it makes one of a value's weight, or of a key's
+ * score, and that is a fault of every query row that sees it. */
+NUM_FN double kv_unit(int e) {
+    return e > BFP_MAX_EXPONENT ? (double)NAN : num_pow2(e);
+}
+
+/* What num_score wants of a key, with a NaN for the same. */
+NUM_FN float kv_score_unit(int e) {
+    return e > BFP_MAX_EXPONENT ? NAN : (float)num_pow2(e - 38);
+}
+
+/* The exponent of a bfp8 row whose largest num_magnitude is `largest`: the smallest e >= -100 with
+ * rint(max * 2^(7-e)) <= 127. */
+NUM_FN int kv_bfp8_exponent(uint32_t largest) {
+    int e = (int)(largest >> 23) - 126;
+    if (e > BFP_MAX_EXPONENT)
+        return BFP_MAX_EXPONENT + 1;
+    e = e < BFP_MIN_EXPONENT ? BFP_MIN_EXPONENT : e;
+    return num_rint(num_float(largest) * num_pow2f(7 - e)) > 127 ? e + 1 : e;
+}
+
+/* How a row is stored: its exponent, 0 for types without one; more than BFP_MAX_EXPONENT: it cannot
+ * be, because of a NaN, an infinity or, of bfp and 16-bit floats, a number that is too large (for
+ * the snapping when it is read, too). */
+NUM_FN int kv_stored_exponent(enum kv_type t, uint32_t largest) {
+    if (t == KV_BFP16)
+        return num_row_exponent(largest);
+    if (t == KV_BFP8)
+        return kv_bfp8_exponent(largest);
+    bool bad = largest >= 0x7f800000u || (t == KV_FP16 && largest >= num_bits(65520.0f)) ||
+               (t == KV_BF16 && largest >= num_bits(0x1p126f));
+    return bad ? BFP_MAX_EXPONENT + 1 : 0;
+}
+
+/* The bits of x in a row with this stored exponent; scale: of the tensor. */
+NUM_FN uint32_t kv_bits(enum kv_type t, float x, int e, float scale) {
+    switch (t) {
+    case KV_BFP16:
+        return (uint16_t)num_mantissa(x, num_pow2f(15 - e));
+    case KV_BFP8:
+        return (uint8_t)num_rint(x * num_pow2f(7 - e));
+    case KV_BF16:
+        return (num_bits(x) + 0x7fffu + (num_bits(x) >> 16 & 1)) >> 16;
+    case KV_FP16:
+        return small_float_nearest(small_float_of(t), x);
+    default:
+        return small_float_nearest(small_float_of(t), x / scale);
+    }
+}
+
+#endif

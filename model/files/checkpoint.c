@@ -1,0 +1,226 @@
+#include "model/files/checkpoint.h"
+
+#include "model/config.h"
+#include "model/files/json.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define SINGLE_FILE "model.safetensors"
+#define INDEX_FILE "model.safetensors.index.json"
+
+struct shard {
+    const char *name; /* as the index has it */
+    struct safetensors *file;
+};
+
+struct checkpoint {
+    char *dir;
+    json_t *index;                 /* owns the shards' names; NULL for a single file */
+    struct shard *shards;          /* [n_shards] */
+    const struct tensor **tensors; /* [count], by name */
+    size_t n_shards, count, bytes;
+};
+
+/* Also true for a link that leads nowhere, so that opening it tells the user. */
+static bool exists(const char *dir, const char *file) {
+    char path[PATH_MAX];
+    struct stat info;
+    return !model_folder_path(path, sizeof path, dir, file, NULL) && !lstat(path, &info);
+}
+
+static int open_shard(struct checkpoint *c, const char *name, struct error *err) {
+    char path[PATH_MAX];
+    if (model_folder_path(path, sizeof path, c->dir, name, err))
+        return -1;
+    if (c->index && !exists(c->dir, name))
+        return error_set(err, "%s: no such file, but %s names it. Is the download complete?", path,
+                         INDEX_FILE);
+    struct shard *grown = realloc(c->shards, (c->n_shards + 1) * sizeof *grown);
+    if (!grown)
+        return error_set(err, "%s: out of memory", path);
+    c->shards = grown;
+    struct shard *shard = &c->shards[c->n_shards];
+    shard->name = name;
+    if (safetensors_open(&shard->file, path, err))
+        return -1;
+    c->n_shards++;
+    return 0;
+}
+
+/* A name that cannot lead out of the folder. */
+static bool is_plain_name(const json_t *value) {
+    const char *name = json_string_value(value);
+    return name && *name && strlen(name) == json_string_length(value) && strcmp(name, ".") &&
+           !strchr(name, '/') && !strstr(name, "..");
+}
+
+/* The shard of that name, opened when it is named for the first time. */
+static struct shard *find_shard(struct checkpoint *c, const char *name, struct error *err) {
+    for (size_t i = c->n_shards; i-- > 0;) /* neighbours in the index are mostly in one shard */
+        if (!strcmp(c->shards[i].name, name))
+            return &c->shards[i];
+    return open_shard(c, name, err) ? NULL : &c->shards[c->n_shards - 1];
+}
+
+static int open_index(struct checkpoint *c, struct error *err) {
+    char path[PATH_MAX];
+    if (model_folder_path(path, sizeof path, c->dir, INDEX_FILE, err))
+        return -1;
+    c->index = json_read_file(path, err);
+    if (!c->index)
+        return -1;
+    json_t *map = json_object_get(c->index, "weight_map"), *value;
+    if (!json_is_object(map))
+        return error_set(err, "%s: \"weight_map\" must be an object", path);
+    const char *name;
+    json_object_foreach(map, name, value) {
+        if (!is_plain_name(value))
+            return error_set(err, "%s: tensor \"%s\" must be in a file of this folder, not \"%s\"",
+                             path, name, json_is_string(value) ? json_string_value(value) : "?");
+        const struct shard *shard = find_shard(c, json_string_value(value), err);
+        if (!shard)
+            return -1;
+        if (!safetensors_find(shard->file, name))
+            return error_set(err, "%s: tensor \"%s\" is not in %s", path, name, shard->name);
+    }
+    return 0;
+}
+
+static int by_name(const void *a, const void *b) {
+    const struct tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* One sorted list of the tensors of all shards. */
+static int list_tensors(struct checkpoint *c, struct error *err) {
+    size_t n = 0;
+    for (size_t i = 0; i < c->n_shards; i++)
+        n += safetensors_count(c->shards[i].file);
+    c->tensors = calloc(n + 1, sizeof *c->tensors);
+    if (!c->tensors)
+        return error_set(err, "%s: out of memory", c->dir);
+    for (size_t i = 0; i < c->n_shards; i++) {
+        for (size_t j = 0; j < safetensors_count(c->shards[i].file); j++) {
+            const struct tensor *t = safetensors_at(c->shards[i].file, j);
+            c->tensors[c->count++] = t;
+            c->bytes += t->n_bytes;
+        }
+    }
+    qsort(c->tensors, n, sizeof *c->tensors, by_name);
+    for (size_t i = 1; i < n; i++) {
+        const struct tensor *a = c->tensors[i - 1], *b = c->tensors[i];
+        if (!strcmp(a->name, b->name))
+            return error_set(err, "%s: tensor \"%s\" is also in %s", a->file, a->name, b->file);
+    }
+    return 0;
+}
+
+static int open_files(struct checkpoint *c, struct error *err) {
+    if (exists(c->dir, SINGLE_FILE))
+        return open_shard(c, SINGLE_FILE, err);
+    if (exists(c->dir, INDEX_FILE))
+        return open_index(c, err);
+    if (exists(c->dir, "pytorch_model.bin") || exists(c->dir, "pytorch_model.bin.index.json"))
+        return error_set(err,
+                         "%s: has pytorch_model.bin but no %s. Only the safetensors format is "
+                         "read; save_pretrained of the transformers library writes it",
+                         c->dir, SINGLE_FILE);
+    return error_set(err, "%s: neither %s nor %s is there", c->dir, SINGLE_FILE, INDEX_FILE);
+}
+
+int checkpoint_open(struct checkpoint **out, const char *dir, struct error *err) {
+    *out = NULL;
+    if (model_folder_check(dir, err))
+        return -1;
+    struct checkpoint *c = calloc(1, sizeof *c);
+    if (!c || !(c->dir = strdup(dir))) {
+        error_set(err, "%s: out of memory", dir);
+        goto fail;
+    }
+    if (open_files(c, err) || list_tensors(c, err))
+        goto fail;
+    *out = c;
+    return 0;
+fail:
+    checkpoint_close(c);
+    return -1;
+}
+
+void checkpoint_close(struct checkpoint *c) {
+    if (!c)
+        return;
+    for (size_t i = 0; i < c->n_shards; i++)
+        safetensors_close(c->shards[i].file);
+    json_decref(c->index);
+    free(c->tensors);
+    free(c->shards);
+    free(c->dir);
+    free(c);
+}
+
+size_t checkpoint_count(const struct checkpoint *c) {
+    return c->count;
+}
+
+const struct tensor *checkpoint_at(const struct checkpoint *c, size_t i) {
+    return i < c->count ? c->tensors[i] : NULL;
+}
+
+size_t checkpoint_bytes(const struct checkpoint *c) {
+    return c->bytes;
+}
+
+const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name) {
+    const struct tensor key = {.name = name}, *wanted = &key;
+    const struct tensor **found = bsearch(&wanted, c->tensors, c->count, sizeof *found, by_name);
+    return found ? *found : NULL;
+}
+
+enum { SHAPE_TEXT = 22 * TENSOR_MAX_DIMS };
+
+/* "[128,256]" */
+static void write_shape(char out[SHAPE_TEXT], int n_dims, const int64_t *shape) {
+    size_t n = 0;
+    out[n++] = '[';
+    for (int i = 0; i < n_dims && i < TENSOR_MAX_DIMS; i++)
+        n += (size_t)snprintf(out + n, SHAPE_TEXT - n, "%s%" PRId64, i ? "," : "", shape[i]);
+    snprintf(out + n, SHAPE_TEXT - n, "]");
+}
+
+static bool has_shape(const struct tensor *t, int n_dims, const int64_t *shape) {
+    for (int i = 0; i < t->n_dims && i < n_dims; i++)
+        if (t->shape[i] != shape[i])
+            return false;
+    return t->n_dims == n_dims;
+}
+
+const struct tensor *checkpoint_need(const struct checkpoint *c, const char *name, int n_dims,
+                                     const int64_t *shape, struct error *err) {
+    const struct tensor *t = checkpoint_find(c, name);
+    if (!t) {
+        error_set(err, "%s: tensor \"%s\" is missing. Is this checkpoint for another config?",
+                  c->dir, name);
+        return NULL;
+    }
+    if (t->dtype == DTYPE_OTHER) {
+        error_set(err, "%s: tensor \"%s\" is %s; BF16, F16 and F32 are supported", t->file, name,
+                  t->dtype_name);
+        return NULL;
+    }
+    if (!has_shape(t, n_dims, shape)) {
+        char found[SHAPE_TEXT], expected[SHAPE_TEXT];
+        write_shape(found, t->n_dims, t->shape);
+        write_shape(expected, n_dims, shape);
+        error_set(err,
+                  "%s: tensor \"%s\" is %s, config.json says %s. Is this checkpoint for another "
+                  "config?",
+                  t->file, name, found, expected);
+        return NULL;
+    }
+    return t;
+}

@@ -1,0 +1,130 @@
+#include "model/files/json.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A file that ends early, duplicate keys and invalid UTF-8 are all refused by the parser itself. */
+enum { PARSE_FLAGS = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY };
+
+json_t *json_read_file(const char *path, struct error *err) {
+    FILE *file = fopen(path, "rb");
+    if (!file) {
+        error_set(err, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    json_error_t why;
+    json_t *root = json_loadf(file, PARSE_FLAGS, &why);
+    if (!root)
+        error_set(err, "%s: line %d, column %d: %s. Is the file complete?", path, why.line,
+                  why.column, why.text);
+    fclose(file);
+    return root;
+}
+
+json_t *json_parse(const char *text, size_t n, const char *where, struct error *err) {
+    json_error_t why;
+    json_t *root = json_loadb(text, n, PARSE_FLAGS, &why);
+    if (!root)
+        error_set(err, "%s: line %d, column %d: %s", where, why.line, why.column, why.text);
+    return root;
+}
+
+static bool present(const json_t *object, const char *field, json_t **value) {
+    *value = json_object_get(object, field);
+    return *value && !json_is_null(*value);
+}
+
+int json_get_int(const json_t *object, const char *field, int min, int max, int *out,
+                 const char *where, struct error *err) {
+    json_t *value;
+    if (!present(object, field, &value))
+        return 0;
+    if (!json_is_integer(value))
+        return error_set(err, "%s: \"%s\" must be a whole number", where, field);
+    json_int_t number = json_integer_value(value);
+    if (number < min || number > max)
+        return error_set(err, "%s: \"%s\" is %lld, must be %d to %d", where, field,
+                         (long long)number, min, max);
+    *out = (int)number;
+    return 0;
+}
+
+int json_get_int_required(const json_t *object, const char *field, int min, int max, int *out,
+                          const char *where, struct error *err) {
+    json_t *value;
+    if (!present(object, field, &value))
+        return error_set(err, "%s: \"%s\" is missing", where, field);
+    return json_get_int(object, field, min, max, out, where, err);
+}
+
+int json_get_double(const json_t *object, const char *field, double *out, const char *where,
+                    struct error *err) {
+    json_t *value;
+    if (!present(object, field, &value))
+        return 0;
+    if (!json_is_number(value))
+        return error_set(err, "%s: \"%s\" must be a number", where, field);
+    *out = json_number_value(value);
+    return 0;
+}
+
+int json_get_bool(const json_t *object, const char *field, bool *out, const char *where,
+                  struct error *err) {
+    json_t *value;
+    if (!present(object, field, &value))
+        return 0;
+    if (!json_is_boolean(value))
+        return error_set(err, "%s: \"%s\" must be true or false", where, field);
+    *out = json_is_true(value);
+    return 0;
+}
+
+int json_get_string(const json_t *object, const char *field, const char **out, const char *where,
+                    struct error *err) {
+    json_t *value;
+    if (!present(object, field, &value))
+        return 0;
+    if (!json_is_string(value))
+        return error_set(err, "%s: \"%s\" must be a string", where, field);
+    *out = json_string_value(value);
+    return 0;
+}
+
+int json_get_text(const json_t *object, const char *field, const char **out, const char *where,
+                  struct error *err) {
+    *out = NULL;
+    if (json_get_string(object, field, out, where, err))
+        return -1;
+    if (*out && strlen(*out) != json_string_length(json_object_get(object, field)))
+        return error_set(err, "%s: \"%s\" has a NUL character", where, field);
+    return 0;
+}
+
+int json_for_each_line(const char *path,
+                       int (*each)(void *context, const json_t *value, const char *where,
+                                   struct error *err),
+                       void *context, struct error *err) {
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return error_set(err, "%s: %s", path, strerror(errno));
+    char *line = NULL, where[512];
+    size_t capacity = 0;
+    ssize_t n;
+    int result = 0;
+    for (int number = 1; !result && (n = getline(&line, &capacity, file)) >= 0; number++) {
+        if (strspn(line, " \t\r\n") == (size_t)n)
+            continue;
+        snprintf(where, sizeof where, "%s: line %d", path, number);
+        json_error_t why;
+        json_t *value = json_loadb(line, (size_t)n, PARSE_FLAGS, &why);
+        result = value ? each(context, value, where, err)
+                       : error_set(err, "%s, column %d: %s", where, why.column, why.text);
+        json_decref(value);
+    }
+    if (!result && ferror(file))
+        result = error_set(err, "%s: %s", path, strerror(errno));
+    free(line);
+    fclose(file);
+    return result;
+}
