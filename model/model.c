@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { NAME_MAX_LENGTH = 128, ROWS_AT_ONCE = 64 };
 
@@ -14,6 +15,7 @@ struct loading {
     struct model *model;
     struct checkpoint *checkpoint;
     const struct progress *progress;
+    bool only_checks;   /* the tensors' names, types and shapes; then they are read */
     size_t done, total; /* bytes */
     struct error *err;
 };
@@ -63,18 +65,9 @@ done:
     return result;
 }
 
-static int load_matrix(struct loading *load, struct matrix *w, int n, int k, const char *name) {
-    const struct tensor *t =
-        checkpoint_need(load->checkpoint, name, 2, (int64_t[]){n, k}, load->err);
-    return t ? read_matrix(load, w, t) : -1;
-}
-
-static int load_vector(struct loading *load, float **out, int n, const char *name) {
+static int read_vector(struct loading *load, float **out, const struct tensor *t) {
     struct device *dev = load->model->dev;
-    const struct tensor *t = checkpoint_need(load->checkpoint, name, 1, (int64_t[]){n}, load->err);
-    if (!t)
-        return -1;
-    int result = -1;
+    int n = (int)t->shape[0], result = -1;
     float *x = malloc(sizeof *x * (size_t)n);
     if (!x) {
         error_set(load->err, "%s: out of memory", t->file);
@@ -97,6 +90,31 @@ static int load_vector(struct loading *load, float **out, int n, const char *nam
 done:
     free(x);
     return result;
+}
+
+/* The tensor when it is to be read; NULL with *result 0 when only its kind is checked, with -1 when
+ * that is not what the config implies. */
+static const struct tensor *need(struct loading *load, const char *name, int n_dims, int n, int k,
+                                 int *result) {
+    const int64_t shape[] = {n, k};
+    const struct tensor *t = checkpoint_need(load->checkpoint, name, n_dims, shape, load->err);
+    *result = t ? 0 : -1;
+    if (!t || !load->only_checks)
+        return t;
+    load->total += t->n_bytes;
+    return NULL;
+}
+
+static int load_matrix(struct loading *load, struct matrix *w, int n, int k, const char *name) {
+    int result;
+    const struct tensor *t = need(load, name, 2, n, k, &result);
+    return t ? read_matrix(load, w, t) : result;
+}
+
+static int load_vector(struct loading *load, float **out, int n, const char *name) {
+    int result;
+    const struct tensor *t = need(load, name, 1, n, 0, &result);
+    return t ? read_vector(load, out, t) : result;
 }
 
 /* One linear layer: "<prefix>.weight" and, where the architecture has one, "<prefix>.bias". */
@@ -143,33 +161,79 @@ static int load_layer(struct loading *load, int i) {
     return load_norm(load, &w->k_norm, c->head_dim, i, "self_attn.k_norm");
 }
 
+#define EMBEDDING "model.embed_tokens.weight"
+#define OUTPUT "lm_head.weight"
+
 /* Tied checkpoints store the shared matrix under one of two names, some of them only as the
- * output; when both are there, the embedding's is the one that Hugging Face keeps. */
+ * output. */
 static int load_embeddings(struct loading *load) {
-    const char *embedding = "model.embed_tokens.weight", *output = "lm_head.weight";
     struct model *m = load->model;
     int n = m->config.vocab_size, k = m->config.hidden;
-    if (m->config.tied && !checkpoint_find(load->checkpoint, embedding) &&
-        checkpoint_find(load->checkpoint, output))
-        return load_matrix(load, &m->embedding, n, k, output);
-    if (load_matrix(load, &m->embedding, n, k, embedding))
+    if (m->config.tied && !checkpoint_find(load->checkpoint, EMBEDDING) &&
+        checkpoint_find(load->checkpoint, OUTPUT))
+        return load_matrix(load, &m->embedding, n, k, OUTPUT);
+    if (load_matrix(load, &m->embedding, n, k, EMBEDDING))
         return -1;
-    return m->config.tied ? 0 : load_matrix(load, &m->output, n, k, output);
+    return m->config.tied ? 0 : load_matrix(load, &m->output, n, k, OUTPUT);
 }
 
-static int load_all(struct loading *load) {
+static int load_tensors(struct loading *load) {
     struct model *m = load->model;
-    m->layers = calloc((size_t)m->config.n_layers, sizeof *m->layers);
-    if (!m->layers)
-        return error_set(load->err, "out of memory");
     if (load_embeddings(load) ||
         load_vector(load, &m->final_norm, m->config.hidden, "model.norm.weight"))
         return -1;
     for (int i = 0; i < m->config.n_layers; i++)
         if (load_layer(load, i))
             return -1;
+    return 0;
+}
+
+/* What a checkpoint may hold although nobody reads it: the rotary frequencies, which old ones have
+ * and the config says, too; and a copy of the embedding when it is also the output matrix. */
+static bool is_harmless(const struct checkpoint *c, const struct tensor *t) {
+    static const char frequencies[] = ".rotary_emb.inv_freq";
+    size_t n = strlen(t->name), n_end = sizeof frequencies - 1;
+    if (n > n_end && !strcmp(t->name + n - n_end, frequencies))
+        return true;
+    const struct tensor *e = checkpoint_find(c, EMBEDDING);
+    if (strcmp(t->name, OUTPUT) || !e || e->dtype != t->dtype || e->n_bytes != t->n_bytes)
+        return false;
+    bool same = !memcmp(e->data, t->data, t->n_bytes);
+    tensor_drop_pages(t);
+    tensor_drop_pages(e);
+    return same;
+}
+
+/* Weights that the model does not use mean that the config is of another model. */
+static int refuse_unread(const struct loading *load) {
+    for (size_t i = 0; i < checkpoint_count(load->checkpoint); i++) {
+        const struct tensor *t = checkpoint_at(load->checkpoint, i);
+        if (checkpoint_was_needed(load->checkpoint, i) || is_harmless(load->checkpoint, t))
+            continue;
+        if (!strcmp(t->name, OUTPUT))
+            return error_set(load->err,
+                             "%s: tensor \"%s\" differs from \"%s\", but config.json says "
+                             "\"tie_word_embeddings\"",
+                             t->file, t->name, EMBEDDING);
+        return error_set(load->err,
+                         "%s: tensor \"%s\" belongs to no part of the model that config.json "
+                         "describes. Is this checkpoint for another config?",
+                         t->file, t->name);
+    }
+    return 0;
+}
+
+static int load_all(struct loading *load) {
+    struct model *m = load->model;
     struct fault fault;
-    return m->dev->ops->sync(m->dev, &fault, load->err);
+    m->layers = calloc((size_t)m->config.n_layers, sizeof *m->layers);
+    if (!m->layers)
+        return error_set(load->err, "out of memory");
+    load->only_checks = true;
+    if (load_tensors(load) || refuse_unread(load))
+        return -1;
+    load->only_checks = false;
+    return load_tensors(load) ? -1 : m->dev->ops->sync(m->dev, &fault, load->err);
 }
 
 int model_load(struct model *out, struct device *dev, const char *dir,
@@ -178,7 +242,6 @@ int model_load(struct model *out, struct device *dev, const char *dir,
     struct loading load = {.model = out, .progress = progress, .err = err};
     if (model_config_load(&out->config, dir, err) || checkpoint_open(&load.checkpoint, dir, err))
         return -1;
-    load.total = checkpoint_bytes(load.checkpoint);
     int result = load_all(&load);
     checkpoint_close(load.checkpoint);
     if (result)

@@ -23,7 +23,8 @@ struct checkpoint {
     json_t *index;                 /* owns the shards' names; NULL for a single file */
     struct shard *shards;          /* [n_shards] */
     const struct tensor **tensors; /* [count], by name */
-    size_t n_shards, count, bytes;
+    bool *needed;                  /* [count] */
+    size_t n_shards, count;
 };
 
 /* Also true for a link that leads nowhere, so that opening it tells the user. */
@@ -102,14 +103,12 @@ static int list_tensors(struct checkpoint *c, struct error *err) {
     for (size_t i = 0; i < c->n_shards; i++)
         n += safetensors_count(c->shards[i].file);
     c->tensors = calloc(n + 1, sizeof *c->tensors);
-    if (!c->tensors)
+    c->needed = calloc(n + 1, sizeof *c->needed);
+    if (!c->tensors || !c->needed)
         return error_set(err, "%s: out of memory", c->dir);
     for (size_t i = 0; i < c->n_shards; i++) {
-        for (size_t j = 0; j < safetensors_count(c->shards[i].file); j++) {
-            const struct tensor *t = safetensors_at(c->shards[i].file, j);
-            c->tensors[c->count++] = t;
-            c->bytes += t->n_bytes;
-        }
+        for (size_t j = 0; j < safetensors_count(c->shards[i].file); j++)
+            c->tensors[c->count++] = safetensors_at(c->shards[i].file, j);
     }
     qsort(c->tensors, n, sizeof *c->tensors, by_name);
     for (size_t i = 1; i < n; i++) {
@@ -158,6 +157,7 @@ void checkpoint_close(struct checkpoint *c) {
         safetensors_close(c->shards[i].file);
     json_decref(c->index);
     free(c->tensors);
+    free(c->needed);
     free(c->shards);
     free(c->dir);
     free(c);
@@ -171,13 +171,14 @@ const struct tensor *checkpoint_at(const struct checkpoint *c, size_t i) {
     return i < c->count ? c->tensors[i] : NULL;
 }
 
-size_t checkpoint_bytes(const struct checkpoint *c) {
-    return c->bytes;
+/* Where in c->tensors it is, or NULL. */
+static const struct tensor **find(const struct checkpoint *c, const char *name) {
+    const struct tensor key = {.name = name}, *wanted = &key;
+    return bsearch(&wanted, c->tensors, c->count, sizeof *c->tensors, by_name);
 }
 
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name) {
-    const struct tensor key = {.name = name}, *wanted = &key;
-    const struct tensor **found = bsearch(&wanted, c->tensors, c->count, sizeof *found, by_name);
+    const struct tensor **found = find(c, name);
     return found ? *found : NULL;
 }
 
@@ -199,28 +200,34 @@ static bool has_shape(const struct tensor *t, int n_dims, const int64_t *shape) 
     return t->n_dims == n_dims;
 }
 
-const struct tensor *checkpoint_need(const struct checkpoint *c, const char *name, int n_dims,
+const struct tensor *checkpoint_need(struct checkpoint *c, const char *name, int n_dims,
                                      const int64_t *shape, struct error *err) {
-    const struct tensor *t = checkpoint_find(c, name);
-    if (!t) {
+    const struct tensor **found = find(c, name), *t;
+    if (!found) {
         error_set(err, "%s: tensor \"%s\" is missing. Is this checkpoint for another config?",
                   c->dir, name);
         return NULL;
     }
+    t = *found;
     if (t->dtype == DTYPE_OTHER) {
         error_set(err, "%s: tensor \"%s\" is %s; BF16, F16 and F32 are supported", t->file, name,
                   t->dtype_name);
         return NULL;
     }
     if (!has_shape(t, n_dims, shape)) {
-        char found[SHAPE_TEXT], expected[SHAPE_TEXT];
-        write_shape(found, t->n_dims, t->shape);
+        char is[SHAPE_TEXT], expected[SHAPE_TEXT];
+        write_shape(is, t->n_dims, t->shape);
         write_shape(expected, n_dims, shape);
         error_set(err,
                   "%s: tensor \"%s\" is %s, config.json says %s. Is this checkpoint for another "
                   "config?",
-                  t->file, name, found, expected);
+                  t->file, name, is, expected);
         return NULL;
     }
+    c->needed[found - c->tensors] = true;
     return t;
+}
+
+bool checkpoint_was_needed(const struct checkpoint *c, size_t i) {
+    return c->needed[i];
 }
