@@ -1,7 +1,7 @@
 /* model/files/checkpoint.h, and what config.h does with a folder: one file or shards, an index that lies,
  * tensors of another config. */
 #include "model/files/checkpoint.h"
-#include "model/config.h"
+#include "model/files/folder.h"
 #include "tests/checkpoint_writer.h"
 
 #include <setjmp.h>
@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -264,6 +266,17 @@ static void test_loads_a_folder(void **state) {
     load_says(dir, "generation_config.json: line 1");
     write_text(dir, "generation_config.json", "{\"eos_token_id\":999}");
     load_says(dir, "generation_config.json: \"eos_token_id\" is 999");
+    char path[64];
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(symlink("generation_config.json", path), 0);
+    load_says(dir, "generation_config.json: Too many levels of symbolic links");
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(remove(path), 0);
+    load_says(dir, "config.json: No such file or directory");
+    assert_int_equal(mkdir(path, 0700), 0);
+    load_says(dir, "config.json: Is a directory");
+    assert_int_equal(rmdir(path), 0);
     temporary_folder_remove(dir);
 }
 

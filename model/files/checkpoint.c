@@ -1,6 +1,6 @@
 #include "model/files/checkpoint.h"
 
-#include "model/config.h"
+#include "model/files/folder.h"
 #include "model/files/json.h"
 
 #include <inttypes.h>
@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE "model.safetensors.index.json"
@@ -27,18 +26,11 @@ struct checkpoint {
     size_t n_shards, count;
 };
 
-/* Also true for a link that leads nowhere, so that opening it tells the user. */
-static bool exists(const char *dir, const char *file) {
-    char path[PATH_MAX];
-    struct stat info;
-    return !model_folder_path(path, sizeof path, dir, file, NULL) && !lstat(path, &info);
-}
-
 static int open_shard(struct checkpoint *c, const char *name, struct error *err) {
     char path[PATH_MAX];
     if (model_folder_path(path, sizeof path, c->dir, name, err))
         return -1;
-    if (c->index && !exists(c->dir, name))
+    if (c->index && !model_folder_has(c->dir, name))
         return error_set(err, "%s: no such file, but %s names it. Is the download complete?", path,
                          INDEX_FILE);
     struct shard *grown = realloc(c->shards, (c->n_shards + 1) * sizeof *grown);
@@ -120,11 +112,11 @@ static int list_tensors(struct checkpoint *c, struct error *err) {
 }
 
 static int open_files(struct checkpoint *c, struct error *err) {
-    if (exists(c->dir, SINGLE_FILE))
+    if (model_folder_has(c->dir, SINGLE_FILE))
         return open_shard(c, SINGLE_FILE, err);
-    if (exists(c->dir, INDEX_FILE))
+    if (model_folder_has(c->dir, INDEX_FILE))
         return open_index(c, err);
-    if (exists(c->dir, "pytorch_model.bin") || exists(c->dir, "pytorch_model.bin.index.json"))
+    if (model_folder_has(c->dir, "pytorch_model.bin") || model_folder_has(c->dir, "pytorch_model.bin.index.json"))
         return error_set(err,
                          "%s: has pytorch_model.bin but no %s. Only the safetensors format is "
                          "read; save_pretrained of the transformers library writes it",

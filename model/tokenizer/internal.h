@@ -69,6 +69,7 @@ bool tok_is_numeric(uint32_t c); /* general category N */
 struct pattern {
     pcre2_code *code;
     struct bytes literal;
+    struct bytes name; /* "FILE: pattern "..."", with a NUL, for messages about code */
 };
 
 /* What one thread needs to match with. */
