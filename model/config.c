@@ -314,68 +314,48 @@ static int read_stop_ids(struct model_config *c, const struct source *s) {
     return 0;
 }
 
-static int read_config(struct model_config *c, const json_t *root, const char *where,
-                       struct error *err) {
-    struct source s = {root, where, err};
+static int read_config(struct model_config *c, const struct source *s) {
     memset(c, 0, sizeof *c);
-    if (!json_is_object(root))
-        return error_set(err, "%s: not a JSON object", where);
-    const struct family *family = find_family(&s);
+    const struct family *family = find_family(s);
     if (!family)
         return -1;
     c->arch = family->arch;
-    if (read_sizes(c, family, &s) || read_switches(c, family, &s) ||
-        refuse_unsupported(c, family, &s) || read_rope(c, &s))
+    if (read_sizes(c, family, s) || read_switches(c, family, s) ||
+        refuse_unsupported(c, family, s) || read_rope(c, s))
         return -1;
-    return read_stop_ids(c, &s);
+    return read_stop_ids(c, s);
 }
 
-static int read_generation(struct model_config *c, const json_t *root, const char *where,
-                           struct error *err) {
-    struct source s = {root, where, err};
-    if (!json_is_object(root))
-        return error_set(err, "%s: not a JSON object", where);
-    return read_stop_ids(c, &s);
+/* Reads c from root, which may be NULL (err is set then) and is given back. */
+static int read_object(struct model_config *c, json_t *root, const char *where, struct error *err,
+                       int (*read)(struct model_config *, const struct source *)) {
+    if (!root)
+        return -1;
+    int rc = json_is_object(root) ? read(c, &(struct source){root, where, err})
+                                  : error_set(err, "%s: not a JSON object", where);
+    json_decref(root);
+    return rc;
 }
 
 int model_config_parse(struct model_config *out, const char *json, size_t n, const char *where,
                        struct error *err) {
-    json_t *root = json_parse(json, n, where, err);
-    if (!root)
-        return -1;
-    int rc = read_config(out, root, where, err);
-    json_decref(root);
-    return rc;
+    return read_object(out, json_parse(json, n, where, err), where, err, read_config);
 }
 
 int model_config_parse_generation(struct model_config *c, const char *json, size_t n,
                                   const char *where, struct error *err) {
-    json_t *root = json_parse(json, n, where, err);
-    if (!root)
-        return -1;
-    int rc = read_generation(c, root, where, err);
-    json_decref(root);
-    return rc;
+    return read_object(c, json_parse(json, n, where, err), where, err, read_stop_ids);
 }
 
 int model_config_load(struct model_config *out, const char *dir, struct error *err) {
     char path[PATH_MAX];
     if (model_folder_check(dir, err) ||
-        model_folder_path(path, sizeof path, dir, "config.json", err))
+        model_folder_path(path, sizeof path, dir, "config.json", err) ||
+        read_object(out, json_read_file(path, err), path, err, read_config))
         return -1;
-    json_t *root = json_read_file(path, err);
-    if (!root)
-        return -1;
-    int rc = read_config(out, root, path, err);
-    json_decref(root);
-    if (rc || !model_folder_has(dir, "generation_config.json"))
-        return rc;
+    if (!model_folder_has(dir, "generation_config.json"))
+        return 0;
     if (model_folder_path(path, sizeof path, dir, "generation_config.json", err))
         return -1;
-    root = json_read_file(path, err);
-    if (!root)
-        return -1;
-    rc = read_generation(out, root, path, err);
-    json_decref(root);
-    return rc;
+    return read_object(out, json_read_file(path, err), path, err, read_stop_ids);
 }

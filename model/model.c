@@ -124,8 +124,7 @@ done:
     return result;
 }
 
-static int read_vector(struct device *dev, float **out, const struct tensor *t,
-                       struct error *err) {
+static int read_vector(struct device *dev, float **out, const struct tensor *t, struct error *err) {
     int n = (int)t->shape[0], result = -1;
     float *x = malloc(sizeof *x * (size_t)n);
     if (!x) {

@@ -40,8 +40,8 @@ static void show_one_core(int argc, char **argv, char **environment) {
 }
 
 /* The loader calls what stands here before the libraries' constructors, and ours after them. */
-__attribute__((section(".preinit_array"), used)) static void (*const before_libraries)(
-    int, char **, char **) = show_one_core;
+__attribute__((section(".preinit_array"),
+               used)) static void (*const before_libraries)(int, char **, char **) = show_one_core;
 
 __attribute__((constructor)) static void show_all_cores(void) {
     if (CPU_COUNT(&cores))
@@ -66,17 +66,17 @@ int ref_blas_reserve(int n_threads, struct error *err) {
     if (n_threads <= n_mapped)
         return 0;
     size_t bytes = (size_t)(n_threads - n_mapped) * BUFFER_BYTES;
-    void *room = mmap(NULL, bytes, PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *room = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     void **buffers = calloc((size_t)n_threads, sizeof *buffers);
     if (room != MAP_FAILED)
         munmap(room, bytes);
     if (room == MAP_FAILED || !buffers) {
         free(buffers);
-        return error_set(err,
-                         "cpu: not enough memory for OpenBLAS's buffers, %d MB of address space for "
-                         "each of %d threads; try fewer (--threads) or a higher limit (ulimit -v)",
-                         (int)(BUFFER_BYTES >> 20), n_threads);
+        return error_set(
+            err,
+            "cpu: not enough memory for OpenBLAS's buffers, %d MB of address space for "
+            "each of %d threads; try fewer (--threads) or a higher limit (ulimit -v)",
+            (int)(BUFFER_BYTES >> 20), n_threads);
     }
     openblas_set_num_threads(1);
     for (int i = 0; i < n_threads; i++)

@@ -97,8 +97,8 @@ static void test_short_address_space_ends(void **state) {
                              megabytes * 1024, build, threads);
             if (c.status != 0 && c.status != 2)
                 fail_msg("%d MB, %d threads: status %d, %s", megabytes, threads, c.status, c.err);
-            if (c.status == 2 && (strncmp(c.err, "demo: ", 6) ||
-                                  strchr(c.err, '\n') != c.err + strlen(c.err) - 1))
+            if (c.status == 2 &&
+                (strncmp(c.err, "demo: ", 6) || strchr(c.err, '\n') != c.err + strlen(c.err) - 1))
                 fail_msg("%d MB, %d threads: %s", megabytes, threads, c.err);
             if (megabytes >= 560)
                 assert_int_equal(c.status, 0);

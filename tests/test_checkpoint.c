@@ -1,5 +1,5 @@
-/* model/files/checkpoint.h, and what config.h does with a folder: one file or shards, an index that lies,
- * tensors of another config. */
+/* model/files/checkpoint.h, and what config.h does with a folder: one file or shards, an index that
+ * lies, tensors of another config. */
 #include "model/files/checkpoint.h"
 #include "model/files/folder.h"
 #include "tests/checkpoint_writer.h"
@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <unistd.h>
 
 #include <cmocka.h>

@@ -1,7 +1,7 @@
 /*
- * model/tokenizer/tokenizer.h: what a tokenizer.json may not say. Every refusal names the file and the entry. A
- * case replaces one field of a file that is fine. And what a checkpoint's directory says about
- * chat.
+ * model/tokenizer/tokenizer.h: what a tokenizer.json may not say. Every refusal names the file and
+ * the entry. A case replaces one field of a file that is fine. And what a checkpoint's directory
+ * says about chat.
  */
 #include "model/files/json.h"
 #include "model/tokenizer/tokenizer.h"
@@ -76,8 +76,7 @@ static const struct refused added_cases[] = {
     {"added_tokens", "[{\"id\":3}]", "added_tokens[0]: \"content\" is missing or empty"},
     {"added_tokens", "[{\"id\":3,\"content\":\"\"}]",
      "added_tokens[0]: \"content\" is missing or empty"},
-    {"added_tokens", "[{\"id\":3,\"content\":\"x\\u0000\"}]",
-     "\"content\" has a NUL character"},
+    {"added_tokens", "[{\"id\":3,\"content\":\"x\\u0000\"}]", "\"content\" has a NUL character"},
     {"added_tokens", "[{\"id\":3,\"content\":\"x\",\"lstrip\":0}]",
      "\"lstrip\" must be true or false"},
     {"added_tokens", "[{\"id\":4,\"content\":\"x\"}]",

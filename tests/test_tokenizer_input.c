@@ -1,6 +1,6 @@
 /*
- * model/tokenizer/tokenizer.h: texts that nobody types. Bytes that are no UTF-8, NULs, 100 kB of one letter, texts
- * beyond the limits.
+ * model/tokenizer/tokenizer.h: texts that nobody types. Bytes that are no UTF-8, NULs, 100 kB of
+ * one letter, texts beyond the limits.
  */
 #include "tests/random.h"
 #include "tests/tokenizer_calls.h"
@@ -172,9 +172,9 @@ static void test_marks_newer_than_unicode_9(void **state) {
         "{\"normalizer\":{\"type\":\"NFC\"},\"model\":{\"vocab\":{\"\\u314F\":0,\"\\u20ED\":1,"
         "\"\\u1DF8\":2,\"\\u1DEB\":3,\"\\u0628\":4,\"\\u064E\":5,\"\\u1DF7\":6,\"\\u033D\":7},"
         "\"merges\":[]}}");
-    static const char *const texts[] = {
-        "\u314F\u20ED\u1DF8\u1DEB", "\u314F\u1DEB\u1DF8\u20ED", "\u314F\u1DF8\u1DEB\u20ED",
-        "\u0628\u064E\u1DF7\u033D", "\u0628\u033D\u1DF7\u064E", "\u0628\u1DF7\u064E\u033D"};
+    static const char *const texts[] = {"\u314F\u20ED\u1DF8\u1DEB", "\u314F\u1DEB\u1DF8\u20ED",
+                                        "\u314F\u1DF8\u1DEB\u20ED", "\u0628\u064E\u1DF7\u033D",
+                                        "\u0628\u033D\u1DF7\u064E", "\u0628\u1DF7\u064E\u033D"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         size_t n;
         int32_t *ids = encode(t, texts[i], strlen(texts[i]), false, &n);
@@ -204,7 +204,10 @@ static void test_letters_of_new_versions(void **state) {
     static const struct {
         int version;
         const char *letter;
-    } letters[] = {{1, "\u00E9"}, {13, "\U00030000"}, {14, "\U0001E290"}, {15, "\U00031350"},
+    } letters[] = {{1, "\u00E9"},
+                   {13, "\U00030000"},
+                   {14, "\U0001E290"},
+                   {15, "\U00031350"},
                    {16, "\U000105C0"}};
     char version[32];
     pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
@@ -223,9 +226,12 @@ static void test_letters_of_new_versions(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_invalid_utf8), cmocka_unit_test(test_nothing_and_nul),
-        cmocka_unit_test(test_long_words),   cmocka_unit_test(test_many_merges),
-        cmocka_unit_test(test_limits),       cmocka_unit_test(test_marks_newer_than_unicode_9),
+        cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_nothing_and_nul),
+        cmocka_unit_test(test_long_words),
+        cmocka_unit_test(test_many_merges),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_marks_newer_than_unicode_9),
         cmocka_unit_test(test_letters_of_new_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -116,7 +116,8 @@ static int open_files(struct checkpoint *c, struct error *err) {
         return open_shard(c, SINGLE_FILE, err);
     if (model_folder_has(c->dir, INDEX_FILE))
         return open_index(c, err);
-    if (model_folder_has(c->dir, "pytorch_model.bin") || model_folder_has(c->dir, "pytorch_model.bin.index.json"))
+    if (model_folder_has(c->dir, "pytorch_model.bin") ||
+        model_folder_has(c->dir, "pytorch_model.bin.index.json"))
         return error_set(err,
                          "%s: has pytorch_model.bin but no %s. Only the safetensors format is "
                          "read; save_pretrained of the transformers library writes it",

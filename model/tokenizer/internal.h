@@ -1,5 +1,5 @@
 /*
- * internal.h - what the tokenizer_*.c files share. Nobody else includes it.
+ * internal.h - what the files of model/tokenizer share. Nobody else includes it.
  *
  *   model/tokenizer/text.c         buffers, UTF-8, character classes
  *   model/tokenizer/regex.c        patterns and their matches
@@ -27,7 +27,8 @@
 
 #include <pcre2.h>
 
-/* ---- model/tokenizer/text.c ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/text.c
+ * ---------------------------------------------------------------------- */
 
 struct bytes {
     char *data;
@@ -63,7 +64,8 @@ bool tok_is_space(uint32_t c);   /* Unicode White_Space */
 bool tok_is_word(uint32_t c);    /* \w of the regex crate: letters, marks, digits, connectors */
 bool tok_is_numeric(uint32_t c); /* general category N */
 
-/* ---- model/tokenizer/regex.c --------------------------------------------------------------------- */
+/* ---- model/tokenizer/regex.c
+ * --------------------------------------------------------------------- */
 
 /* Either a compiled regular expression or a literal. */
 struct pattern {
@@ -168,7 +170,8 @@ int tok_load_steps(struct steps *out, const json_t *spec, enum step_use use, con
                    struct error *err);
 void tok_steps_free(struct steps *steps);
 
-/* ---- model/tokenizer/vocab.c ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/vocab.c
+ * ---------------------------------------------------------------------- */
 
 enum { TOKEN_ID_MAX = (1 << 22) - 1 }; /* far above any vocabulary; bounds the table */
 
@@ -216,7 +219,8 @@ void tok_vocab_add_merge(struct vocab *v, int32_t left, int32_t right, uint32_t 
 /* The merge of a pair, or NULL. */
 const struct merge *tok_vocab_merge(const struct vocab *v, int32_t left, int32_t right);
 
-/* ---- model/tokenizer/added.c ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/added.c
+ * ---------------------------------------------------------------------- */
 
 struct added {
     int32_t id;

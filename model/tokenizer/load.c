@@ -224,8 +224,8 @@ static int check_first_word(const struct tokenizer *t, const char *where, struct
     return 0;
 }
 
-/* Another version of the format, and what the library does to the length of a text. Padding to the longest text of a batch
- * leaves a single one as it is. */
+/* Another version of the format, and what the library does to the length of a text. Padding to the
+ * longest text of a batch leaves a single one as it is. */
 static int check_version_and_length(const json_t *root, const char *where, struct error *err) {
     const json_t *padding = json_object_get(root, "padding");
     const char *strategy = json_string_value(json_object_get(padding, "strategy"));
@@ -259,7 +259,8 @@ static int load_json(struct tokenizer **out, const json_t *root, const char *whe
         return tok_out_of_memory(err);
     const json_t *decoder = json_object_get(root, "decoder");
     t->has_decoder = decoder && !json_is_null(decoder);
-    if (check_version_and_length(root, where, err) != 0 || tok_load_model(t, root, where, err) != 0 ||
+    if (check_version_and_length(root, where, err) != 0 ||
+        tok_load_model(t, root, where, err) != 0 ||
         tok_load_steps(&t->normalizers, json_object_get(root, "normalizer"), USE_NORMALIZER, where,
                        err) != 0 ||
         tok_load_steps(&t->pre_tokenizers, json_object_get(root, "pre_tokenizer"),

@@ -15,7 +15,8 @@ void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first
     p->items[p->n++] = (struct piece){at, n, id, first};
 }
 
-/* A match joins what stands before it (read backwards: behind it), unless that is a match itself. */
+/* A match joins what stands before it (read backwards: behind it), unless that is a match itself.
+ */
 static void merge_matches(const struct spans *in, struct spans *out, bool backwards) {
     bool after_match = false;
     for (size_t i = 0; i < in->n; i++) {

@@ -41,7 +41,8 @@ struct tokenizer;
  */
 int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err);
 
-/* The same from the n bytes of a tokenizer.json; where names them in errors. No chat template. */
+/* tokenizer_load for the n bytes of a tokenizer.json; where names them in errors. No chat template.
+ */
 int tokenizer_load_text(struct tokenizer **out, const char *json, size_t n, const char *where,
                         struct error *err);
 
