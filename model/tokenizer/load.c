@@ -79,13 +79,14 @@ static int add_normalized(struct tokenizer *t, size_t index, const struct matche
     token->decoded_at = v->texts.n;
     token->decoded_n = (uint32_t)text->n;
     tok_bytes_add(&v->texts, text->data, text->n);
-    if (v->texts.failed || tok_trie_add(&t->normalized, text->data, text->n, (int32_t)index) != 0)
+    if (v->texts.failed ||
+        tok_finder_add(&t->normalized, token->decoded_at, text->n, (int32_t)index) != 0)
         return tok_out_of_memory(err);
     return 0;
 }
 
-static int add_to_trie(struct tokenizer *t, size_t index, const struct matcher *m,
-                       const char *where, struct error *err) {
+static int add_to_finder(struct tokenizer *t, size_t index, const struct matcher *m,
+                         const char *where, struct error *err) {
     struct token *token = &t->vocab.tokens[t->added[index].id];
     struct bytes text = {0};
     if (t->added[index].normalized) {
@@ -94,22 +95,24 @@ static int add_to_trie(struct tokenizer *t, size_t index, const struct matcher *
         return result;
     }
     token->skipped = token->special;
-    if (tok_trie_add(&t->raw, t->vocab.texts.data + token->at, token->n, (int32_t)index) != 0)
+    if (tok_finder_add(&t->raw, token->at, token->n, (int32_t)index) != 0)
         return tok_out_of_memory(err);
     return 0;
 }
 
 /* Special tokens first: where two are the same text once normalised, the first one is found. */
-static int build_tries(struct tokenizer *t, const char *where, struct error *err) {
+static int build_finders(struct tokenizer *t, const char *where, struct error *err) {
     struct matcher matcher = {0};
     int result = tok_matcher_init(&matcher, err);
     for (int special = 1; special >= 0; special--) {
         for (size_t i = 0; i < t->n_added && result == 0; i++) {
             if (t->vocab.tokens[t->added[i].id].special == (special == 1))
-                result = add_to_trie(t, i, &matcher, where, err);
+                result = add_to_finder(t, i, &matcher, where, err);
         }
     }
     tok_matcher_free(&matcher);
+    tok_finder_sort(&t->raw, t->vocab.texts.data);
+    tok_finder_sort(&t->normalized, t->vocab.texts.data);
     return result;
 }
 
@@ -126,7 +129,7 @@ static int load_added(struct tokenizer *t, const json_t *root, const char *where
             0)
             return -1;
     }
-    return build_tries(t, where, err);
+    return build_finders(t, where, err);
 }
 
 /* ---- chat template -------------------------------------------------------------------------- */
@@ -310,8 +313,8 @@ void tokenizer_free(struct tokenizer *t) {
     tok_steps_free(&t->pre_tokenizers);
     tok_steps_free(&t->decoders);
     free(t->added);
-    tok_trie_free(&t->raw);
-    tok_trie_free(&t->normalized);
+    free(t->raw.items);
+    free(t->normalized.items);
     free(t->prefix.items);
     free(t->suffix.items);
     free(t);
