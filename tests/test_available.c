@@ -92,7 +92,7 @@ static void test_short_address_space_ends(void **state) {
     for (int megabytes = 80; megabytes <= 560; megabytes += 40)
         for (int threads = 1; threads <= 3; threads++) {
             struct command c =
-                command_runf("ulimit -v %d; timeout 20 %s/demo8 --device cpu --threads %d "
+                command_runf("ulimit -v %d; timeout 60 %s/demo8 --device cpu --threads %d "
                              "--prompt Hi --max-new 2",
                              megabytes * 1024, build, threads);
             if (c.status != 0 && c.status != 2)
