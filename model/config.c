@@ -1,15 +1,13 @@
 #include "model/config.h"
 
+#include "model/files/folder.h"
 #include "model/files/json.h"
 
-#include <errno.h>
 #include <float.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static const char supported[] =
     "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are supported";
@@ -83,24 +81,29 @@ static int get_size(const struct source *s, const char *field, int max, int *out
     return json_get_int_required(s->object, field, 1, max, out, s->where, s->err);
 }
 
-/* architectures[0] decides, and model_type when that is absent. */
+/* architectures[0] decides, and model_type when that is absent; the two must not contradict. */
 static const struct family *find_family(const struct source *s) {
-    const char *name = NULL;
+    const char *name = NULL, *type = NULL;
     json_t *list = field_value(s, "architectures");
-    if (list && json_array_size(list) > 0) {
+    if (json_get_string(s->object, "model_type", &type, s->where, s->err))
+        return NULL;
+    if (list && json_array_size(list) > 0)
         name = json_string_value(json_array_get(list, 0));
-    } else if (!list || json_is_array(list)) {
-        if (json_get_string(s->object, "model_type", &name, s->where, s->err))
-            return NULL;
-        list = NULL;
-    }
+    else if (!list || json_is_array(list))
+        list = NULL, name = type;
     if (!name) {
         refuse(s, "neither \"architectures\" nor \"model_type\" names a model; %s", supported);
         return NULL;
     }
-    for (int i = 0; i < N_FAMILIES; i++)
-        if (!strcmp(name, list ? families[i].class_name : families[i].model_type))
+    for (int i = 0; i < N_FAMILIES; i++) {
+        if (strcmp(name, list ? families[i].class_name : families[i].model_type))
+            continue;
+        if (!type || !strcmp(type, families[i].model_type))
             return &families[i];
+        refuse(s, "architecture \"%s\" has model_type \"%s\", not \"%s\"", name,
+               families[i].model_type, type);
+        return NULL;
+    }
     refuse(s, "%s \"%s\" is not supported; %s", list ? "architecture" : "model_type", name,
            supported);
     return NULL;
@@ -179,6 +182,9 @@ static int refuse_windows(const struct model_config *c, const struct family *fam
     json_t *types = field_value(s, "layer_types");
     if (types && !json_is_array(types))
         return refuse(s, "\"layer_types\" must be a list");
+    if (types && json_array_size(types) != (size_t)c->n_layers)
+        return refuse(s, "\"layer_types\" has %zu entries, \"num_hidden_layers\" is %d",
+                      json_array_size(types), c->n_layers);
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
         if (!type || strcmp(type, "full_attention"))
@@ -308,90 +314,48 @@ static int read_stop_ids(struct model_config *c, const struct source *s) {
     return 0;
 }
 
-static int read_config(struct model_config *c, const json_t *root, const char *where,
-                       struct error *err) {
-    struct source s = {root, where, err};
+static int read_config(struct model_config *c, const struct source *s) {
     memset(c, 0, sizeof *c);
-    if (!json_is_object(root))
-        return error_set(err, "%s: not a JSON object", where);
-    const struct family *family = find_family(&s);
+    const struct family *family = find_family(s);
     if (!family)
         return -1;
     c->arch = family->arch;
-    if (read_sizes(c, family, &s) || read_switches(c, family, &s) ||
-        refuse_unsupported(c, family, &s) || read_rope(c, &s))
+    if (read_sizes(c, family, s) || read_switches(c, family, s) ||
+        refuse_unsupported(c, family, s) || read_rope(c, s))
         return -1;
-    return read_stop_ids(c, &s);
+    return read_stop_ids(c, s);
 }
 
-static int read_generation(struct model_config *c, const json_t *root, const char *where,
-                           struct error *err) {
-    struct source s = {root, where, err};
-    if (!json_is_object(root))
-        return error_set(err, "%s: not a JSON object", where);
-    return read_stop_ids(c, &s);
+/* Reads c from root, which may be NULL (err is set then) and is given back. */
+static int read_object(struct model_config *c, json_t *root, const char *where, struct error *err,
+                       int (*read)(struct model_config *, const struct source *)) {
+    if (!root)
+        return -1;
+    int rc = json_is_object(root) ? read(c, &(struct source){root, where, err})
+                                  : error_set(err, "%s: not a JSON object", where);
+    json_decref(root);
+    return rc;
 }
 
 int model_config_parse(struct model_config *out, const char *json, size_t n, const char *where,
                        struct error *err) {
-    json_t *root = json_parse(json, n, where, err);
-    if (!root)
-        return -1;
-    int rc = read_config(out, root, where, err);
-    json_decref(root);
-    return rc;
+    return read_object(out, json_parse(json, n, where, err), where, err, read_config);
 }
 
 int model_config_parse_generation(struct model_config *c, const char *json, size_t n,
                                   const char *where, struct error *err) {
-    json_t *root = json_parse(json, n, where, err);
-    if (!root)
-        return -1;
-    int rc = read_generation(c, root, where, err);
-    json_decref(root);
-    return rc;
+    return read_object(c, json_parse(json, n, where, err), where, err, read_stop_ids);
 }
 
 int model_config_load(struct model_config *out, const char *dir, struct error *err) {
     char path[PATH_MAX];
     if (model_folder_check(dir, err) ||
-        model_folder_path(path, sizeof path, dir, "config.json", err))
+        model_folder_path(path, sizeof path, dir, "config.json", err) ||
+        read_object(out, json_read_file(path, err), path, err, read_config))
         return -1;
-    json_t *root = json_read_file(path, err);
-    if (!root)
-        return -1;
-    int rc = read_config(out, root, path, err);
-    json_decref(root);
-    if (rc || model_folder_path(path, sizeof path, dir, "generation_config.json", err))
-        return -1;
-    if (access(path, F_OK) && errno == ENOENT)
+    if (!model_folder_has(dir, "generation_config.json"))
         return 0;
-    root = json_read_file(path, err);
-    if (!root)
+    if (model_folder_path(path, sizeof path, dir, "generation_config.json", err))
         return -1;
-    rc = read_generation(out, root, path, err);
-    json_decref(root);
-    return rc;
-}
-
-int model_folder_check(const char *dir, struct error *err) {
-    struct stat info;
-    if (!stat(dir, &info) && S_ISDIR(info.st_mode))
-        return 0;
-    return error_set(err,
-                     "%s: no such folder. --model needs a Hugging Face folder with config.json, "
-                     "model.safetensors and tokenizer.json",
-                     dir);
-}
-
-int model_folder_path(char *out, size_t size, const char *dir, const char *file,
-                      struct error *err) {
-    size_t n = strlen(dir);
-    while (n > 1 && dir[n - 1] == '/')
-        n--;
-    const char *slash = n == 1 && dir[0] == '/' ? "" : "/";
-    int length = snprintf(out, size, "%.*s%s%s", (int)n, dir, slash, file);
-    if (length < 0 || (size_t)length >= size)
-        return error_set(err, "%.100s...: the path is too long", dir);
-    return 0;
+    return read_object(out, json_read_file(path, err), path, err, read_stop_ids);
 }

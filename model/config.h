@@ -92,11 +92,4 @@ int model_config_parse_generation(struct model_config *c, const char *json, size
 /* "LlamaForCausalLM", …: the name Hugging Face gives the architecture. Static. */
 const char *arch_name(enum arch arch);
 
-/* Returns 0 if dir is a folder, else -1 with an err that says what --model needs. */
-int model_folder_check(const char *dir, struct error *err);
-
-/* Writes DIR/FILE into out[size], without doubling a slash at the end of dir. Returns 0, or -1
- * with err set when it does not fit. */
-int model_folder_path(char *out, size_t size, const char *dir, const char *file, struct error *err);
-
 #endif

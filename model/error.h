@@ -1,5 +1,5 @@
 /*
- * error.h - one error, told once.
+ * error.h - one error, reported once.
  *
  * Every function that can fail returns 0 or -1 (or a pointer or NULL) and, when it fails, has
  * filled the caller's `struct error` with one line that says where, what was found and, if it

@@ -6,46 +6,108 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { NAME_MAX_LENGTH = 128, ROWS_AT_ONCE = 64 };
+#define EMBEDDING "model.embed_tokens.weight"
+#define OUTPUT "lm_head.weight"
 
-/* What the functions below share while one checkpoint is read. */
-struct loading {
-    struct model *model;
-    struct checkpoint *checkpoint;
-    const struct progress *progress;
-    size_t done, total; /* bytes */
-    struct error *err;
+enum { NAME_BYTES = 80, ROWS_AT_ONCE = 64, LAYER_WEIGHTS = 18, OTHER_WEIGHTS = 3 };
+
+/* One tensor of the checkpoint, and where it goes: a matrix [n, k] or a vector [n]. */
+struct weight {
+    char name[NAME_BYTES];
+    struct matrix *matrix;
+    float **vector;
+    int n, k;
 };
 
-static void advance(struct loading *load, const struct tensor *t) {
-    tensor_drop_pages(t);
-    load->done += t->n_bytes;
-    load->model->n_parameters += (size_t)t->n_elements;
-    if (load->progress)
-        load->progress->update(load->progress->context, load->done, load->total);
+/* ---- which tensors a model has -------------------------------------------------------------- */
+
+static struct weight *add(struct model *m, struct matrix *matrix, float **vector, int n, int k) {
+    struct weight *w = &m->weights[m->n_weights++];
+    *w = (struct weight){.matrix = matrix, .vector = vector, .n = n, .k = k};
+    return w;
 }
 
-static int read_matrix(struct loading *load, struct matrix *w, const struct tensor *t) {
-    struct device *dev = load->model->dev;
+static void add_named(struct model *m, const char *name, struct matrix *matrix, float **vector,
+                      int n, int k) {
+    snprintf(add(m, matrix, vector, n, k)->name, NAME_BYTES, "%s", name);
+}
+
+static void add_norm(struct model *m, int layer, const char *part, float **gain, int n) {
+    snprintf(add(m, NULL, gain, n, 0)->name, NAME_BYTES, "model.layers.%d.%s.weight", layer, part);
+}
+
+static void add_linear(struct model *m, int layer, const char *part, struct matrix *matrix,
+                       float **bias, int n, int k) {
+    snprintf(add(m, matrix, NULL, n, k)->name, NAME_BYTES, "model.layers.%d.%s.weight", layer,
+             part);
+    if (bias)
+        snprintf(add(m, NULL, bias, n, 0)->name, NAME_BYTES, "model.layers.%d.%s.bias", layer,
+                 part);
+}
+
+static void list_layer(struct model *m, int i) {
+    const struct model_config *c = &m->config;
+    struct layer_weights *w = &m->layers[i];
+    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    bool qkv = c->qkv_bias, mlp = c->mlp_bias;
+    add_norm(m, i, "input_layernorm", &w->attention_norm, c->hidden);
+    add_linear(m, i, "self_attn.q_proj", &w->q, qkv ? &w->q_bias : NULL, q, c->hidden);
+    add_linear(m, i, "self_attn.k_proj", &w->k, qkv ? &w->k_bias : NULL, kv, c->hidden);
+    add_linear(m, i, "self_attn.v_proj", &w->v, qkv ? &w->v_bias : NULL, kv, c->hidden);
+    add_linear(m, i, "self_attn.o_proj", &w->o, c->o_bias ? &w->o_bias : NULL, c->hidden, q);
+    add_norm(m, i, "post_attention_layernorm", &w->ffn_norm, c->hidden);
+    add_linear(m, i, "mlp.gate_proj", &w->gate, mlp ? &w->gate_bias : NULL, c->ffn, c->hidden);
+    add_linear(m, i, "mlp.up_proj", &w->up, mlp ? &w->up_bias : NULL, c->ffn, c->hidden);
+    add_linear(m, i, "mlp.down_proj", &w->down, mlp ? &w->down_bias : NULL, c->hidden, c->ffn);
+    if (!c->qk_norm)
+        return;
+    add_norm(m, i, "self_attn.q_norm", &w->q_norm, c->head_dim);
+    add_norm(m, i, "self_attn.k_norm", &w->k_norm, c->head_dim);
+}
+
+/* Tied checkpoints store the shared matrix under one of two names, some of them only as the
+ * output. */
+static int list_weights(struct model *m, const struct checkpoint *from, struct error *err) {
+    const struct model_config *c = &m->config;
+    m->layers = calloc((size_t)c->n_layers, sizeof *m->layers);
+    m->weights = calloc((size_t)c->n_layers * LAYER_WEIGHTS + OTHER_WEIGHTS, sizeof *m->weights);
+    if (!m->layers || !m->weights)
+        return error_set(err, "out of memory");
+    bool only_output =
+        c->tied && !checkpoint_find(from, EMBEDDING) && checkpoint_find(from, OUTPUT);
+    add_named(m, only_output ? OUTPUT : EMBEDDING, &m->embedding, NULL, c->vocab_size, c->hidden);
+    if (!c->tied)
+        add_named(m, OUTPUT, &m->output, NULL, c->vocab_size, c->hidden);
+    add_named(m, "model.norm.weight", NULL, &m->final_norm, c->hidden, 0);
+    for (int i = 0; i < c->n_layers; i++)
+        list_layer(m, i);
+    return 0;
+}
+
+/* ---- reading them --------------------------------------------------------------------------- */
+
+static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
+                       struct error *err) {
     int n = (int)t->shape[0], k = (int)t->shape[1], result = -1;
     float *x = malloc(sizeof *x * ROWS_AT_ONCE * (size_t)k);
     int16_t *q = malloc(sizeof *q * ROWS_AT_ONCE * (size_t)k);
     int8_t exponents[ROWS_AT_ONCE];
     if (!x || !q) {
-        error_set(load->err, "%s: out of memory", t->file);
+        error_set(err, "%s: out of memory", t->file);
         goto done;
     }
-    if (dev->ops->matrix_create(dev, w, n, k, load->err))
+    if (dev->ops->matrix_create(dev, w, n, k, err))
         goto done;
     for (int first = 0; first < n; first += ROWS_AT_ONCE) {
         int rows = n - first < ROWS_AT_ONCE ? n - first : ROWS_AT_ONCE;
-        if (tensor_read_f32(x, t, (int64_t)first * k, (int64_t)rows * k, load->err))
+        if (tensor_read_f32(x, t, (int64_t)first * k, (int64_t)rows * k, err))
             goto done;
         for (int r = 0; r < rows; r++) {
             int e = num_snap_row(q + (size_t)r * (size_t)k, x + (size_t)r * (size_t)k, k);
             if (e > BFP_MAX_EXPONENT) {
-                error_set(load->err,
+                error_set(err,
                           "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
                           "1.7e38. Is the file damaged?",
                           t->file, t->name, first + r);
@@ -55,7 +117,6 @@ static int read_matrix(struct loading *load, struct matrix *w, const struct tens
         }
         dev->ops->matrix_put(dev, w, first, rows, q, exponents);
     }
-    advance(load, t);
     result = 0;
 done:
     free(q);
@@ -63,124 +124,106 @@ done:
     return result;
 }
 
-static int load_matrix(struct loading *load, struct matrix *w, int n, int k, const char *name) {
-    const struct tensor *t =
-        checkpoint_need(load->checkpoint, name, 2, (int64_t[]){n, k}, load->err);
-    return t ? read_matrix(load, w, t) : -1;
-}
-
-static int load_vector(struct loading *load, float **out, int n, const char *name) {
-    struct device *dev = load->model->dev;
-    const struct tensor *t = checkpoint_need(load->checkpoint, name, 1, (int64_t[]){n}, load->err);
-    if (!t)
-        return -1;
-    int result = -1;
+static int read_vector(struct device *dev, float **out, const struct tensor *t, struct error *err) {
+    int n = (int)t->shape[0], result = -1;
     float *x = malloc(sizeof *x * (size_t)n);
     if (!x) {
-        error_set(load->err, "%s: out of memory", t->file);
+        error_set(err, "%s: out of memory", t->file);
         goto done;
     }
-    if (tensor_read_f32(x, t, 0, n, load->err))
+    if (tensor_read_f32(x, t, 0, n, err))
         goto done;
     for (int i = 0; i < n; i++)
         if (num_magnitude(x[i]) >= 0x7f800000u) {
-            error_set(load->err, "%s: tensor \"%s\", element %d is a NaN or an infinity", t->file,
+            error_set(err, "%s: tensor \"%s\", element %d is a NaN or an infinity", t->file,
                       t->name, i);
             goto done;
         }
-    *out = dev->ops->alloc(dev, sizeof *x * (size_t)n, t->name, load->err);
+    *out = dev->ops->alloc(dev, sizeof *x * (size_t)n, t->name, err);
     if (!*out)
         goto done;
     dev->ops->upload(dev, *out, x, sizeof *x * (size_t)n);
-    advance(load, t);
     result = 0;
 done:
     free(x);
     return result;
 }
 
-/* One linear layer: "<prefix>.weight" and, where the architecture has one, "<prefix>.bias". */
-static int load_linear(struct loading *load, struct matrix *w, float **bias, int n, int k,
-                       int layer, const char *prefix) {
-    char name[NAME_MAX_LENGTH];
-    snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, prefix);
-    if (load_matrix(load, w, n, k, name))
-        return -1;
-    if (!bias)
-        return 0;
-    snprintf(name, sizeof name, "model.layers.%d.%s.bias", layer, prefix);
-    return load_vector(load, bias, n, name);
+/* What a checkpoint may hold although nobody reads it: the rotary frequencies, which old ones have
+ * and the config says, too; and a copy of the embedding when it is also the output matrix. */
+static bool is_harmless(const struct checkpoint *c, const struct tensor *t) {
+    static const char frequencies[] = ".rotary_emb.inv_freq";
+    size_t n = strlen(t->name), n_end = sizeof frequencies - 1;
+    if (n > n_end && !strcmp(t->name + n - n_end, frequencies))
+        return true;
+    const struct tensor *e = checkpoint_find(c, EMBEDDING);
+    if (strcmp(t->name, OUTPUT) || !e || e->dtype != t->dtype || e->n_bytes != t->n_bytes)
+        return false;
+    bool same = !memcmp(e->data, t->data, t->n_bytes);
+    tensor_drop_pages(t);
+    tensor_drop_pages(e);
+    return same;
 }
 
-static int load_norm(struct loading *load, float **gain, int n, int layer, const char *prefix) {
-    char name[NAME_MAX_LENGTH];
-    snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, prefix);
-    return load_vector(load, gain, n, name);
+/* Weights that the model does not use mean that the config is of another model. */
+static int refuse_unread(const struct checkpoint *c, struct error *err) {
+    for (size_t i = 0; i < checkpoint_count(c); i++) {
+        const struct tensor *t = checkpoint_at(c, i);
+        if (checkpoint_was_needed(c, i) || is_harmless(c, t))
+            continue;
+        if (!strcmp(t->name, OUTPUT))
+            return error_set(err,
+                             "%s: tensor \"%s\" differs from \"%s\", but config.json says "
+                             "\"tie_word_embeddings\"",
+                             t->file, t->name, EMBEDDING);
+        return error_set(err,
+                         "%s: tensor \"%s\" belongs to no part of the model that config.json "
+                         "describes. Is this checkpoint for another config?",
+                         t->file, t->name);
+    }
+    return 0;
 }
 
-static int load_layer(struct loading *load, int i) {
-    const struct model_config *c = &load->model->config;
-    struct layer_weights *w = &load->model->layers[i];
-    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    float **q_bias = c->qkv_bias ? &w->q_bias : NULL, **k_bias = c->qkv_bias ? &w->k_bias : NULL;
-    float **v_bias = c->qkv_bias ? &w->v_bias : NULL, **o_bias = c->o_bias ? &w->o_bias : NULL;
-    float **gate = c->mlp_bias ? &w->gate_bias : NULL, **up = c->mlp_bias ? &w->up_bias : NULL;
-    float **down = c->mlp_bias ? &w->down_bias : NULL;
-    if (load_norm(load, &w->attention_norm, c->hidden, i, "input_layernorm") ||
-        load_linear(load, &w->q, q_bias, q, c->hidden, i, "self_attn.q_proj") ||
-        load_linear(load, &w->k, k_bias, kv, c->hidden, i, "self_attn.k_proj") ||
-        load_linear(load, &w->v, v_bias, kv, c->hidden, i, "self_attn.v_proj") ||
-        load_linear(load, &w->o, o_bias, c->hidden, q, i, "self_attn.o_proj") ||
-        load_norm(load, &w->ffn_norm, c->hidden, i, "post_attention_layernorm") ||
-        load_linear(load, &w->gate, gate, c->ffn, c->hidden, i, "mlp.gate_proj") ||
-        load_linear(load, &w->up, up, c->ffn, c->hidden, i, "mlp.up_proj") ||
-        load_linear(load, &w->down, down, c->hidden, c->ffn, i, "mlp.down_proj"))
-        return -1;
-    if (!c->qk_norm)
-        return 0;
-    if (load_norm(load, &w->q_norm, c->head_dim, i, "self_attn.q_norm"))
-        return -1;
-    return load_norm(load, &w->k_norm, c->head_dim, i, "self_attn.k_norm");
-}
-
-/* Tied checkpoints store the shared matrix under one of two names, some of them only as the
- * output; when both are there, the embedding's is the one that Hugging Face keeps. */
-static int load_embeddings(struct loading *load) {
-    const char *embedding = "model.embed_tokens.weight", *output = "lm_head.weight";
-    struct model *m = load->model;
-    int n = m->config.vocab_size, k = m->config.hidden;
-    if (m->config.tied && !checkpoint_find(load->checkpoint, embedding) &&
-        checkpoint_find(load->checkpoint, output))
-        return load_matrix(load, &m->embedding, n, k, output);
-    if (load_matrix(load, &m->embedding, n, k, embedding))
-        return -1;
-    return m->config.tied ? 0 : load_matrix(load, &m->output, n, k, output);
-}
-
-static int load_all(struct loading *load) {
-    struct model *m = load->model;
-    m->layers = calloc((size_t)m->config.n_layers, sizeof *m->layers);
-    if (!m->layers)
-        return error_set(load->err, "out of memory");
-    if (load_embeddings(load) ||
-        load_vector(load, &m->final_norm, m->config.hidden, "model.norm.weight"))
-        return -1;
-    for (int i = 0; i < m->config.n_layers; i++)
-        if (load_layer(load, i))
-            return -1;
+/* All names and shapes are checked before the first tensor is read, which may take minutes. */
+static int load_weights(struct model *m, struct checkpoint *from, const struct progress *progress,
+                        struct error *err) {
+    struct device *dev = m->dev;
+    size_t done = 0, total = 0;
     struct fault fault;
-    return m->dev->ops->sync(m->dev, &fault, load->err);
+    if (list_weights(m, from, err))
+        return -1;
+    for (int i = 0; i < m->n_weights; i++) {
+        const struct weight *w = &m->weights[i];
+        const int64_t shape[] = {w->n, w->k};
+        const struct tensor *t = checkpoint_need(from, w->name, w->matrix ? 2 : 1, shape, err);
+        if (!t)
+            return -1;
+        total += t->n_bytes;
+    }
+    if (refuse_unread(from, err))
+        return -1;
+    for (int i = 0; i < m->n_weights; i++) {
+        const struct weight *w = &m->weights[i];
+        const struct tensor *t = checkpoint_find(from, w->name);
+        if (w->matrix ? read_matrix(dev, w->matrix, t, err) : read_vector(dev, w->vector, t, err))
+            return -1;
+        tensor_drop_pages(t);
+        m->n_parameters += (size_t)t->n_elements;
+        done += t->n_bytes;
+        if (progress)
+            progress->update(progress->context, done, total);
+    }
+    return dev->ops->sync(dev, &fault, err);
 }
 
 int model_load(struct model *out, struct device *dev, const char *dir,
                const struct progress *progress, struct error *err) {
+    struct checkpoint *checkpoint;
     *out = (struct model){.dev = dev};
-    struct loading load = {.model = out, .progress = progress, .err = err};
-    if (model_config_load(&out->config, dir, err) || checkpoint_open(&load.checkpoint, dir, err))
+    if (model_config_load(&out->config, dir, err) || checkpoint_open(&checkpoint, dir, err))
         return -1;
-    load.total = checkpoint_bytes(load.checkpoint);
-    int result = load_all(&load);
-    checkpoint_close(load.checkpoint);
+    int result = load_weights(out, checkpoint, progress, err);
+    checkpoint_close(checkpoint);
     if (result)
         model_free(out);
     return result;
@@ -190,39 +233,18 @@ static void free_vector(struct model *model, float *x, size_t n) {
     model->dev->ops->free(model->dev, x, sizeof *x * n);
 }
 
-static void free_layer(struct model *m, struct layer_weights *w) {
-    const struct model_config *c = &m->config;
-    struct matrix *matrices[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down};
-    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
-        m->dev->ops->matrix_free(m->dev, matrices[i]);
-    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    struct {
-        float *x;
-        int n;
-    } vectors[] = {{w->attention_norm, c->hidden},
-                   {w->ffn_norm, c->hidden},
-                   {w->q_norm, c->head_dim},
-                   {w->k_norm, c->head_dim},
-                   {w->q_bias, q},
-                   {w->k_bias, kv},
-                   {w->v_bias, kv},
-                   {w->o_bias, c->hidden},
-                   {w->gate_bias, c->ffn},
-                   {w->up_bias, c->ffn},
-                   {w->down_bias, c->hidden}};
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
-        free_vector(m, vectors[i].x, (size_t)vectors[i].n);
-}
-
 void model_free(struct model *m) {
     if (!m->dev)
         return;
-    for (int i = 0; m->layers && i < m->config.n_layers; i++)
-        free_layer(m, &m->layers[i]);
+    for (int i = 0; i < m->n_weights; i++) {
+        const struct weight *w = &m->weights[i];
+        if (w->matrix)
+            m->dev->ops->matrix_free(m->dev, w->matrix);
+        else
+            free_vector(m, *w->vector, (size_t)w->n);
+    }
+    free(m->weights);
     free(m->layers);
-    m->dev->ops->matrix_free(m->dev, &m->embedding);
-    m->dev->ops->matrix_free(m->dev, &m->output);
-    free_vector(m, m->final_norm, (size_t)m->config.hidden);
     size_t rope = (size_t)m->n_rope * (size_t)(m->config.head_dim / 2);
     free_vector(m, m->rope_cos, rope);
     free_vector(m, m->rope_sin, rope);

@@ -24,6 +24,9 @@ struct layer_weights {
     float *gate_bias, *up_bias, *down_bias;   /* [rows of the matrix] */
 };
 
+struct weight;
+
+/* May not be moved once it is loaded. */
 struct model {
     struct device *dev; /* not owned */
     struct model_config config;
@@ -33,6 +36,8 @@ struct model {
     float *final_norm;            /* [hidden] */
     float *rope_cos, *rope_sin;   /* [n_rope, head_dim / 2], grown by model_reserve_positions */
     int n_rope;
+    struct weight *weights; /* [n_weights]: all tensors that were loaded, for model_free */
+    int n_weights;
     size_t n_parameters; /* numbers in the checkpoint's tensors that the model uses */
 };
 

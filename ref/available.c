@@ -95,7 +95,7 @@ static size_t all_cgroups_left(const char *root) {
     return left;
 }
 
-static size_t address_space_left(const char *root) {
+size_t ref_address_space_left(const char *root) {
     struct rlimit limit;
     unsigned long long pages;
     if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY ||
@@ -107,7 +107,7 @@ static size_t address_space_left(const char *root) {
 
 size_t ref_host_available(const char *root) {
     unsigned long long kilobytes;
-    size_t left = least(all_cgroups_left(root), address_space_left(root));
+    size_t left = least(all_cgroups_left(root), ref_address_space_left(root));
     if (read_number(root, "/proc", "meminfo", "MemAvailable:", &kilobytes))
         left = least(left, kilobytes * 1024);
     return left;

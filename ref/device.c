@@ -1,21 +1,14 @@
 /* The reference device: ordinary memory, its threads, and the op table itself. */
 #include "ref/ref.h"
 
-#include <cblas.h>
 #include <stdlib.h>
 
 enum { ALIGNMENT = 64 };
 
-/* As many as OpenBLAS would take by itself (it knows the cores and the usual variables); from then
- * on it gets one, inside each of ours. */
-static int default_threads(void) {
-    static int n;
-    if (!n)
-        n = openblas_get_num_threads();
-    return n;
-}
-
 static struct device *open_device(const struct device_options *options, struct error *err) {
+    int n_threads = options->n_threads > 0 ? options->n_threads : ref_blas_default_threads();
+    if (ref_blas_reserve(n_threads, err))
+        return NULL;
     struct ref_device *ref = calloc(1, sizeof *ref);
     if (!ref) {
         error_set(err, "cpu: out of memory");
@@ -24,9 +17,6 @@ static struct device *open_device(const struct device_options *options, struct e
     ref->base.ops = &ref_ops;
     ref->fault.site = -1;
     pthread_mutex_init(&ref->fault_lock, NULL);
-    int library = default_threads();
-    int n_threads = options->n_threads > 0 ? options->n_threads : library;
-    openblas_set_num_threads(1);
     ref->threads = ref_threads_new(n_threads);
     if (!ref->threads) {
         error_set(err, "cpu: cannot start %d threads; try fewer (--threads)", n_threads);

@@ -50,6 +50,18 @@ int8_t ref_snap_or_fault(struct device *dev, int16_t *q, const float *x, int n, 
 /* What `available` says, from the files in root/proc and root/sys: "" for this machine. */
 size_t ref_host_available(const char *root);
 
+/* The part of it that RLIMIT_AS (ulimit -v) sets: bytes that the process may still map, SIZE_MAX
+ * without a limit. */
+size_t ref_address_space_left(const char *root);
+
+/* How many threads the device takes when nobody says: OPENBLAS_NUM_THREADS or OMP_NUM_THREADS, at
+ * most one a core, fewer where a limited address space has no room for their buffers (blas.c). */
+int ref_blas_default_threads(void);
+
+/* Maps the buffers that n_threads need to call OpenBLAS at the same time; without them a product
+ * would wait for memory for ever. Returns 0, or -1 with err set when they do not fit. */
+int ref_blas_reserve(int n_threads, struct error *err);
+
 /* The entries of ref_ops, described in model/ops.h. */
 size_t ref_available(struct device *);
 void ref_embed(struct device *, float *, const int32_t *, const struct matrix *, int);

@@ -18,6 +18,8 @@
 extern void emu_set_memory_limit(size_t bytes) __attribute__((weak));
 extern void emu_lose_device_at(int n, int error) __attribute__((weak));
 
+static const char *build;
+
 /* ---- the device -------------------------------------------------------------------------------
  */
 
@@ -78,6 +80,43 @@ static void test_limit_of_address_space(void **state) {
         assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
     } while (mapped() != before && ++tries < TRIES);
     assert_true(left > ROOM / 2 && left <= ROOM);
+}
+
+/* OpenBLAS tries for ever to map its buffers, also in threads that it starts when it is loaded: a
+ * program that has no room for them must say so and end. */
+static void test_short_address_space_ends(void **state) {
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* ASan itself needs terabytes of address space */
+#endif
+    for (int megabytes = 80; megabytes <= 560; megabytes += 40)
+        for (int threads = 1; threads <= 3; threads++) {
+            struct command c =
+                command_runf("ulimit -v %d; timeout 60 %s/demo8 --device cpu --threads %d "
+                             "--prompt Hi --max-new 2",
+                             megabytes * 1024, build, threads);
+            if (c.status != 0 && c.status != 2)
+                fail_msg("%d MB, %d threads: status %d, %s", megabytes, threads, c.status, c.err);
+            if (c.status == 2 &&
+                (strncmp(c.err, "demo: ", 6) || strchr(c.err, '\n') != c.err + strlen(c.err) - 1))
+                fail_msg("%d MB, %d threads: %s", megabytes, threads, c.err);
+            if (megabytes >= 560)
+                assert_int_equal(c.status, 0);
+            command_free(&c);
+        }
+}
+
+/* A limit without room for a buffer in each thread makes the device take fewer by itself. */
+static void test_threads_that_fit(void **state) {
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip();
+#endif
+    struct command c = command_runf("ulimit -v 400000; OPENBLAS_NUM_THREADS=64 timeout 60 %s/demo8 "
+                                    "--device cpu --prompts data/prompts/short.jsonl --max-new 2",
+                                    build);
+    assert_int_equal(c.status, 0);
+    command_free(&c);
 }
 
 /* ---- a made-up machine ------------------------------------------------------------------------
@@ -145,7 +184,9 @@ static void test_limits_of_control_groups(void **state) {
     expect(2048);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    (void)argc;
+    build = build_folder(argv[0]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_device_says_how_much, device_group_open,
                                         device_group_close),
@@ -153,6 +194,8 @@ int main(void) {
                                         device_group_close),
         cmocka_unit_test_setup_teardown(test_emulated_memory, device_group_open,
                                         device_group_close),
+        cmocka_unit_test(test_short_address_space_ends),
+        cmocka_unit_test(test_threads_that_fit),
         cmocka_unit_test_setup_teardown(test_limits_of_control_groups, make_root, remove_root),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
-/* model/files/checkpoint.h, and what config.h does with a folder: one file or shards, an index that lies,
- * tensors of another config. */
+/* model/files/checkpoint.h, and what config.h does with a folder: one file or shards, an index that
+ * lies, tensors of another config. */
 #include "model/files/checkpoint.h"
-#include "model/config.h"
+#include "model/files/folder.h"
 #include "tests/checkpoint_writer.h"
 
 #include <setjmp.h>
@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -81,15 +82,18 @@ static void test_single_file(void **state) {
     write_text(dir, "model.safetensors.index.json", "not read when there is a single file");
     struct checkpoint *c = accept(dir);
     assert_int_equal(checkpoint_count(c), 3);
-    assert_int_equal(checkpoint_bytes(c), 21);
     assert_string_equal(checkpoint_at(c, 0)->name, "codes");
     assert_string_equal(checkpoint_at(c, 2)->name, "scale");
     assert_null(checkpoint_at(c, 3));
     assert_null(checkpoint_find(c, "k_proj"));
     const struct tensor *t = checkpoint_find(c, "k_proj.weight");
     struct error err = {""};
+    for (size_t i = 0; i < 3; i++)
+        assert_false(checkpoint_was_needed(c, i));
     assert_ptr_equal(checkpoint_need(c, "k_proj.weight", 2, (int64_t[]){2, 3}, &err), t);
     assert_ptr_equal(checkpoint_need(c, "scale", 0, NULL, &err), checkpoint_find(c, "scale"));
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(checkpoint_was_needed(c, i), i != 0);
     checkpoint_close(c);
     checkpoint_close(NULL);
     temporary_folder_remove(dir);
@@ -154,7 +158,6 @@ static void test_shards(void **state) {
     write_index(dir, "{\"x\":\"a.safetensors\",\"b\":\"b.safetensors\",\"m\":\"a.safetensors\"}");
     struct checkpoint *c = accept(dir);
     assert_int_equal(checkpoint_count(c), 4);
-    assert_int_equal(checkpoint_bytes(c), 16);
     static const char *const names[] = {"b", "extra", "m", "x"};
     for (size_t i = 0; i < 4; i++)
         assert_string_equal(checkpoint_at(c, i)->name, names[i]);
@@ -262,6 +265,17 @@ static void test_loads_a_folder(void **state) {
     load_says(dir, "generation_config.json: line 1");
     write_text(dir, "generation_config.json", "{\"eos_token_id\":999}");
     load_says(dir, "generation_config.json: \"eos_token_id\" is 999");
+    char path[64];
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(symlink("generation_config.json", path), 0);
+    load_says(dir, "generation_config.json: Too many levels of symbolic links");
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(remove(path), 0);
+    load_says(dir, "config.json: No such file or directory");
+    assert_int_equal(mkdir(path, 0700), 0);
+    load_says(dir, "config.json: Is a directory");
+    assert_int_equal(rmdir(path), 0);
     temporary_folder_remove(dir);
 }
 

@@ -4,6 +4,7 @@
  * Both sides round, differently, so here (and only where other software is the judge) there is a
  * tolerance. It is far below what any mistake in a layer, a bias or a rotary frequency does. */
 #include "model/forward.h"
+#include "model/files/folder.h"
 #include "model/files/safetensors.h"
 
 #include <glob.h>

@@ -178,7 +178,9 @@ static void test_architecture_names(void **state) {
                             "\"num_key_value_heads\":1}")
                          .arch,
                      ARCH_QWEN3);
-    assert_int_equal(accept("{\"model_type\":\"gpt2\"}").arch, ARCH_LLAMA);
+    assert_int_equal(accept("{\"model_type\":\"llama\"}").arch, ARCH_LLAMA);
+    assert_int_equal(accept("{\"model_type\":null}").arch, ARCH_LLAMA);
+    refuse("{\"model_type\":\"gpt2\"}", "has model_type \"llama\", not \"gpt2\"");
     refuse("{\"architectures\":[\"GPT2LMHeadModel\"]}",
            "architecture \"GPT2LMHeadModel\" is not supported; LlamaForCausalLM, "
            "MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are supported");
@@ -342,7 +344,12 @@ static const char *const refused[][2] = {
     {"{\"use_sliding_window\":true}", "\"use_sliding_window\" is true; only full attention"},
     {"{\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
      "\"layer_types\"[1] is \"sliding_attention\"; only \"full_attention\" is supported"},
-    {"{\"layer_types\":[7]}", "\"layer_types\"[0] is \"?\""},
+    {"{\"layer_types\":[7,7]}", "\"layer_types\"[0] is \"?\""},
+    {"{\"layer_types\":[\"full_attention\"]}",
+     "\"layer_types\" has 1 entries, \"num_hidden_layers\" is 2"},
+    {"{\"model_type\":\"qwen3\"}",
+     "architecture \"LlamaForCausalLM\" has model_type \"llama\", not \"qwen3\""},
+    {"{\"model_type\":7}", "\"model_type\" must be a string"},
     {"{\"layer_types\":\"full_attention\"}", "\"layer_types\" must be a list"},
     {MISTRAL "}", "\"sliding_window\" is 4096 and \"max_position_embeddings\" 131072"},
     {MISTRAL ",\"sliding_window\":4095,\"max_position_embeddings\":4096}",

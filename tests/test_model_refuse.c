@@ -164,6 +164,60 @@ static void test_tied_and_untied(void **state) {
     fixture_end(&f);
 }
 
+/* A tensor that nobody reads would be another model. */
+static void test_tensors_that_nobody_reads(void **state) {
+    (void)state;
+    static const struct {
+        const char *config, *name;
+    } extras[] = {
+        {TINY_QWEN3, "model.layers.0.self_attn.q_proj.bias"},
+        {TINY_QWEN3, "model.layers.1.mlp.down_proj.weight_scale_inv"},
+        {TINY_QWEN3, "model.layers.2.input_layernorm.weight"},
+        {TINY_QWEN3, "model.layers.01.input_layernorm.weight"},
+        {TINY_QWEN2, "model.layers.0.self_attn.o_proj.bias"},
+        {TINY_QWEN2, "model.layers.1.self_attn.q_norm.weight"},
+        {TINY_LLAMA, "lm_head.bias"},
+        {TINY_LLAMA, "inv_freq"},
+        {TINY_LLAMA, ".rotary_emb.inv_freq"},
+        {TINY_LLAMA, "model.rotary_emb.inv_freq.weight"},
+    };
+    for (size_t i = 0; i < COUNT(extras); i++) {
+        struct load_fixture f;
+        fixture_start(&f, extras[i].config);
+        writer_add(&f.writer, extras[i].name, 24, 0);
+        refuse(&f, extras[i].name, "belongs to no part of the model that config.json describes");
+        fixture_end(&f);
+    }
+    struct load_fixture f;
+    fixture_start(&f, TINY_QWEN3); /* one layer less than the file has */
+    f.json = "{\"architectures\":[\"Qwen3ForCausalLM\"],\"num_hidden_layers\":1,\"hidden_size\":24,"
+             "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":8,"
+             "\"intermediate_size\":40,\"vocab_size\":70,\"tie_word_embeddings\":true}";
+    refuse(&f, "model.layers.1.input_layernorm.weight", "Is this checkpoint for another config?");
+    fixture_end(&f);
+}
+
+/* Tied, but the file holds another output matrix: one number, its type or its size differs. */
+static void test_another_output_matrix(void **state) {
+    (void)state;
+    struct load_fixture f;
+    const char *embedding = "model.embed_tokens.weight", *head = "lm_head.weight";
+    fixture_start(&f, TINY_QWEN3);
+    writer_add(&f.writer, head, 70, 24);
+    struct writer_tensor *copy = writer_find(&f.writer, head);
+    memcpy(copy->values, writer_find(&f.writer, embedding)->values,
+           sizeof *copy->values * copy->n_values);
+    copy->values[70 * 24 - 1] += 1;
+    refuse(&f, head, "differs from \"model.embed_tokens.weight\"");
+    copy->values[70 * 24 - 1] -= 1;
+    copy->dtype = "BF16";
+    refuse(&f, head, "differs from");
+    copy->dtype = "F32";
+    copy->shape[0] = 69;
+    refuse(&f, head, "differs from");
+    fixture_end(&f);
+}
+
 static void test_folders_that_are_no_model(void **state) {
     (void)state;
     struct load_fixture f;
@@ -190,6 +244,8 @@ int main(void) {
         cmocka_unit_test(test_each_shape_matters),
         cmocka_unit_test(test_each_dtype_matters),
         cmocka_unit_test(test_tied_and_untied),
+        cmocka_unit_test(test_tensors_that_nobody_reads),
+        cmocka_unit_test(test_another_output_matrix),
         cmocka_unit_test(test_folders_that_are_no_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /*
- * model/tokenizer/tokenizer.h: what a tokenizer.json may not say. Every refusal names the file and the entry. A
- * case replaces one field of a file that is fine. And what a checkpoint's directory says about
- * chat.
+ * model/tokenizer/tokenizer.h: what a tokenizer.json may not say. Every refusal names the file and
+ * the entry. A case replaces one field of a file that is fine. And what a checkpoint's directory
+ * says about chat.
  */
 #include "model/files/json.h"
 #include "model/tokenizer/tokenizer.h"
@@ -32,6 +32,7 @@ static const struct refused model_cases[] = {
     {"model", "null", "\"model\" is missing or not an object"},
     {"model.type", "\"WordPiece\"", "model \"WordPiece\" is not supported, only BPE"},
     {"model.type", "1", "\"type\" must be a string"},
+    {"model.type", "\"BPE\\u0000\"", "\"type\" has a NUL character"},
     {"model.vocab", "[]", "model: \"vocab\" is missing or not an object"},
     {"model.merges", "null", "model: \"merges\" is missing or not a list"},
     {"model.vocab", "{\"a\":0,\"b\":0}", "vocab: \"a\" and \"b\" have the same id 0"},
@@ -54,6 +55,18 @@ static const struct refused model_cases[] = {
     {"model.byte_fallback", "1", "\"byte_fallback\" must be true or false"},
 };
 
+static const struct refused length_cases[] = {
+    {"version", "\"2.0\"", "\"version\" is \"2.0\", only 1.0 is supported"},
+    {"version", "1", "\"version\" must be a string"},
+    {"truncation", "{\"max_length\":512,\"strategy\":\"LongestFirst\",\"stride\":0}",
+     "\"truncation\" is not supported, it would change the length of a prompt"},
+    {"truncation", "false", "\"truncation\" is not supported"},
+    {"padding", "{\"strategy\":{\"Fixed\":16}}", "\"padding\" is not supported, it would change"},
+    {"padding", "{\"strategy\":\"BatchLongest\",\"pad_to_multiple_of\":8}",
+     "\"padding\" is not supported"},
+    {"padding", "{}", "\"padding\" is not supported"},
+};
+
 static const struct refused added_cases[] = {
     {"added_tokens", "{}", "\"added_tokens\" is not a list"},
     {"added_tokens", "[{\"id\":-1,\"content\":\"x\"}]",
@@ -63,8 +76,7 @@ static const struct refused added_cases[] = {
     {"added_tokens", "[{\"id\":3}]", "added_tokens[0]: \"content\" is missing or empty"},
     {"added_tokens", "[{\"id\":3,\"content\":\"\"}]",
      "added_tokens[0]: \"content\" is missing or empty"},
-    {"added_tokens", "[{\"id\":3,\"content\":\"x\\u0000\"}]",
-     "added_tokens[0]: \"content\" has a NUL character"},
+    {"added_tokens", "[{\"id\":3,\"content\":\"x\\u0000\"}]", "\"content\" has a NUL character"},
     {"added_tokens", "[{\"id\":3,\"content\":\"x\",\"lstrip\":0}]",
      "\"lstrip\" must be true or false"},
     {"added_tokens", "[{\"id\":4,\"content\":\"x\"}]",
@@ -77,6 +89,8 @@ static const struct refused added_cases[] = {
 
 #define SPLIT(regex, behavior)                                                                     \
     "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex "\"},\"behavior\":\"" behavior "\"}"
+
+#define TEN "0123456789"
 
 static const struct refused step_cases[] = {
     {"normalizer", "{\"type\":\"NFKC\"}", "normalizer \"NFKC\" is not supported"},
@@ -114,8 +128,22 @@ static const struct refused step_cases[] = {
     {"pre_tokenizer", SPLIT("[a&&b]", "Isolated"), "&& inside [ ] is not supported"},
     {"pre_tokenizer", SPLIT("[[:alpha:]]", "Isolated"), "[: :] is not supported"},
     {"pre_tokenizer", SPLIT("[\\\\W]", "Isolated"), "\\W inside [ ] is not supported"},
-    {"pre_tokenizer", SPLIT("\\\\h", "Isolated"), "\\h or \\H is not supported"},
-    {"pre_tokenizer", SPLIT("\\\\b", "Isolated"), "\\b or \\B is not supported"},
+    {"pre_tokenizer", SPLIT("\\\\h", "Isolated"), ": \\h is not supported"},
+    {"pre_tokenizer", SPLIT("\\\\b", "Isolated"), ": \\b is not supported"},
+    {"pre_tokenizer", SPLIT("a\\\\Kb", "Isolated"), ": \\K is not supported"},
+    {"pre_tokenizer", SPLIT("\\\\Q", "Isolated"), ": \\Q is not supported"},
+    {"pre_tokenizer", SPLIT("[\\\\v]", "Isolated"), ": \\v is not supported"},
+    {"pre_tokenizer", SPLIT("\\\\x41", "Isolated"), ": \\x is not supported"},
+    {"pre_tokenizer", SPLIT("\\\\pL", "Isolated"), ": \\p without { } is not supported"},
+    {"pre_tokenizer", SPLIT("(?i:pass)", "Isolated"), "(?i with ss, ff, fi, fl or st is not"},
+    {"pre_tokenizer", SPLIT("(?i:pA)|FI", "Isolated"), "(?i with ss, ff, fi, fl or st is not"},
+    /* What is shown of a long pattern: 60 bytes, less where a character would be cut. */
+    {"pre_tokenizer", SPLIT(TEN TEN TEN TEN TEN TEN "(", "Isolated"),
+     "pattern \"" TEN TEN TEN TEN TEN TEN "...\": missing closing parenthesis"},
+    {"pre_tokenizer", SPLIT(TEN TEN TEN TEN TEN "abcdefghi(", "Isolated"),
+     "pattern \"" TEN TEN TEN TEN TEN "abcdefghi(\": missing closing parenthesis"},
+    {"pre_tokenizer", SPLIT(TEN TEN TEN TEN TEN "abcdefgh漢(", "Isolated"),
+     "pattern \"" TEN TEN TEN TEN TEN "abcdefgh...\": missing closing parenthesis"},
     {"pre_tokenizer", SPLIT("(?m:a)", "Isolated"), "(?m is not supported"},
     {"pre_tokenizer", SPLIT("a(?i)b", "Isolated"), "(?flags) not at the start is not supported"},
     {"pre_tokenizer", SPLIT("(*UTF)a", "Isolated"), "(* is not supported"},
@@ -196,6 +224,18 @@ static void test_the_file_without_a_fault(void **state) {
 static void test_model(void **state) {
     (void)state;
     refuse_all(model_cases, COUNT(model_cases));
+}
+
+static void test_truncation_and_padding(void **state) {
+    (void)state;
+    static const char harmless[] =
+        "{\"truncation\":null,\"padding\":{\"strategy\":\"BatchLongest\",\"direction\":\"Right\","
+        "\"pad_to_multiple_of\":null,\"pad_id\":0},\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}}";
+    struct tokenizer *t;
+    struct error err = {""};
+    assert_int_equal(tokenizer_load_text(&t, harmless, strlen(harmless), "mem", &err), 0);
+    tokenizer_free(t);
+    refuse_all(length_cases, COUNT(length_cases));
 }
 
 static void test_added_tokens(void **state) {
@@ -292,6 +332,34 @@ static void test_chat_template(void **state) {
     assert_int_equal(rmdir(dir), 0);
 }
 
+/* Only a file that is not there is no template. */
+static void test_template_that_cannot_be_read(void **state) {
+    (void)state;
+    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
+    char dir[] = "/tmp/samebits-tokenizer-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    write_file(dir, "tokenizer.json", "{\"model\":{\"vocab\":{},\"merges\":[]}}");
+    for (size_t i = 0; i < COUNT(names); i++) {
+        const char *const targets[] = {names[i], "nowhere", "."};
+        static const char *const reasons[] = {"Too many levels of symbolic links",
+                                              "No such file or directory", "Is a directory"};
+        for (int j = 0; j < 3; j++) {
+            char path[256];
+            struct tokenizer *t;
+            struct error err = {""};
+            snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+            assert_int_equal(symlink(targets[j], path), 0);
+            assert_int_equal(tokenizer_load(&t, dir, &err), -1);
+            assert_null(t);
+            if (!strstr(err.text, names[i]) || !strstr(err.text, reasons[j]))
+                fail_msg("\"%s\" does not say %s: %s", err.text, names[i], reasons[j]);
+            remove_file(dir, names[i]);
+        }
+    }
+    remove_file(dir, "tokenizer.json");
+    assert_int_equal(rmdir(dir), 0);
+}
+
 static void test_nothing_to_load(void **state) {
     (void)state;
     struct tokenizer *t;
@@ -307,12 +375,14 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_file_without_a_fault),
         cmocka_unit_test(test_model),
+        cmocka_unit_test(test_truncation_and_padding),
         cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_post_processor),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_added_token_that_vanishes),
         cmocka_unit_test(test_chat_template),
+        cmocka_unit_test(test_template_that_cannot_be_read),
         cmocka_unit_test(test_nothing_to_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

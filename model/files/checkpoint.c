@@ -1,6 +1,6 @@
 #include "model/files/checkpoint.h"
 
-#include "model/config.h"
+#include "model/files/folder.h"
 #include "model/files/json.h"
 
 #include <inttypes.h>
@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE "model.safetensors.index.json"
@@ -23,21 +22,15 @@ struct checkpoint {
     json_t *index;                 /* owns the shards' names; NULL for a single file */
     struct shard *shards;          /* [n_shards] */
     const struct tensor **tensors; /* [count], by name */
-    size_t n_shards, count, bytes;
+    bool *needed;                  /* [count] */
+    size_t n_shards, count;
 };
-
-/* Also true for a link that leads nowhere, so that opening it tells the user. */
-static bool exists(const char *dir, const char *file) {
-    char path[PATH_MAX];
-    struct stat info;
-    return !model_folder_path(path, sizeof path, dir, file, NULL) && !lstat(path, &info);
-}
 
 static int open_shard(struct checkpoint *c, const char *name, struct error *err) {
     char path[PATH_MAX];
     if (model_folder_path(path, sizeof path, c->dir, name, err))
         return -1;
-    if (c->index && !exists(c->dir, name))
+    if (c->index && !model_folder_has(c->dir, name))
         return error_set(err, "%s: no such file, but %s names it. Is the download complete?", path,
                          INDEX_FILE);
     struct shard *grown = realloc(c->shards, (c->n_shards + 1) * sizeof *grown);
@@ -102,14 +95,12 @@ static int list_tensors(struct checkpoint *c, struct error *err) {
     for (size_t i = 0; i < c->n_shards; i++)
         n += safetensors_count(c->shards[i].file);
     c->tensors = calloc(n + 1, sizeof *c->tensors);
-    if (!c->tensors)
+    c->needed = calloc(n + 1, sizeof *c->needed);
+    if (!c->tensors || !c->needed)
         return error_set(err, "%s: out of memory", c->dir);
     for (size_t i = 0; i < c->n_shards; i++) {
-        for (size_t j = 0; j < safetensors_count(c->shards[i].file); j++) {
-            const struct tensor *t = safetensors_at(c->shards[i].file, j);
-            c->tensors[c->count++] = t;
-            c->bytes += t->n_bytes;
-        }
+        for (size_t j = 0; j < safetensors_count(c->shards[i].file); j++)
+            c->tensors[c->count++] = safetensors_at(c->shards[i].file, j);
     }
     qsort(c->tensors, n, sizeof *c->tensors, by_name);
     for (size_t i = 1; i < n; i++) {
@@ -121,11 +112,12 @@ static int list_tensors(struct checkpoint *c, struct error *err) {
 }
 
 static int open_files(struct checkpoint *c, struct error *err) {
-    if (exists(c->dir, SINGLE_FILE))
+    if (model_folder_has(c->dir, SINGLE_FILE))
         return open_shard(c, SINGLE_FILE, err);
-    if (exists(c->dir, INDEX_FILE))
+    if (model_folder_has(c->dir, INDEX_FILE))
         return open_index(c, err);
-    if (exists(c->dir, "pytorch_model.bin") || exists(c->dir, "pytorch_model.bin.index.json"))
+    if (model_folder_has(c->dir, "pytorch_model.bin") ||
+        model_folder_has(c->dir, "pytorch_model.bin.index.json"))
         return error_set(err,
                          "%s: has pytorch_model.bin but no %s. Only the safetensors format is "
                          "read; save_pretrained of the transformers library writes it",
@@ -158,6 +150,7 @@ void checkpoint_close(struct checkpoint *c) {
         safetensors_close(c->shards[i].file);
     json_decref(c->index);
     free(c->tensors);
+    free(c->needed);
     free(c->shards);
     free(c->dir);
     free(c);
@@ -171,13 +164,14 @@ const struct tensor *checkpoint_at(const struct checkpoint *c, size_t i) {
     return i < c->count ? c->tensors[i] : NULL;
 }
 
-size_t checkpoint_bytes(const struct checkpoint *c) {
-    return c->bytes;
+/* Where in c->tensors it is, or NULL. */
+static const struct tensor **find(const struct checkpoint *c, const char *name) {
+    const struct tensor key = {.name = name}, *wanted = &key;
+    return bsearch(&wanted, c->tensors, c->count, sizeof *c->tensors, by_name);
 }
 
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name) {
-    const struct tensor key = {.name = name}, *wanted = &key;
-    const struct tensor **found = bsearch(&wanted, c->tensors, c->count, sizeof *found, by_name);
+    const struct tensor **found = find(c, name);
     return found ? *found : NULL;
 }
 
@@ -199,28 +193,34 @@ static bool has_shape(const struct tensor *t, int n_dims, const int64_t *shape) 
     return t->n_dims == n_dims;
 }
 
-const struct tensor *checkpoint_need(const struct checkpoint *c, const char *name, int n_dims,
+const struct tensor *checkpoint_need(struct checkpoint *c, const char *name, int n_dims,
                                      const int64_t *shape, struct error *err) {
-    const struct tensor *t = checkpoint_find(c, name);
-    if (!t) {
+    const struct tensor **found = find(c, name), *t;
+    if (!found) {
         error_set(err, "%s: tensor \"%s\" is missing. Is this checkpoint for another config?",
                   c->dir, name);
         return NULL;
     }
+    t = *found;
     if (t->dtype == DTYPE_OTHER) {
         error_set(err, "%s: tensor \"%s\" is %s; BF16, F16 and F32 are supported", t->file, name,
                   t->dtype_name);
         return NULL;
     }
     if (!has_shape(t, n_dims, shape)) {
-        char found[SHAPE_TEXT], expected[SHAPE_TEXT];
-        write_shape(found, t->n_dims, t->shape);
+        char is[SHAPE_TEXT], expected[SHAPE_TEXT];
+        write_shape(is, t->n_dims, t->shape);
         write_shape(expected, n_dims, shape);
         error_set(err,
                   "%s: tensor \"%s\" is %s, config.json says %s. Is this checkpoint for another "
                   "config?",
-                  t->file, name, found, expected);
+                  t->file, name, is, expected);
         return NULL;
     }
+    c->needed[found - c->tensors] = true;
     return t;
+}
+
+bool checkpoint_was_needed(const struct checkpoint *c, size_t i) {
+    return c->needed[i];
 }

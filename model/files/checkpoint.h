@@ -34,9 +34,6 @@ void checkpoint_close(struct checkpoint *c);
 size_t checkpoint_count(const struct checkpoint *c);
 const struct tensor *checkpoint_at(const struct checkpoint *c, size_t i);
 
-/* The sum of n_bytes of all tensors: what a progress bar counts up to. */
-size_t checkpoint_bytes(const struct checkpoint *c);
-
 /* The tensor of that name, or NULL. It belongs to c. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 
@@ -46,7 +43,10 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
  * set: missing, of another dtype, or of another shape; the message names the file, the tensor, what
  * was found and what was expected.
  */
-const struct tensor *checkpoint_need(const struct checkpoint *c, const char *name, int n_dims,
+const struct tensor *checkpoint_need(struct checkpoint *c, const char *name, int n_dims,
                                      const int64_t *shape, struct error *err);
+
+/* Whether checkpoint_need has returned tensor i of checkpoint_at. */
+bool checkpoint_was_needed(const struct checkpoint *c, size_t i);
 
 #endif

@@ -14,8 +14,11 @@ json_t *json_read_file(const char *path, struct error *err) {
         return NULL;
     }
     json_error_t why;
-    json_t *root = json_loadf(file, PARSE_FLAGS, &why);
-    if (!root)
+    json_t *root = NULL;
+    int first = fgetc(file); /* a folder can be opened, but not read */
+    if (first == EOF && ferror(file))
+        error_set(err, "%s: %s", path, strerror(errno));
+    else if (ungetc(first, file), !(root = json_loadf(file, PARSE_FLAGS, &why)))
         error_set(err, "%s: line %d, column %d: %s. Is the file complete?", path, why.line,
                   why.column, why.text);
     fclose(file);
@@ -88,17 +91,15 @@ int json_get_string(const json_t *object, const char *field, const char **out, c
     if (!json_is_string(value))
         return error_set(err, "%s: \"%s\" must be a string", where, field);
     *out = json_string_value(value);
+    if (strlen(*out) != json_string_length(value))
+        return error_set(err, "%s: \"%s\" has a NUL character", where, field);
     return 0;
 }
 
 int json_get_text(const json_t *object, const char *field, const char **out, const char *where,
                   struct error *err) {
     *out = NULL;
-    if (json_get_string(object, field, out, where, err))
-        return -1;
-    if (*out && strlen(*out) != json_string_length(json_object_get(object, field)))
-        return error_set(err, "%s: \"%s\" has a NUL character", where, field);
-    return 0;
+    return json_get_string(object, field, out, where, err);
 }
 
 int json_for_each_line(const char *path,

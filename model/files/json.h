@@ -38,11 +38,11 @@ int json_get_double(const json_t *object, const char *field, double *out, const 
                     struct error *err);
 int json_get_bool(const json_t *object, const char *field, bool *out, const char *where,
                   struct error *err);
-/* *out points into object and lives as long as it. */
+/* A string without NUL characters. *out points into object and lives as long as it. */
 int json_get_string(const json_t *object, const char *field, const char **out, const char *where,
                     struct error *err);
 
-/* The same for a string without NUL characters; *out is NULL when the field is absent. */
+/* json_get_string, but *out is NULL when the field is absent. */
 int json_get_text(const json_t *object, const char *field, const char **out, const char *where,
                   struct error *err);
 

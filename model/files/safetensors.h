@@ -49,8 +49,8 @@ struct safetensors;
  */
 int safetensors_open(struct safetensors **out, const char *path, struct error *err);
 
-/* The same for n bytes that the caller owns and keeps until safetensors_close; where names them in
- * errors. */
+/* safetensors_open for n bytes in memory, which the caller owns and keeps until safetensors_close;
+ * where names them in errors. */
 int safetensors_parse(struct safetensors **out, const unsigned char *bytes, size_t n,
                       const char *where, struct error *err);
 

@@ -1,80 +1,65 @@
 /*
- * Added tokens in a text: at every position the longest one that begins there, found by walking a
- * trie. Most bytes begin none, and the root's table says so at once.
+ * Added tokens in a text: at every position the longest one that begins there, found among their
+ * sorted texts. Most bytes begin none, and the table of first bytes says so at once.
  */
 #include "model/tokenizer/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-enum { ROOT = 0 };
-
-static int32_t new_node(struct trie *t, unsigned char byte) {
-    struct trie_node *grown = tok_grow(t->nodes, &t->cap, t->n + 1, sizeof *grown);
+int tok_finder_add(struct finder *f, size_t at, size_t n, int32_t added) {
+    struct added_text *grown = tok_grow(f->items, &f->cap, f->n + 1, sizeof *grown);
     if (!grown)
         return -1;
-    t->nodes = grown;
-    t->nodes[t->n] = (struct trie_node){-1, -1, -1, byte};
-    return (int32_t)t->n++;
-}
-
-static int32_t find_child(const struct trie *t, int32_t node, unsigned char byte) {
-    if (node == ROOT)
-        return t->first[byte];
-    int32_t child = t->nodes[node].child;
-    while (child >= 0 && t->nodes[child].byte != byte)
-        child = t->nodes[child].sibling;
-    return child;
-}
-
-static int init(struct trie *t) {
-    for (int i = 0; i < 256; i++)
-        t->first[i] = -1;
-    return new_node(t, 0) == ROOT ? 0 : -1;
-}
-
-int tok_trie_add(struct trie *t, const char *text, size_t n, int32_t added) {
-    if (t->n == 0 && init(t) != 0)
-        return -1;
-    int32_t node = ROOT;
-    for (size_t i = 0; i < n; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        int32_t child = find_child(t, node, byte);
-        if (child < 0) {
-            child = new_node(t, byte);
-            if (child < 0)
-                return -1;
-            t->nodes[child].sibling = t->nodes[node].child;
-            t->nodes[node].child = child;
-            if (node == ROOT)
-                t->first[byte] = child;
-        }
-        node = child;
-    }
-    /* Two tokens can be the same text once normalised. Which one the library finds then differs
-     * from run to run; here it is the first. */
-    if (t->nodes[node].added < 0)
-        t->nodes[node].added = added;
+    f->items = grown;
+    f->items[f->n] = (struct added_text){at, n, f->n, added};
+    f->n++;
     return 0;
 }
 
-void tok_trie_free(struct trie *t) {
-    free(t->nodes);
-    t->nodes = NULL;
-    t->n = t->cap = 0;
+/* By text. Two tokens can be the same text once normalised. Which one the library finds then
+ * differs from run to run; here it is the one that was added first. */
+static int by_text(const void *x, const void *y, void *texts) {
+    const struct added_text *a = x, *b = y;
+    const char *text = texts;
+    int order = memcmp(text + a->at, text + b->at, a->n < b->n ? a->n : b->n);
+    if (order != 0)
+        return order;
+    if (a->n != b->n)
+        return a->n < b->n ? -1 : 1;
+    return a->order < b->order ? -1 : 1;
 }
 
-/* The longest token at the start of text: its length (0: none) and index. */
-static size_t longest(const struct trie *t, const char *text, size_t n, int32_t *added) {
-    size_t best = 0;
-    int32_t node = ROOT;
-    for (size_t i = 0; i < n; i++) {
-        node = find_child(t, node, (unsigned char)text[i]);
-        if (node < 0)
-            break;
-        if (t->nodes[node].added >= 0) {
-            *added = t->nodes[node].added;
-            best = i + 1;
+void tok_finder_sort(struct finder *f, char *texts) {
+    f->texts = texts;
+    if (f->n > 0)
+        qsort_r(f->items, f->n, sizeof *f->items, by_text, texts);
+    for (size_t i = 0; i < f->n; i++)
+        f->start[(unsigned char)texts[f->items[i].at] + 1] = i + 1;
+    for (int i = 1; i <= 256; i++)
+        if (f->start[i] < f->start[i - 1])
+            f->start[i] = f->start[i - 1];
+}
+
+/* The longest token at the start of text: its length (0: none) and index. The range that is left
+ * holds the tokens whose first `length` bytes are the text's. */
+static size_t longest(const struct finder *f, const char *text, size_t n, int32_t *added) {
+    const unsigned char *wanted = (const unsigned char *)text;
+    const unsigned char *texts = (const unsigned char *)f->texts;
+    size_t low = f->start[wanted[0]], high = f->start[wanted[0] + 1], best = 0;
+    for (size_t length = 1; low < high; length++) {
+        if (f->items[low].n == length) {
+            *added = f->items[low].added;
+            best = length;
         }
+        while (low < high && f->items[low].n == length)
+            low++;
+        if (length == n)
+            break;
+        while (low < high && texts[f->items[low].at + length] < wanted[length])
+            low++;
+        while (low < high && texts[f->items[high - 1].at + length] > wanted[length])
+            high--;
     }
     return best;
 }
@@ -103,13 +88,13 @@ static size_t skip_spaces_right(const char *text, size_t n, size_t end) {
     return end;
 }
 
-void tok_added_split(const struct tokenizer *t, const struct trie *trie, struct pieces *p,
+void tok_added_split(const struct tokenizer *t, const struct finder *finder, struct pieces *p,
                      size_t at, size_t n, bool first) {
     const char *text = n ? p->text.data + at : "";
     size_t done = 0, i = 0, spaces_end = 0;
-    while (trie->n > 0 && i < n) {
+    while (finder->n > 0 && i < n) {
         int32_t index = -1;
-        size_t length = longest(trie, text + i, n - i, &index);
+        size_t length = longest(finder, text + i, n - i, &index);
         if (length == 0) {
             i++;
             continue;

@@ -6,6 +6,7 @@
  */
 #include "model/tokenizer/internal.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,20 +56,13 @@ static int release_run(struct decode_stream *s, size_t i) {
     return result;
 }
 
-static int hex_digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 static int end_byte_fallback(struct decode_stream *s, size_t i) {
     struct stage *stage = &s->stages[i];
     const char *text = stage->token.data;
     size_t n = stage->token.n;
-    if (n == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>' && hex_digit(text[3]) >= 0 &&
-        hex_digit(text[4]) >= 0) {
-        char byte = (char)(hex_digit(text[3]) << 4 | hex_digit(text[4]));
+    if (n == 6 && memcmp(text, "<0x", 3) == 0 && isxdigit((unsigned char)text[3]) &&
+        isxdigit((unsigned char)text[4]) && text[5] == '>') {
+        char byte = (char)strtol(text + 3, NULL, 16);
         tok_bytes_add(&stage->held, &byte, 1);
         return stage->held.failed ? tok_out_of_memory(s->err) : 0;
     }

@@ -1,5 +1,5 @@
 /*
- * internal.h - what the tokenizer_*.c files share. Nobody else includes it.
+ * internal.h - what the files of model/tokenizer share. Nobody else includes it.
  *
  *   model/tokenizer/text.c         buffers, UTF-8, character classes
  *   model/tokenizer/regex.c        patterns and their matches
@@ -27,7 +27,8 @@
 
 #include <pcre2.h>
 
-/* ---- model/tokenizer/text.c ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/text.c
+ * ---------------------------------------------------------------------- */
 
 struct bytes {
     char *data;
@@ -63,12 +64,14 @@ bool tok_is_space(uint32_t c);   /* Unicode White_Space */
 bool tok_is_word(uint32_t c);    /* \w of the regex crate: letters, marks, digits, connectors */
 bool tok_is_numeric(uint32_t c); /* general category N */
 
-/* ---- model/tokenizer/regex.c --------------------------------------------------------------------- */
+/* ---- model/tokenizer/regex.c
+ * --------------------------------------------------------------------- */
 
 /* Either a compiled regular expression or a literal. */
 struct pattern {
     pcre2_code *code;
     struct bytes literal;
+    struct bytes name; /* "FILE: pattern "..."", with a NUL, for messages about code */
 };
 
 /* What one thread needs to match with. */
@@ -167,7 +170,8 @@ int tok_load_steps(struct steps *out, const json_t *spec, enum step_use use, con
                    struct error *err);
 void tok_steps_free(struct steps *steps);
 
-/* ---- model/tokenizer/vocab.c ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/vocab.c
+ * ---------------------------------------------------------------------- */
 
 enum { TOKEN_ID_MAX = (1 << 22) - 1 }; /* far above any vocabulary; bounds the table */
 
@@ -215,28 +219,32 @@ void tok_vocab_add_merge(struct vocab *v, int32_t left, int32_t right, uint32_t 
 /* The merge of a pair, or NULL. */
 const struct merge *tok_vocab_merge(const struct vocab *v, int32_t left, int32_t right);
 
-/* ---- model/tokenizer/added.c ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/added.c
+ * ---------------------------------------------------------------------- */
 
 struct added {
     int32_t id;
     bool normalized, single_word, lstrip, rstrip;
 };
 
-struct trie_node {
-    int32_t child, sibling; /* -1: none */
-    int32_t added;          /* index of the added token that ends here, or -1 */
-    unsigned char byte;
+/* A text of struct vocab's texts that leads to an added token. */
+struct added_text {
+    size_t at, n;
+    size_t order;  /* in which the texts were added */
+    int32_t added; /* index of the token */
 };
 
-struct trie {
-    struct trie_node *nodes; /* node 0 is the root */
+struct finder {
+    struct added_text *items; /* sorted by text */
     size_t n, cap;
-    int32_t first[256]; /* the root's children; most bytes of a text end the search here */
+    size_t start[257]; /* those that begin with byte b are items start[b] to start[b + 1] - 1 */
+    const char *texts;
 };
 
-/* Adds a text that leads to index `added`; all zero is an empty trie. 0, or -1: out of memory. */
-int tok_trie_add(struct trie *t, const char *text, size_t n, int32_t added);
-void tok_trie_free(struct trie *t);
+/* Adds a text that leads to index `added`; all zero is an empty finder. 0, or -1: out of memory. */
+int tok_finder_add(struct finder *f, size_t at, size_t n, int32_t added);
+/* To be called when all are added; texts must stay where it is. */
+void tok_finder_sort(struct finder *f, char *texts);
 
 /* ---- struct tokenizer ----------------------------------------------------------------------- */
 
@@ -249,8 +257,8 @@ struct tokenizer {
     bool byte_fallback, fuse_unk, ignore_merges;
     struct added *added;
     size_t n_added;
-    struct trie raw, normalized; /* added tokens to find before and after normalising */
-    struct ids prefix, suffix;   /* what the post-processor puts around the ids */
+    struct finder raw, normalized; /* added tokens to find before and after normalising */
+    struct ids prefix, suffix;     /* what the post-processor puts around the ids */
     bool has_chatml;
 };
 
@@ -305,9 +313,9 @@ struct work {
 /* Appends an added token, or a stretch of text unless it is empty. */
 void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first);
 
-/* Cuts the n bytes at `at` of p->text, which begin the input if first, at the added tokens of trie
- * and adds the pieces. */
-void tok_added_split(const struct tokenizer *t, const struct trie *trie, struct pieces *p,
+/* Cuts the n bytes at `at` of p->text, which begin the input if first, at the added tokens of
+ * finder and adds the pieces. */
+void tok_added_split(const struct tokenizer *t, const struct finder *finder, struct pieces *p,
                      size_t at, size_t n, bool first);
 
 /* Replaces what was in out with the normalised text. */

@@ -1,12 +1,13 @@
 /* Reading tokenizer.json: the file as a whole, its added tokens, and whether the chat template is
  * ChatML. */
+#include "model/files/folder.h"
 #include "model/tokenizer/internal.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- added tokens --------------------------------------------------------------------------- */
 
@@ -47,9 +48,6 @@ static int load_added_token(struct tokenizer *t, const json_t *spec, size_t inde
     if (!content || !*content)
         return error_set(err, "%s: added_tokens[%zu]: \"content\" is missing or empty", where,
                          index);
-    if (strlen(content) != json_string_length(json_object_get(spec, "content")))
-        return error_set(err, "%s: added_tokens[%zu]: \"content\" has a NUL character", where,
-                         index);
     added.id = (int32_t)json_integer_value(json_object_get(spec, "id"));
     if (check_added_id(t, added.id, content, vocab_size, *max_added, index, where, err) != 0)
         return -1;
@@ -81,13 +79,14 @@ static int add_normalized(struct tokenizer *t, size_t index, const struct matche
     token->decoded_at = v->texts.n;
     token->decoded_n = (uint32_t)text->n;
     tok_bytes_add(&v->texts, text->data, text->n);
-    if (v->texts.failed || tok_trie_add(&t->normalized, text->data, text->n, (int32_t)index) != 0)
+    if (v->texts.failed ||
+        tok_finder_add(&t->normalized, token->decoded_at, text->n, (int32_t)index) != 0)
         return tok_out_of_memory(err);
     return 0;
 }
 
-static int add_to_trie(struct tokenizer *t, size_t index, const struct matcher *m,
-                       const char *where, struct error *err) {
+static int add_to_finder(struct tokenizer *t, size_t index, const struct matcher *m,
+                         const char *where, struct error *err) {
     struct token *token = &t->vocab.tokens[t->added[index].id];
     struct bytes text = {0};
     if (t->added[index].normalized) {
@@ -96,22 +95,24 @@ static int add_to_trie(struct tokenizer *t, size_t index, const struct matcher *
         return result;
     }
     token->skipped = token->special;
-    if (tok_trie_add(&t->raw, t->vocab.texts.data + token->at, token->n, (int32_t)index) != 0)
+    if (tok_finder_add(&t->raw, token->at, token->n, (int32_t)index) != 0)
         return tok_out_of_memory(err);
     return 0;
 }
 
 /* Special tokens first: where two are the same text once normalised, the first one is found. */
-static int build_tries(struct tokenizer *t, const char *where, struct error *err) {
+static int build_finders(struct tokenizer *t, const char *where, struct error *err) {
     struct matcher matcher = {0};
     int result = tok_matcher_init(&matcher, err);
     for (int special = 1; special >= 0; special--) {
         for (size_t i = 0; i < t->n_added && result == 0; i++) {
             if (t->vocab.tokens[t->added[i].id].special == (special == 1))
-                result = add_to_trie(t, i, &matcher, where, err);
+                result = add_to_finder(t, i, &matcher, where, err);
         }
     }
     tok_matcher_free(&matcher);
+    tok_finder_sort(&t->raw, t->vocab.texts.data);
+    tok_finder_sort(&t->normalized, t->vocab.texts.data);
     return result;
 }
 
@@ -128,7 +129,7 @@ static int load_added(struct tokenizer *t, const json_t *root, const char *where
             0)
             return -1;
     }
-    return build_tries(t, where, err);
+    return build_finders(t, where, err);
 }
 
 /* ---- chat template -------------------------------------------------------------------------- */
@@ -157,14 +158,6 @@ static void note_template(struct tokenizer *t, const char *template_text) {
                     is_added(t, "<|im_end|>");
 }
 
-static int join_path(struct bytes *out, const char *dir, const char *name, struct error *err) {
-    out->n = 0;
-    tok_bytes_add(out, dir, strlen(dir));
-    tok_bytes_add(out, "/", 1);
-    tok_bytes_add(out, name, strlen(name) + 1);
-    return out->failed ? tok_out_of_memory(err) : 0;
-}
-
 static int read_text_file(const char *path, struct bytes *out, struct error *err) {
     char part[4096];
     size_t n;
@@ -174,7 +167,7 @@ static int read_text_file(const char *path, struct bytes *out, struct error *err
     while ((n = fread(part, 1, sizeof part, file)) > 0)
         tok_bytes_add(out, part, n);
     tok_bytes_add(out, "", 1);
-    int result = ferror(file)  ? error_set(err, "%s: cannot be read", path)
+    int result = ferror(file)  ? error_set(err, "%s: %s", path, strerror(errno))
                  : out->failed ? tok_out_of_memory(err)
                                : 0;
     fclose(file);
@@ -182,29 +175,27 @@ static int read_text_file(const char *path, struct bytes *out, struct error *err
 }
 
 static int load_chat_template(struct tokenizer *t, const char *dir, struct error *err) {
-    struct bytes path = {0}, text = {0};
-    json_t *config = NULL;
-    int result = join_path(&path, dir, "chat_template.jinja", err);
-    if (result == 0 && access(path.data, F_OK) == 0) {
-        result = read_text_file(path.data, &text, err);
+    char path[PATH_MAX];
+    bool alone = model_folder_has(dir, "chat_template.jinja");
+    const char *name = alone ? "chat_template.jinja" : "tokenizer_config.json";
+    if (!model_folder_has(dir, name))
+        return 0;
+    if (model_folder_path(path, sizeof path, dir, name, err) != 0)
+        return -1;
+    if (alone) {
+        struct bytes text = {0};
+        int result = read_text_file(path, &text, err);
         if (result == 0)
             note_template(t, text.data);
-        goto done;
+        tok_bytes_free(&text);
+        return result;
     }
-    if (result == 0)
-        result = join_path(&path, dir, "tokenizer_config.json", err);
-    if (result == 0 && access(path.data, F_OK) == 0) {
-        config = json_read_file(path.data, err);
-        if (config)
-            note_template(t, find_template(config));
-        else
-            result = -1;
-    }
-done:
+    json_t *config = json_read_file(path, err);
+    if (!config)
+        return -1;
+    note_template(t, find_template(config));
     json_decref(config);
-    tok_bytes_free(&path);
-    tok_bytes_free(&text);
-    return result;
+    return 0;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
@@ -236,6 +227,31 @@ static int check_first_word(const struct tokenizer *t, const char *where, struct
     return 0;
 }
 
+/* Another version of the format, and what the library does to the length of a text. Padding to the
+ * longest text of a batch leaves a single one as it is. */
+static int check_version_and_length(const json_t *root, const char *where, struct error *err) {
+    const json_t *padding = json_object_get(root, "padding");
+    const char *strategy = json_string_value(json_object_get(padding, "strategy"));
+    const json_t *multiple = json_object_get(padding, "pad_to_multiple_of");
+    const char *field = NULL, *version = "1.0";
+    if (json_get_string(root, "version", &version, where, err) != 0)
+        return -1;
+    if (strcmp(version, "1.0") != 0)
+        return error_set(err, "%s: \"version\" is \"%s\", only 1.0 is supported", where, version);
+    if (json_object_get(root, "truncation") && !json_is_null(json_object_get(root, "truncation")))
+        field = "truncation";
+    else if (padding && !json_is_null(padding) &&
+             (!strategy || strcmp(strategy, "BatchLongest") != 0 ||
+              (multiple && !json_is_null(multiple))))
+        field = "padding";
+    if (!field)
+        return 0;
+    return error_set(err,
+                     "%s: \"%s\" is not supported, it would change the length of a prompt; with "
+                     "null in its place the file can be read",
+                     where, field);
+}
+
 static int load_json(struct tokenizer **out, const json_t *root, const char *where,
                      struct error *err) {
     *out = NULL;
@@ -246,7 +262,8 @@ static int load_json(struct tokenizer **out, const json_t *root, const char *whe
         return tok_out_of_memory(err);
     const json_t *decoder = json_object_get(root, "decoder");
     t->has_decoder = decoder && !json_is_null(decoder);
-    if (tok_load_model(t, root, where, err) != 0 ||
+    if (check_version_and_length(root, where, err) != 0 ||
+        tok_load_model(t, root, where, err) != 0 ||
         tok_load_steps(&t->normalizers, json_object_get(root, "normalizer"), USE_NORMALIZER, where,
                        err) != 0 ||
         tok_load_steps(&t->pre_tokenizers, json_object_get(root, "pre_tokenizer"),
@@ -273,21 +290,18 @@ int tokenizer_load_text(struct tokenizer **out, const char *json, size_t n, cons
 }
 
 int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err) {
-    struct bytes path = {0};
+    char path[PATH_MAX];
     *out = NULL;
-    json_t *root = NULL;
-    int result = join_path(&path, dir, "tokenizer.json", err);
-    if (result == 0) {
-        root = json_read_file(path.data, err);
-        result = root ? load_json(out, root, path.data, err) : -1;
-    }
+    if (model_folder_path(path, sizeof path, dir, "tokenizer.json", err) != 0)
+        return -1;
+    json_t *root = json_read_file(path, err);
+    int result = root ? load_json(out, root, path, err) : -1;
+    json_decref(root);
     if (result == 0 && load_chat_template(*out, dir, err) != 0) {
         tokenizer_free(*out);
         *out = NULL;
         result = -1;
     }
-    json_decref(root);
-    tok_bytes_free(&path);
     return result;
 }
 
@@ -299,8 +313,8 @@ void tokenizer_free(struct tokenizer *t) {
     tok_steps_free(&t->pre_tokenizers);
     tok_steps_free(&t->decoders);
     free(t->added);
-    tok_trie_free(&t->raw);
-    tok_trie_free(&t->normalized);
+    free(t->raw.items);
+    free(t->normalized.items);
     free(t->prefix.items);
     free(t->suffix.items);
     free(t);

@@ -110,7 +110,7 @@ static int load_merge(struct tokenizer *t, const json_t *merge, size_t index, st
         find_part(t, right.data, right.n, index, &right_id, where, err) != 0 ||
         find_part(t, joined->n ? joined->data : "", joined->n, index, &id, where, err) != 0)
         return -1;
-    /* Of a pair that is listed twice the later rank counts, as in the library. */
+    /* When a pair is listed twice, its later rank counts, as in the library. */
     tok_vocab_add_merge(&t->vocab, left_id, right_id, (uint32_t)index, id);
     return 0;
 }

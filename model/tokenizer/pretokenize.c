@@ -15,31 +15,22 @@ void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first
     p->items[p->n++] = (struct piece){at, n, id, first};
 }
 
-/* A match joins what stands before it, unless that is a match itself. */
-static void merge_with_previous(const struct spans *in, struct spans *out) {
+/* A match joins what stands before it (read backwards: behind it), unless that is a match itself.
+ */
+static void merge_matches(const struct spans *in, struct spans *out, bool backwards) {
     bool after_match = false;
     for (size_t i = 0; i < in->n; i++) {
-        struct span s = in->items[i];
-        if (s.match && !after_match && out->n > 0)
-            out->items[out->n - 1].end = s.end;
-        else
+        struct span s = in->items[backwards ? in->n - 1 - i : i];
+        struct span *last = out->n > 0 ? &out->items[out->n - 1] : NULL;
+        if (!s.match || after_match || !last)
             tok_spans_add(out, s.start, s.end, false);
+        else if (backwards)
+            last->start = s.start;
+        else
+            last->end = s.end;
         after_match = s.match;
     }
-}
-
-/* The same from the right end: read backwards, then turned round. */
-static void merge_with_next(const struct spans *in, struct spans *out) {
-    bool after_match = false;
-    for (size_t i = in->n; i-- > 0;) {
-        struct span s = in->items[i];
-        if (s.match && !after_match && out->n > 0)
-            out->items[out->n - 1].start = s.start;
-        else
-            tok_spans_add(out, s.start, s.end, false);
-        after_match = s.match;
-    }
-    for (size_t i = 0; i < out->n / 2; i++) {
+    for (size_t i = 0; backwards && i < out->n / 2; i++) {
         struct span s = out->items[i];
         out->items[i] = out->items[out->n - 1 - i];
         out->items[out->n - 1 - i] = s;
@@ -72,10 +63,10 @@ static void apply_behavior(struct work *w, enum split_behavior behavior, bool in
                           behavior == SPLIT_REMOVED && in->items[i].match);
         break;
     case SPLIT_MERGED_WITH_PREVIOUS:
-        merge_with_previous(in, out);
+        merge_matches(in, out, false);
         break;
     case SPLIT_MERGED_WITH_NEXT:
-        merge_with_next(in, out);
+        merge_matches(in, out, true);
         break;
     case SPLIT_CONTIGUOUS:
         merge_contiguous(in, out);

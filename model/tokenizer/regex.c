@@ -6,6 +6,7 @@
  */
 #include "model/tokenizer/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@
 #define WORD_CLASS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
 #define LONE_WORD_CLASS WORD_CLASS "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
 
-enum { JIT_STACK_MIN = 32 * 1024, JIT_STACK_MAX = 4 * 1024 * 1024 };
+enum { JIT_STACK_MIN = 32 * 1024, JIT_STACK_MAX = 4 * 1024 * 1024, SHOWN_BYTES = 60 };
 
 struct translation {
     const char *in;
@@ -22,6 +23,7 @@ struct translation {
     bool in_class;
     struct bytes out;
     const char *refused; /* the construct that has no translation */
+    char refused_escape[3];
 };
 
 static void put(struct translation *t, const char *text) {
@@ -41,11 +43,10 @@ static bool looking_at(const struct translation *t, const char *text) {
 /* \p{Han} is a script for Oniguruma, but since 10.40 the larger set of "script extensions" for
  * PCRE2. Names of one or two letters are general categories for both. */
 static void translate_property(struct translation *t) {
-    const char *open = t->in + t->at + 2;
-    const char *close = memchr(open, '}', t->n - t->at - 2);
-    const char *name = open < t->in + t->n && *open == '{' ? open + 1 : NULL;
-    if (!name || !close || close < name) {
-        copy(t, 2);
+    const char *name = t->in + t->at + 3;
+    const char *close = memchr(name - 1, '}', t->n - t->at - 2);
+    if (name[-1] != '{' || !close) {
+        t->refused = "\\p without { }";
         return;
     }
     bool negated = name < close && *name == '^';
@@ -57,6 +58,15 @@ static void translate_property(struct translation *t) {
         put(t, "sc:");
     tok_bytes_add(&t->out, name, (size_t)(close - name) + 1);
     t->at = (size_t)(close - t->in) + 1;
+}
+
+/* What may stand behind a backslash: punctuation, and these, which mean the same to both. Others,
+ * such as \K, \Q, \h or \v, do not, or are unknown to one of them. */
+static bool is_common_escape(const struct translation *t, char c) {
+    if (c == 'x')
+        return t->in[t->at + 2] == '{';
+    bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    return !letter || strchr("aefnrtdDAGzZ", c);
 }
 
 static void translate_escape(struct translation *t) {
@@ -75,13 +85,12 @@ static void translate_escape(struct translation *t) {
         put(t, "[^" LONE_WORD_CLASS "]");
     } else if (c == 'W') {
         t->refused = "\\W inside [ ]";
-    } else if (c == 'h' || c == 'H') {
-        t->refused = "\\h or \\H";
-    } else if ((c == 'b' || c == 'B') && !t->in_class) {
-        t->refused = "\\b or \\B";
-    } else {
+    } else if ((c == 'b' && t->in_class) || is_common_escape(t, c)) {
         copy(t, t->at + 1 < t->n ? 2 : 1);
         return;
+    } else {
+        snprintf(t->refused_escape, sizeof t->refused_escape, "\\%c", c);
+        t->refused = t->refused_escape;
     }
     t->at += 2;
 }
@@ -99,11 +108,22 @@ static void translate_in_class(struct translation *t) {
     }
 }
 
+/* Without regard to case, these match one character, too, there: "ss" U+00DF, "fi" U+FB01. */
+static bool has_folded_pair(const struct translation *t) {
+    static const char *const pairs[] = {"ss", "ff", "fi", "fl", "st"};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (strcasestr(t->in, pairs[i]))
+            return true;
+    return false;
+}
+
 /* (?flags) and (?flags:...). */
 static void translate_group(struct translation *t) {
     size_t n_flags = strspn(t->in + t->at + 2, "imxs-");
     if (looking_at(t, "(*"))
         t->refused = "(*";
+    else if (memchr(t->in + t->at + 2, 'i', n_flags) && has_folded_pair(t))
+        t->refused = "(?i with ss, ff, fi, fl or st";
     else if (memchr(t->in + t->at + 2, 'm', n_flags))
         t->refused = "(?m"; /* "." matches newlines there, another thing here */
     else if (t->at > 0 && n_flags > 0 && t->in[t->at + 2 + n_flags] == ')')
@@ -147,8 +167,7 @@ static void translate(struct translation *t) {
     }
 }
 
-static int compile(struct pattern *p, const struct bytes *source, const char *regex,
-                   const char *where, struct error *err) {
+static int compile(struct pattern *p, const struct bytes *source, struct error *err) {
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context)
         return tok_out_of_memory(err);
@@ -162,11 +181,23 @@ static int compile(struct pattern *p, const struct bytes *source, const char *re
     if (!p->code) {
         char why[256];
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-        return error_set(err, "%s: pattern \"%s\": %s", where, regex, why);
+        return error_set(err, "%s: %s", p->name.data, why);
     }
     /* Where there is no JIT for it, the same code is interpreted: slower, same matches. */
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE);
     return 0;
+}
+
+/* Sets p's name: the file, and as much of the pattern as fits into a message. */
+static int name_pattern(struct pattern *p, const char *regex, size_t n, const char *where) {
+    size_t shown = n < SHOWN_BYTES ? n : SHOWN_BYTES;
+    while (shown < n && ((unsigned char)regex[shown] & 0xC0) == 0x80) /* no half character */
+        shown--;
+    tok_bytes_add(&p->name, where, strlen(where));
+    tok_bytes_add(&p->name, ": pattern \"", 11);
+    tok_bytes_add(&p->name, regex, shown);
+    tok_bytes_add(&p->name, shown < n ? "...\"" : "\"", shown < n ? 5 : 2); /* with the NUL */
+    return p->name.failed ? -1 : 0;
 }
 
 int tok_pattern_compile(struct pattern *p, const char *regex, size_t n, const char *where,
@@ -174,12 +205,12 @@ int tok_pattern_compile(struct pattern *p, const char *regex, size_t n, const ch
     struct translation t = {.in = regex, .n = n};
     translate(&t);
     int result;
-    if (t.refused)
-        result = error_set(err, "%s: pattern \"%s\": %s is not supported", where, regex, t.refused);
-    else if (t.out.failed)
+    if (t.out.failed || name_pattern(p, regex, n, where) != 0)
         result = tok_out_of_memory(err);
+    else if (t.refused)
+        result = error_set(err, "%s: %s is not supported", p->name.data, t.refused);
     else
-        result = compile(p, &t.out, regex, where, err);
+        result = compile(p, &t.out, err);
     tok_bytes_free(&t.out);
     return result;
 }
@@ -188,6 +219,7 @@ void tok_pattern_free(struct pattern *p) {
     pcre2_code_free(p->code);
     p->code = NULL;
     tok_bytes_free(&p->literal);
+    tok_bytes_free(&p->name);
 }
 
 int tok_matcher_init(struct matcher *m, struct error *err) {
@@ -243,20 +275,16 @@ static int find_in_valid(const struct pattern *p, const struct matcher *m, const
         if (found < 0) {
             char why[256];
             pcre2_get_error_message(found, (PCRE2_UCHAR *)why, sizeof why);
-            return error_set(err, "tokenizer: a pattern failed at byte %zu of a text: %s",
-                             from + at, why);
+            return error_set(err, "%s: failed at byte %zu of a text: %s", p->name.data, from + at,
+                             why);
         }
         const size_t *bounds = pcre2_get_ovector_pointer(m->data);
         size_t start = bounds[0], end = bounds[1];
-        if (start > end) /* \K in a lookahead */
-            return error_set(err, "tokenizer: a pattern matched backwards (\\K)");
         if (start == end && end == last_end) { /* an empty match right behind a match: step on */
             uint32_t c;
             at = end < n ? end + (size_t)tok_utf8_next(part + end, n - end, &c) : n + 1;
             continue;
         }
-        if (start < at)
-            return error_set(err, "tokenizer: a pattern matched backwards (\\K)");
         add_match(out, from + start, from + end, done);
         at = last_end = end;
     }

@@ -118,32 +118,25 @@ bool tok_is_space(uint32_t c) {
            c == 0x205F || c == 0x3000;
 }
 
+#define CATEGORY(name) (1u << UTF8PROC_CATEGORY_##name)
+
+static bool has_category(uint32_t c, unsigned categories) {
+    return categories >> utf8proc_category((utf8proc_int32_t)c) & 1;
+}
+
 bool tok_is_word(uint32_t c) {
-    switch (utf8proc_category((utf8proc_int32_t)c)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
+    if (has_category(c, CATEGORY(LU) | CATEGORY(LL) | CATEGORY(LT) | CATEGORY(LM) | CATEGORY(LO) |
+                            CATEGORY(MN) | CATEGORY(MC) | CATEGORY(ME) | CATEGORY(ND) |
+                            CATEGORY(NL) | CATEGORY(PC)))
         return true;
-    default:
-        /* Join controls, and the circled and squared letters: symbols that count as alphabetic. */
-        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
-               (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
-               (c >= 0x1F170 && c <= 0x1F189);
-    }
+    /* Join controls, and the circled and squared letters: symbols that count as alphabetic. */
+    return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+           (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+           (c >= 0x1F170 && c <= 0x1F189);
 }
 
 bool tok_is_numeric(uint32_t c) {
-    utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)c);
-    return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
-           category == UTF8PROC_CATEGORY_NO;
+    return has_category(c, CATEGORY(ND) | CATEGORY(NL) | CATEGORY(NO));
 }
 
 /* Printable bytes stand for themselves; the other 68 get the letters from U+0100 on, in order. */

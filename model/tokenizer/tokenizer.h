@@ -12,10 +12,12 @@
  *   post-processors ByteLevel, TemplateProcessing (its `single` template), Sequence
  *   decoders        ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace, Sequence
  *
- * The file's `truncation` and `padding` are not applied: the caller owns the length of a prompt.
- * Characters newer than the library's tables can get other ids: those of Unicode 15 and later where
- * a pattern asks for letters or digits, combining marks of Unicode 10 and later where NFC sorts
- * several. A vocabulary with U+0000 in a token cannot be read.
+ * A `truncation` and a `padding` that would change one text's length are refused. A vocabulary with
+ * U+0000 in a token cannot be read.
+ *
+ * Known differences are versions of Unicode. Letters, digits and the like in patterns are those of
+ * PCRE2 (10.42: Unicode 14), there of Oniguruma (16); the order of combining marks in NFC is
+ * utf8proc's (2.8: Unicode 15), there that of Unicode 9, where newer marks stay where they are.
  *
  * Rules for the caller: a tokenizer never changes after it is loaded, so any number of threads may
  * encode and decode with the same one; a decode_stream belongs to one thread.
@@ -39,7 +41,8 @@ struct tokenizer;
  */
 int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err);
 
-/* The same from the n bytes of a tokenizer.json; where names them in errors. No chat template. */
+/* tokenizer_load for the n bytes of a tokenizer.json; where names them in errors. No chat template.
+ */
 int tokenizer_load_text(struct tokenizer **out, const char *json, size_t n, const char *where,
                         struct error *err);
 

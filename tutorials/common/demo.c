@@ -1,5 +1,6 @@
 #include "tutorials/common/demo.h"
 
+#include "model/files/folder.h"
 #include "tutorials/common/complete.h"
 #include "tutorials/common/terminal.h"
 #include "tutorials/common/verify.h"
