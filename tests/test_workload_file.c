@@ -60,7 +60,10 @@ static int encode_messages(void *context, const json_t *messages, const char *wh
 }
 
 static const struct workload_encoder encoder = {encode_prompt, encode_messages, NULL};
-static const struct request defaults = {.arrival = 0.5, .max_new = 17, .sampling = {0.5f, 3, 1, 9}};
+static const struct request defaults = {
+    .arrival = 0.5,
+    .max_new = 17,
+    .sampling = {.temperature = 0.5f, .top_k = 3, .top_p = 1, .seed = 9}};
 
 static int read_bytes(struct workload *w, const char *content, size_t n, struct error *err) {
     FILE *f = fopen(path, "wb");
