@@ -116,8 +116,7 @@ int block_table_slots(const struct block_table *t, int first, int n, int64_t *ou
     return 0;
 }
 
-/* ---- the page table of a batch ----------------------------------------------------------------
- */
+/* ---- the page table of a batch --------------------------------------------------------------- */
 
 /* The pages of all sequences, or -1 with err set. */
 static int count_pages(const struct block_table *const *tables, const int *kv_lens, int n,

@@ -7,8 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- time -------------------------------------------------------------------------------------
- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static double now(const struct engine *e) {
     const struct engine_clock *clock = e->options->clock;
@@ -26,8 +25,7 @@ static void wait_until(const struct engine *e, double time) {
         nanosleep(&(struct timespec){0, (long)(fmin(left, 0.1) * 1e9)}, NULL);
 }
 
-/* ---- text and stop strings --------------------------------------------------------------------
- */
+/* ---- text and stop strings ------------------------------------------------------------------- */
 
 static bool wants_text(const struct engine *e) {
     return e->options->tokenizer != NULL;
@@ -87,8 +85,7 @@ static int decode(struct engine *e, int i, struct error *err) {
     return 0;
 }
 
-/* ---- requests come and go ---------------------------------------------------------------------
- */
+/* ---- requests come and go -------------------------------------------------------------------- */
 
 static void on_change(void *context, int i, enum request_state from, double time) {
     struct engine *e = context;
@@ -137,8 +134,7 @@ static int enqueue(struct engine *e, int i, struct error *err) {
     return 0;
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------
- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 /* What a plan entry reads, as a part of a pass. */
 static struct pass_part part_of(struct engine *e, const struct plan_entry *entry) {

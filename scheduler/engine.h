@@ -77,8 +77,7 @@ void engine_end(struct engine *e);
 /* XXH3 over the fingerprints of all requests, in their order. Returns 0, or -1 with err set. */
 int engine_fingerprint(const struct engine *e, uint64_t *out, struct error *err);
 
-/* ---- metrics ----------------------------------------------------------------------------------
- */
+/* ---- metrics --------------------------------------------------------------------------------- */
 
 /* One quantity over all requests that drew a token: in seconds, except ms_per_token. */
 struct spread {

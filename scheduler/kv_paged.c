@@ -86,8 +86,7 @@ void kv_paged_end(struct kv_paged *c) {
     *c = (struct kv_paged){0};
 }
 
-/* ---- room -------------------------------------------------------------------------------------
- */
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* May this cache write into its block number i? */
 static bool is_mine(const struct kv_paged *c, int i) {
@@ -141,8 +140,7 @@ void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions)
     c->n_stored = n_positions;
 }
 
-/* ---- sharing ----------------------------------------------------------------------------------
- */
+/* ---- sharing --------------------------------------------------------------------------------- */
 
 static int share(struct kv_paged *c, int32_t block, struct error *err) {
     if (block_share(&c->pool->blocks, block, err))
@@ -180,8 +178,7 @@ int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positio
     return 0;
 }
 
-/* ---- swap -------------------------------------------------------------------------------------
- */
+/* ---- swap ------------------------------------------------------------------------------------ */
 
 /* Copies a block from the pool to host memory, or from there into the pool. */
 static void transfer_block(struct kv_pool *p, int32_t block, unsigned char *host, bool out) {

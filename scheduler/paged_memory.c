@@ -25,8 +25,7 @@ static void count_bytes(struct paged_memory *m) {
     m->base.bytes = m->pool->blocks.stats.used * m->base.block_bytes;
 }
 
-/* ---- room -------------------------------------------------------------------------------------
- */
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* What a job with so many tokens needs to begin: room for them, and for the next one, lest it is in
  * somebody's way at once. No more than it can ever store: whoever fits the pool alone is served. */
@@ -54,8 +53,7 @@ static bool answer(struct paged_memory *m, int job, int result, const struct err
     return !result;
 }
 
-/* ---- admission --------------------------------------------------------------------------------
- */
+/* ---- admission ------------------------------------------------------------------------------- */
 
 /* Does the origin of a fork hold these tokens, and is it still here? */
 static bool can_fork(const struct paged_memory *m, int origin, const int32_t *tokens,
@@ -111,8 +109,7 @@ static bool admit(struct request_memory *base, int job, int n_tokens, int *n_cac
     return true;
 }
 
-/* ---- while they run ---------------------------------------------------------------------------
- */
+/* ---- while they run -------------------------------------------------------------------------- */
 
 static bool reserve(struct request_memory *base, int job, int n_positions) {
     struct paged_memory *m = paged(base);
@@ -159,8 +156,7 @@ int64_t paged_memory_waste(const struct paged_memory *m) {
     return waste;
 }
 
-/* ---- the whole --------------------------------------------------------------------------------
- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* A cached block is given out anew. */
 static void evicted(void *context, int32_t block) {

@@ -74,8 +74,7 @@ static void change(struct scheduler *s, int job, enum request_state to, double n
         s->changed(s->context, job, from, now);
 }
 
-/* ---- lists of jobs ----------------------------------------------------------------------------
- */
+/* ---- lists of jobs --------------------------------------------------------------------------- */
 
 static void list_remove(int *list, int *n, int job) {
     int i = 0;
@@ -96,8 +95,7 @@ static void list_insert(int *list, int *n, int job) {
     ++*n;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static bool reserve(struct scheduler *s, int job, int n_positions) {
     return !s->memory || s->memory->reserve(s->memory, job, n_positions);
@@ -129,8 +127,7 @@ static bool make_room(struct scheduler *s, int i, int n_positions, bool any_vict
     return true;
 }
 
-/* ---- the plan of a step -----------------------------------------------------------------------
- */
+/* ---- the plan of a step ---------------------------------------------------------------------- */
 
 struct step_plan {
     struct plan_entry *entries;

@@ -60,8 +60,7 @@ static struct request *add(struct workload *w, struct error *err) {
     return &w->requests[w->n++];
 }
 
-/* ---- from a file ------------------------------------------------------------------------------
- */
+/* ---- from a file ----------------------------------------------------------------------------- */
 
 struct reading {
     struct workload *workload;
@@ -180,15 +179,11 @@ static char *make_title(const char *text) {
     size_t n = strcspn(text, "\n");
     if (!title)
         return NULL;
-    if (n > LENGTH) {
-        n = LENGTH;
-        while (n && ((unsigned char)text[n] & 0xc0) == 0x80) /* not within a character */
-            n--;
-        memcpy(title, text, n);
-        strcpy(title + n, "...");
-    } else {
-        memcpy(title, text, n);
-    }
+    bool cut = n > LENGTH;
+    for (n = cut ? LENGTH : n; cut && n && ((unsigned char)text[n] & 0xc0) == 0x80;)
+        n--; /* not within a character */
+    memcpy(title, text, n);
+    strcpy(title + n, cut ? "..." : "");
     blank_controls(title);
     return title;
 }
@@ -303,8 +298,7 @@ int workload_read(struct workload *w, const char *path, const struct request *de
     return sort_by_arrival(w, err);
 }
 
-/* ---- at random --------------------------------------------------------------------------------
- */
+/* ---- at random ------------------------------------------------------------------------------- */
 
 /* Numbers from a counter: the same on every machine. */
 struct counter {
