@@ -56,12 +56,12 @@ MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c) tests/compare.c \
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
-             scheduler/engine_metrics.c tutorials/common/serve.c
+             scheduler/own_caches.c scheduler/engine_metrics.c tutorials/common/serve.c
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c tutorials/common/pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
 MODULES_7 := $(MODULES_6) scheduler/prefix_cache.c scheduler/kv_paged.c scheduler/paged_memory.c \
-             scheduler/engine_paged.c tutorials/common/paged.c
+             tutorials/common/paged.c
 MODULES_8 := $(MODULES_7) tutorials/common/op_times.c
 MODULES_9 := $(MODULES_8)
 MODULES_10 := $(MODULES_9)

@@ -122,7 +122,7 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
     unsigned long long threshold = truncate_row(&r, how.top_k, how.top_p);
     unsigned long long range = sum_above(&r, threshold, false);
     walk(&token_ids[blockIdx.x], &r, threshold,
-         num_draw(how.seed, how.sequence, how.position, range), stretch_sums);
+         num_draw(how.seed, how.sample, how.position, range), stretch_sums);
 }
 
 void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */

@@ -1,5 +1,7 @@
 #include "model/kv_cache.h"
 
+#include <stdlib.h>
+
 /* What the keys of a layer take, and their exponents, one for each row; values alike. */
 static size_t elements_bytes(int n_slots, int n_kv_heads, int head_dim, enum kv_type type) {
     return (size_t)kv_type_bytes(type) * (size_t)n_slots * (size_t)n_kv_heads * (size_t)head_dim;
@@ -37,4 +39,11 @@ int kv_layer_alloc(struct kv_layer *layer, struct device *dev, int n_slots, int 
         return 0;
     kv_layer_free(layer, dev, n_slots, n_kv_heads, head_dim, type);
     return -1;
+}
+
+void page_table_end(struct page_table *p) {
+    free(p->kv_indptr);
+    free(p->kv_page_indices);
+    free(p->kv_last_page_len);
+    *p = (struct page_table){0};
 }

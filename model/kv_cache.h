@@ -11,13 +11,21 @@
 #include "model/error.h"
 #include "model/ops.h"
 
-/* The pages of a sequence, in the order of its positions: owned by the cache, until it grows. */
-struct kv_pages {
-    const int32_t *indices; /* host [n] */
-    int n;
-    int page_size;      /* positions per page */
-    int n_pages_of_all; /* in the pool */
+/* The page table of a batch, as FlashInfer and vLLM have it (CSR: compressed sparse rows), in host
+ * memory. Sequence i has pages kv_page_indices[kv_indptr[i]] ... kv_page_indices[kv_indptr[i+1] -
+ * 1], in the order of its positions; the last holds kv_last_page_len[i] positions (0 for a sequence
+ * without positions). */
+struct page_table {
+    int32_t *kv_indptr;        /* [n_sequences + 1] */
+    int32_t *kv_page_indices;  /* [n_pages] */
+    int32_t *kv_last_page_len; /* [n_sequences] */
+    int n_sequences, n_pages;
+    int page_size;    /* positions per page */
+    int n_pool_pages; /* in the pool that holds them */
 };
+
+/* Frees the arrays; a zeroed one is fine. */
+void page_table_end(struct page_table *p);
 
 struct kv_cache {
     struct kv_layer *layers; /* host array [n_layers] of device pointers */
@@ -31,9 +39,11 @@ struct kv_cache {
     /* The slots of positions first ... first + n - 1: out, host [n]. Returns 0, or -1 with err set:
      * positions without room. NULL: a contiguous cache. */
     int (*slots)(const struct kv_cache *cache, int first, int n, int64_t *out, struct error *err);
-    /* Of a paged cache: its pages, as many as hold n positions. Returns 0, or -1
-     * with err set: positions without room, a table that is not right. */
-    int (*pages)(const struct kv_cache *cache, int n, struct kv_pages *out, struct error *err);
+    /* The page table of n paged caches of one pool, of the first kv_lens[i] positions of each; out
+     * is the caller's to end. Returns 0, or -1 with err set and out zeroed: positions without room,
+     * a table that is not right, no memory. NULL: a contiguous cache. */
+    int (*page_table)(struct kv_cache *const *caches, const int *kv_lens, int n,
+                      struct page_table *out, struct error *err);
 };
 
 /* Allocates k, v and their exponents of one layer for n_slots tokens. Returns 0, or -1 with err set

@@ -446,10 +446,10 @@ NUM_FN uint64_t num_mul_high(uint64_t a, uint64_t b) {
     return a1 * b1 + (mid >> 32) + (mid2 >> 32);
 }
 
-/* A number in 0 ... range-1 for one draw: the key is the seed and the sequence's number, the
+/* A number in 0 ... range-1 for one draw: the key is the seed and the number of the sample, the
  * counter the position of the token to be drawn, so no draw depends on any other. */
-NUM_FN uint64_t num_draw(uint64_t seed, uint32_t sequence, uint32_t position, uint64_t range) {
-    struct philox_key key = {{(uint32_t)seed, sequence}};
+NUM_FN uint64_t num_draw(uint64_t seed, uint32_t sample, uint32_t position, uint64_t range) {
+    struct philox_key key = {{(uint32_t)seed, sample}};
     struct philox_block counter = {{position, (uint32_t)(seed >> 32), 0, 0}};
     struct philox_block bits = num_philox(key, counter);
     return num_mul_high((uint64_t)bits.word[1] << 32 | bits.word[0], range);

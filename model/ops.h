@@ -20,11 +20,11 @@
 #ifndef SAMEBITS_OPS_H
 #define SAMEBITS_OPS_H
 
-#include "model/attention/variant.h"
 #include "model/attention/cascade.h"
-#include "model/error.h"
 #include "model/attention/kv_view.h"
 #include "model/attention/paged_batch.h"
+#include "model/attention/variant.h"
+#include "model/error.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -86,8 +86,9 @@ struct bfp_rows {
 
 /* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
  * exponent. A contiguous cache is one sequence with slot = position. In a pool of another type than
- * bfp16 (model/attention/kv_type.h), k and v are arrays of its elements, and only bfp8 has exponents: attend and
- * kv_store read such a layer through kv_views_of, the ops that take a layer do not. */
+ * bfp16 (model/attention/kv_type.h), k and v are arrays of its elements, and only bfp8 has
+ * exponents: attend and kv_store read such a layer through kv_views_of, the ops that take a layer
+ * do not. */
 struct kv_layer {
     int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
     int8_t *k_exponents, *v_exponents; /* [n_slots, n_kv_heads] */
@@ -112,8 +113,11 @@ struct sampling {
     float temperature; /* 0: greedy */
     int top_k;         /* keep the k largest; 0: all */
     float top_p;       /* keep the fewest largest that hold this share; 1: all */
+    /* Seed and sample are the key of the random numbers. With a seed that was asked for, sample is
+     * the number of the answer among those of its request, 0 for the first; without one, seed is 0
+     * and sample the number of the request in the run (scheduler/sequence.h). */
     uint64_t seed;
-    uint32_t sequence; /* number of the sequence: with seed, the key of the random numbers */
+    uint32_t sample;
     uint32_t position; /* position of the token to be drawn: their counter */
 };
 
@@ -127,9 +131,9 @@ struct ops {
     void (*close)(struct device *dev);
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
-     * how many the op of that name has (the reference: none, 0, but of attention_plan: model/attention/cascade.h).
-     * set_version picks one by number, 0 lets the op choose; -1 with err set when there is no such
-     * op or version. */
+     * how many the op of that name has (the reference: none, 0, but of attention_plan:
+     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with
+     * err set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 
@@ -274,10 +278,10 @@ struct ops {
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
      * attention_plan copies the batch. variant (host): what attend will be told; it matters here
      * for what it says of causal, window and mask, not of scores; NULL: causal. Tiles that
-     * sequences share are read once where that pays (model/attention/cascade.h). Returns 0, or -1 with err set:
-     * what paged_batch_check or attention_variant_check refuses, no memory, more tiles than can be
-     * counted; the plan is then of no sequences. A plan must not change while attention_paged or
-     * attend may still use it: not before the next sync.
+     * sequences share are read once where that pays (model/attention/cascade.h). Returns 0, or -1
+     * with err set: what paged_batch_check or attention_variant_check refuses, no memory, more
+     * tiles than can be counted; the plan is then of no sequences. A plan must not change while
+     * attention_paged or attend may still use it: not before the next sync.
      */
     struct attention_plan *(*attention_plan_new)(struct device *dev, struct error *err);
     void (*attention_plan_free)(struct device *dev, struct attention_plan *plan);
@@ -335,10 +339,11 @@ struct ops {
                           enum lse_base base, const struct attention_state *state, float v_scale,
                           int n_rows, int head_dim);
 
-    /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h: snapped, or divided
-     * by the scale and rounded, fp8 saturated), and writes it to its slot = page * page_size +
-     * position in a cache of any layout. A negative slot is skipped; others must be of the cache,
-     * nobody checks. paged_batch_slots gives the slots of positions of sequences. kv: host. */
+    /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h:
+     * snapped, or divided by the scale and rounded, fp8 saturated), and writes it to its slot =
+     * page * page_size + position in a cache of any layout. A negative slot is skipped; others must
+     * be of the cache, nobody checks. paged_batch_slots gives the slots of positions of sequences.
+     * kv: host. */
     void (*kv_store)(struct device *dev, const struct kv_views *kv,
                      const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                      const float *v,       /* [n_tokens, n_kv_heads, head_dim] */

@@ -75,7 +75,7 @@ static int32_t draw(const float *logits, int vocab, float max, const struct samp
         n = truncate_candidates(c, vocab, how->top_k, how->top_p);
         qsort(c, (size_t)n, sizeof *c, by_id);
     }
-    uint64_t r = num_draw(how->seed, how->sequence, how->position, sum_of(c, n));
+    uint64_t r = num_draw(how->seed, how->sample, how->position, sum_of(c, n));
     uint64_t sum = 0;
     int i = 0;
     while ((sum += c[i].weight) <= r)

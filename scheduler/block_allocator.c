@@ -4,8 +4,7 @@
 
 enum { CACHED = -1 }; /* in place of a number of references */
 
-/* ---- the two lists ----------------------------------------------------------------------------
- */
+/* ---- the two lists --------------------------------------------------------------------------- */
 
 enum { AHEAD = 16 }; /* allocs in the time that memory takes to answer */
 
@@ -58,8 +57,7 @@ static void take_from_cache(struct block_allocator *a, int32_t block) {
     a->stats.cached--;
 }
 
-/* ---- the allocator ----------------------------------------------------------------------------
- */
+/* ---- the allocator --------------------------------------------------------------------------- */
 
 int block_allocator_start(struct block_allocator *a, int n_blocks, enum block_order order,
                           struct error *err) {
@@ -171,8 +169,7 @@ int block_references(const struct block_allocator *a, int32_t block) {
     return a->references[block] > 0 ? a->references[block] : 0;
 }
 
-/* ---- the check --------------------------------------------------------------------------------
- */
+/* ---- the check ------------------------------------------------------------------------------- */
 
 /* Every number of the ring is a free block, and none comes twice. seen [total] is all false. */
 static int check_free(const struct block_allocator *a, bool *seen, struct error *err) {

@@ -116,32 +116,11 @@ int block_table_slots(const struct block_table *t, int first, int n, int64_t *ou
     return 0;
 }
 
-/* ---- the page table of a batch ----------------------------------------------------------------
- */
+/* ---- the page table of a batch --------------------------------------------------------------- */
 
-static int reserve_pages(struct page_table *p, int n_sequences, int n_pages, struct error *err) {
-    if (n_sequences > p->sequence_capacity || !p->kv_indptr) {
-        size_t n = (size_t)n_sequences;
-        int32_t *indptr = realloc(p->kv_indptr, sizeof *indptr * (n + 1));
-        p->kv_indptr = indptr ? indptr : p->kv_indptr;
-        int32_t *last = realloc(p->kv_last_page_len, sizeof *last * (n ? n : 1));
-        p->kv_last_page_len = last ? last : p->kv_last_page_len;
-        if (!indptr || !last)
-            return error_set(err, "out of memory for the page table of %d sequences", n_sequences);
-        p->sequence_capacity = n_sequences;
-    }
-    if (n_pages > p->page_capacity) {
-        int32_t *pages = realloc(p->kv_page_indices, sizeof *pages * (size_t)n_pages);
-        if (!pages)
-            return error_set(err, "out of memory for a page table of %d pages", n_pages);
-        p->kv_page_indices = pages;
-        p->page_capacity = n_pages;
-    }
-    return 0;
-}
-
-int page_table_fill(struct page_table *out, const struct block_table *const *tables,
-                    const int *kv_lens, int n, struct error *err) {
+/* The pages of all sequences, or -1 with err set. */
+static int count_pages(const struct block_table *const *tables, const int *kv_lens, int n,
+                       struct error *err) {
     int64_t n_pages = 0;
     for (int i = 0; i < n; i++) {
         if (block_table_missing(tables[i], kv_lens[i]))
@@ -152,11 +131,26 @@ int page_table_fill(struct page_table *out, const struct block_table *const *tab
     }
     if (n_pages > INT32_MAX)
         return error_set(err, "the batch has %lld pages, more than 2^31 - 1", (long long)n_pages);
-    if (reserve_pages(out, n, (int)n_pages, err))
+    return (int)n_pages;
+}
+
+int page_table_fill(struct page_table *out, const struct block_table *const *tables,
+                    const int *kv_lens, int n, struct error *err) {
+    *out = (struct page_table){0};
+    int n_pages = count_pages(tables, kv_lens, n, err);
+    if (n_pages < 0)
         return -1;
-    out->n_sequences = n;
-    out->n_pages = (int)n_pages;
-    out->kv_indptr[0] = 0;
+    *out = (struct page_table){
+        .kv_indptr = calloc((size_t)n + 1, sizeof *out->kv_indptr),
+        .kv_page_indices = malloc(sizeof *out->kv_page_indices * ((size_t)n_pages + 1)),
+        .kv_last_page_len = calloc((size_t)n + 1, sizeof *out->kv_last_page_len),
+        .n_sequences = n,
+        .n_pages = n_pages,
+        .page_size = n ? tables[0]->block_size : 0};
+    if (!out->kv_indptr || !out->kv_page_indices || !out->kv_last_page_len) {
+        page_table_end(out);
+        return error_set(err, "out of memory for a page table of %d pages", n_pages);
+    }
     for (int i = 0; i < n; i++) {
         const struct block_table *t = tables[i];
         int pages = blocks_for(kv_lens[i], t->block_size), at = out->kv_indptr[i];
@@ -166,11 +160,4 @@ int page_table_fill(struct page_table *out, const struct block_table *const *tab
         out->kv_last_page_len[i] = pages ? kv_lens[i] - (pages - 1) * t->block_size : 0;
     }
     return 0;
-}
-
-void page_table_end(struct page_table *p) {
-    free(p->kv_indptr);
-    free(p->kv_page_indices);
-    free(p->kv_last_page_len);
-    *p = (struct page_table){0};
 }

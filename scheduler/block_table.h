@@ -4,12 +4,12 @@
  * Position p of a sequence lies in block blocks[p / block_size], at offset p % block_size. The slot
  * of a position is its place in the whole pool, counted in tokens: block * block_size + offset. Ops
  * write through slots and read through the page table of a batch, which is the block tables of all
- * its sequences one after the other (CSR: compressed sparse rows), as FlashInfer and vLLM have it.
+ * its sequences one after the other.
  */
 #ifndef SAMEBITS_BLOCK_TABLE_H
 #define SAMEBITS_BLOCK_TABLE_H
 
-#include "model/error.h"
+#include "model/kv_cache.h"
 #include "scheduler/kv_pool.h"
 
 #include <stdint.h>
@@ -59,24 +59,10 @@ int64_t block_table_slot(const struct block_table *t, int position);
 int block_table_slots(const struct block_table *t, int first, int n, int64_t *out,
                       struct error *err);
 
-/* The page table of a batch; all int32. Sequence i has pages kv_page_indices[kv_indptr[i]] ...
- * kv_page_indices[kv_indptr[i+1] - 1], of which the last holds kv_last_page_len[i] positions (0 for
- * a sequence without positions). */
-struct page_table {
-    int32_t *kv_indptr;        /* [n_sequences + 1] */
-    int32_t *kv_page_indices;  /* [n_pages] */
-    int32_t *kv_last_page_len; /* [n_sequences] */
-    int n_sequences, n_pages;
-    int sequence_capacity, page_capacity;
-};
-
-/* Fills out for n sequences with kv_lens[i] positions each; memory that out has is used again.
- * Returns 0, or -1 with err set: a table that does not cover its positions, more than 2^31 - 1
- * pages, no memory. */
+/* Makes the page table (model/kv_cache.h) of n sequences with kv_lens[i] positions each; out is
+ * written over, and the caller's to end. Returns 0, or -1 with err set and out zeroed: a table that
+ * does not cover its positions, more than 2^31 - 1 pages, no memory. */
 int page_table_fill(struct page_table *out, const struct block_table *const *tables,
                     const int *kv_lens, int n, struct error *err);
-
-/* Frees the arrays; a zeroed one is fine. */
-void page_table_end(struct page_table *p);
 
 #endif

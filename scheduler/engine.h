@@ -1,19 +1,16 @@
 /*
- * engine.h - phases 3 and 4: many requests through one model. The scheduler says who runs; the
- * engine gives each admitted request a cache, runs the passes, and notes the times. Every request's
- * sequence is there from the beginning to the end of the engine.
+ * engine.h - phases 3 and 4: many requests through one model. The scheduler says who runs; a memory
+ * holds the caches (request_memory.h); the engine runs the passes, makes texts of the tokens, and
+ * notes the times. Every request's sequence is there from the beginning to the end of the engine.
  *
- * The caches are pieces of memory of their own (phase 3) or blocks of one pool (phase 7).
- *
- * As every request has its own cache, a step is one forward pass per running request: each reads
- * all weights. Phase 8 makes one pass of them (`one_pass`).
+ * In phases 3 to 7 a step is one forward pass per running request: each reads all weights. Phase 8
+ * makes one pass of them (`one_pass`).
  */
 #ifndef SAMEBITS_ENGINE_H
 #define SAMEBITS_ENGINE_H
 
 #include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
-#include "scheduler/pass.h"
 #include "scheduler/scheduler.h"
 
 /* Where the engine's time comes from: the wall clock by default, anything in tests. */
@@ -25,31 +22,9 @@ struct engine_clock {
 
 struct engine;
 
-/* Caches that are pieces of one memory (phase 7: engine_paged.h). */
-struct engine_memory {
-    /* The run begins: sets e->scheduler.memory. Returns 0, or -1 with err set. */
-    int (*start)(void *context, struct engine *e, struct error *err);
-    /* After each plan: 0, or -1 with err set when something failed in it. */
-    int (*check)(void *context, struct error *err);
-    /* The cache of a running request, and how many of its tokens are in it. */
-    struct kv_cache *(*cache)(void *context, int request, int *n_cached);
-    /* A pass has filled it up to n_positions. */
-    void (*stored)(void *context, int request, int n_positions);
-    /* The request is done. */
-    void (*release)(void *context, int request);
-    int (*blocks_in_use)(void *context);
-    size_t bytes_per_block;
-    void *context;
-};
-
 struct engine_options {
     struct scheduler_options scheduler;
-    /* Makes the cache of a request for at most `positions` positions. */
-    struct kv_cache *(*cache_new)(const struct model *model, int positions, struct error *err);
-    void (*cache_free)(struct kv_cache *cache);
-    int cache_positions;                /* given to cache_new; 0: what the request needs at most */
-    const struct engine_memory *memory; /* NULL: a cache of its own for each request; else the three
-                                           above are not used */
+    struct request_memory *memory; /* for this run alone: started by its owner, who also ends it */
     bool one_pass; /* a step is one forward pass for all; with g->fused one attention, too */
     const struct tokenizer *tokenizer; /* for stop strings and texts; NULL: neither */
     const struct engine_clock *clock;  /* NULL: the wall clock */
@@ -62,13 +37,12 @@ struct engine_options {
 };
 
 /* One request on its way and its result. */
-struct answer_of {
+struct answer {
     struct sequence sequence; /* tokens, fingerprint, finish */
-    struct kv_cache *cache;   /* while it runs; NULL with a memory */
     char *text;               /* [n_text] what was drawn, up to a stop string; with a tokenizer */
     size_t n_text, text_capacity;
     struct decode_stream *stream;
-    struct error error; /* why finish is FINISH_ERROR */
+    struct error error; /* why finish is FINISH_ERROR; else empty */
 };
 
 struct engine {
@@ -77,12 +51,13 @@ struct engine {
     int n;
     const struct engine_options *options;
     struct scheduler scheduler;
-    struct answer_of *answers; /* [n] */
-    struct plan_entry *plan;   /* [max_running] */
-    struct pass_part *parts;   /* [max_running] */
+    struct answer *answers;           /* [n] */
+    struct memory_request *in_memory; /* [n] what the memory knows of each request */
+    struct plan_entry *plan;          /* [max_running] */
+    struct pass_part *parts;          /* [max_running] */
     long steps, passes;
-    int64_t cache_bytes, most_cache_bytes; /* of all running requests */
-    double began;                          /* clock_now at the start */
+    int64_t most_cache_bytes; /* of all requests together, at the fullest moment */
+    double began;             /* clock_now at the start */
 };
 
 /* Runs all requests (sorted by arrival) to their end. A request that cannot be answered ends with
@@ -93,11 +68,8 @@ struct engine {
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
                const struct engine_options *options, struct error *err);
 
-/* Ends a request that is not done. For `stepped`. */
+/* Cancels a request, if it is not done. For `stepped`. */
 void engine_cancel(struct engine *e, int request);
-
-/* Ends a request that cannot be answered. For engine_memory. */
-void engine_refuse(struct engine *e, int request, const struct error *why);
 
 /* Frees the answers; a zeroed engine is fine. */
 void engine_end(struct engine *e);
@@ -105,10 +77,9 @@ void engine_end(struct engine *e);
 /* XXH3 over the fingerprints of all requests, in their order. Returns 0, or -1 with err set. */
 int engine_fingerprint(const struct engine *e, uint64_t *out, struct error *err);
 
-/* ---- metrics ----------------------------------------------------------------------------------
- */
+/* ---- metrics --------------------------------------------------------------------------------- */
 
-/* Of the requests that drew a token. Seconds, but ms_per_token. */
+/* One quantity over all requests that drew a token: in seconds, except ms_per_token. */
 struct spread {
     double mean, p50, p95, p99;
 };

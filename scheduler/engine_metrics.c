@@ -27,47 +27,35 @@ static struct spread spread_of(double *values, int n) {
     return s;
 }
 
-enum quantity { QUEUE, TTFT, LATENCY, MS_PER_TOKEN };
-
-/* Collects a quantity of all requests that have it; returns how many. */
-static int collect(const struct engine *e, enum quantity which, double *out) {
-    int n = 0;
+int engine_measure(const struct engine *e, struct engine_metrics *out, struct error *err) {
+    size_t most = (size_t)e->n + 1;
+    double *queue = malloc(4 * most * sizeof *queue), end = 0;
+    int64_t tokens = 0;
+    int n = 0, n_several = 0; /* requests with a token, and with more than one */
+    *out = (struct engine_metrics){0};
+    if (!queue)
+        return error_set(err, "out of memory for the metrics of %d requests", e->n);
+    double *ttft = queue + most, *latency = ttft + most, *ms_per_token = latency + most;
     for (int i = 0; i < e->n; i++) {
         const struct job *j = &e->scheduler.jobs[i];
+        if (j->admitted >= 0 && j->done > end) /* others may end before they arrive: cancelled */
+            end = j->done;
         if (!j->n_new)
             continue;
-        if (which == QUEUE)
-            out[n++] = j->admitted - j->arrival;
-        else if (which == TTFT)
-            out[n++] = j->first - j->arrival;
-        else if (which == LATENCY)
-            out[n++] = j->done - j->arrival;
-        else if (j->n_new > 1)
-            out[n++] = (j->done - j->first) * 1e3 / (j->n_new - 1);
-    }
-    return n;
-}
-
-int engine_measure(const struct engine *e, struct engine_metrics *out, struct error *err) {
-    double *values = malloc(sizeof *values * ((size_t)e->n + 1));
-    double end = 0;
-    int64_t tokens = 0;
-    *out = (struct engine_metrics){0};
-    if (!values)
-        return error_set(err, "out of memory for the metrics of %d requests", e->n);
-    for (int i = 0; i < e->n; i++) {
-        const struct job *j = &e->scheduler.jobs[i];
         tokens += j->n_new;
-        if (j->admitted >= 0) /* others may end before they arrive: cancelled */
-            end = j->done > end ? j->done : end;
+        queue[n] = j->admitted - j->arrival;
+        ttft[n] = j->first - j->arrival;
+        latency[n++] = j->done - j->arrival;
+        if (j->n_new > 1)
+            ms_per_token[n_several++] = (j->done - j->first) * 1e3 / (j->n_new - 1);
     }
+    out->n = n;
     out->seconds = e->n ? end - e->scheduler.jobs[0].arrival : 0;
     out->tokens_per_second = out->seconds > 0 ? (double)tokens / out->seconds : 0;
-    out->n = collect(e, QUEUE, values);
-    out->queue = spread_of(values, out->n);
-    out->ttft = spread_of(values, collect(e, TTFT, values));
-    out->latency = spread_of(values, collect(e, LATENCY, values));
-    out->ms_per_token = spread_of(values, collect(e, MS_PER_TOKEN, values));
-    free(values);
+    out->queue = spread_of(queue, n);
+    out->ttft = spread_of(ttft, n);
+    out->latency = spread_of(latency, n);
+    out->ms_per_token = spread_of(ms_per_token, n_several);
+    free(queue);
     return 0;
 }

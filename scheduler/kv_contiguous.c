@@ -9,15 +9,6 @@ struct contiguous {
     int limit; /* positions it may ever hold */
 };
 
-static int refuse(const struct kv_cache *cache, int n_positions, struct error *err) {
-    return error_set(err, "the KV cache holds %d positions, %d are needed. Raise --context",
-                     ((const struct contiguous *)cache)->limit, n_positions);
-}
-
-static int static_reserve(struct kv_cache *cache, int n_positions, struct error *err) {
-    return n_positions <= cache->capacity ? 0 : refuse(cache, n_positions, err);
-}
-
 /* Moves one layer into a new piece of memory. */
 static int grow_layer(struct kv_cache *c, struct kv_layer *layer, int capacity, struct error *err) {
     struct kv_layer bigger;
@@ -54,21 +45,21 @@ static int set_capacity(struct kv_cache *c, int capacity, struct error *err) {
     return 0;
 }
 
-static int dynamic_reserve(struct kv_cache *cache, int n_positions, struct error *err) {
+/* A static cache has its limit as its capacity, and never grows. */
+static int reserve(struct kv_cache *cache, int n_positions, struct error *err) {
     int limit = ((struct contiguous *)cache)->limit;
     if (n_positions <= cache->capacity)
         return 0;
     if (n_positions > limit)
-        return refuse(cache, n_positions, err);
+        return error_set(err, "the KV cache holds %d positions, %d are needed. Raise --context",
+                         limit, n_positions);
     int capacity = cache->capacity ? cache->capacity : FIRST_CAPACITY;
     while (capacity < n_positions)
         capacity *= 2;
     return set_capacity(cache, capacity < limit ? capacity : limit, err);
 }
 
-static struct kv_cache *new_cache(const struct model *model, int limit,
-                                  int (*reserve)(struct kv_cache *, int, struct error *),
-                                  struct error *err) {
+struct kv_cache *kv_dynamic_new(const struct model *model, int limit, struct error *err) {
     struct contiguous *c = calloc(1, sizeof *c);
     struct kv_layer *layers = calloc((size_t)model->config.n_layers, sizeof *layers);
     if (!c || !layers) {
@@ -88,16 +79,12 @@ static struct kv_cache *new_cache(const struct model *model, int limit,
 }
 
 struct kv_cache *kv_static_new(const struct model *model, int capacity, struct error *err) {
-    struct kv_cache *cache = new_cache(model, capacity, static_reserve, err);
+    struct kv_cache *cache = kv_dynamic_new(model, capacity, err);
     if (cache && set_capacity(cache, capacity, err)) {
         kv_cache_free(cache);
         return NULL;
     }
     return cache;
-}
-
-struct kv_cache *kv_dynamic_new(const struct model *model, int limit, struct error *err) {
-    return new_cache(model, limit, dynamic_reserve, err);
 }
 
 void kv_cache_free(struct kv_cache *cache) {

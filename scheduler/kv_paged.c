@@ -26,16 +26,24 @@ static int slots(const struct kv_cache *cache, int first, int n, int64_t *out, s
     return block_table_slots(&c->table, first, n, out, err);
 }
 
-static int pages(const struct kv_cache *cache, int n, struct kv_pages *out, struct error *err) {
-    const struct kv_paged *c = (const struct kv_paged *)cache;
-    if (block_table_check(&c->table, &c->pool->blocks, err))
-        return -1;
-    if (block_table_missing(&c->table, n))
-        return error_set(err, "%d positions in a block table of %d blocks of %d positions", n,
-                         c->table.n_blocks, c->table.block_size);
-    *out = (struct kv_pages){c->table.blocks, blocks_for(n, c->table.block_size),
-                             c->table.block_size, c->pool->blocks.stats.total};
-    return 0;
+/* For a forward pass with one attention for all its sequences: every table is checked first, too.
+ */
+static int page_table(struct kv_cache *const *caches, const int *kv_lens, int n,
+                      struct page_table *out, struct error *err) {
+    const struct block_table **tables = malloc(sizeof *tables * ((size_t)n + 1));
+    int result = tables ? 0 : error_set(err, "out of memory for a page table");
+    *out = (struct page_table){0};
+    for (int i = 0; i < n && !result; i++) {
+        const struct kv_paged *c = paged_of(caches[i]);
+        tables[i] = &c->table;
+        result = block_table_check(&c->table, &c->pool->blocks, err);
+    }
+    if (!result)
+        result = page_table_fill(out, tables, kv_lens, n, err);
+    if (!result && n)
+        out->n_pool_pages = paged_of(caches[0])->pool->blocks.stats.total;
+    free(tables);
+    return result;
 }
 
 int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache *prefixes,
@@ -48,7 +56,7 @@ int kv_paged_start(struct kv_paged *c, struct kv_pool *pool, struct prefix_cache
                                     .dev = pool->dev,
                                     .reserve = reserve,
                                     .slots = slots,
-                                    .pages = pages},
+                                    .page_table = page_table},
                            .pool = pool,
                            .prefixes = prefixes};
     return block_table_start(&c->table, pool->block_size, err);
@@ -78,8 +86,7 @@ void kv_paged_end(struct kv_paged *c) {
     *c = (struct kv_paged){0};
 }
 
-/* ---- room -------------------------------------------------------------------------------------
- */
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* May this cache write into its block number i? */
 static bool is_mine(const struct kv_paged *c, int i) {
@@ -133,8 +140,7 @@ void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions)
     c->n_stored = n_positions;
 }
 
-/* ---- sharing ----------------------------------------------------------------------------------
- */
+/* ---- sharing --------------------------------------------------------------------------------- */
 
 static int share(struct kv_paged *c, int32_t block, struct error *err) {
     if (block_share(&c->pool->blocks, block, err))
@@ -172,8 +178,7 @@ int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positio
     return 0;
 }
 
-/* ---- swap -------------------------------------------------------------------------------------
- */
+/* ---- swap ------------------------------------------------------------------------------------ */
 
 /* Copies a block from the pool to host memory, or from there into the pool. */
 static void transfer_block(struct kv_pool *p, int32_t block, unsigned char *host, bool out) {

@@ -56,8 +56,7 @@ int kv_paged_match(struct kv_paged *c, const int32_t *tokens, int n_tokens, stru
 int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positions,
                   struct error *err);
 
-/* ---- swap --------------------------------------------------------------------------------------
- */
+/* ---- swap ------------------------------------------------------------------------------------ */
 
 /* The keys and values of a sequence in host memory. */
 struct kv_swapped {

@@ -15,8 +15,7 @@ int block_size_check(int block_size, struct error *err) {
     return 0;
 }
 
-/* ---- poison -----------------------------------------------------------------------------------
- */
+/* ---- poison ---------------------------------------------------------------------------------- */
 
 struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
     const struct kv_layer *l = &p->layers[layer];
@@ -51,8 +50,7 @@ void kv_pool_poison(struct kv_pool *p, int32_t block) {
     }
 }
 
-/* ---- how large? -------------------------------------------------------------------------------
- */
+/* ---- how large? ------------------------------------------------------------------------------ */
 
 static double megabytes(size_t bytes) {
     return (double)bytes / 1e6;
@@ -85,8 +83,7 @@ static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
                      n, p->block_size);
 }
 
-/* ---- the pool ---------------------------------------------------------------------------------
- */
+/* ---- the pool -------------------------------------------------------------------------------- */
 
 static int allocate_layers(struct kv_pool *p, int n_slots, struct error *err) {
     p->layers = calloc((size_t)p->n_layers, sizeof *p->layers);

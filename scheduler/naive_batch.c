@@ -8,13 +8,13 @@
  * hold nothing. */
 static struct pass_part prompt_part(struct sequence *s, struct kv_cache *cache, int padding,
                                     int first, int end, bool last) {
-    int hollow = padding <= first ? 0 : padding < end ? padding - first : end - first;
-    int from = first + hollow - padding;
+    int n_empty = padding <= first ? 0 : padding < end ? padding - first : end - first;
+    int from = first + n_empty - padding;
     return (struct pass_part){.sequence = s,
                               .cache = cache,
                               .first = from > 0 ? from : 0,
                               .end = end > padding ? end - padding : 0,
-                              .padding = hollow,
+                              .padding = n_empty,
                               .draw = last};
 }
 
@@ -48,17 +48,11 @@ static int step(struct generator *g, struct sequence *const *sequences,
     return pass_run(g, parts, n, err);
 }
 
-static void cancel(struct sequence *const *sequences, int n) {
-    for (int i = 0; i < n; i++)
-        if (sequences[i]->finish == FINISH_NOT_YET)
-            sequences[i]->finish = FINISH_CANCELLED;
-}
-
 static bool all_done(struct sequence *const *sequences, int n) {
-    for (int i = 0; i < n; i++)
-        if (sequences[i]->finish == FINISH_NOT_YET)
-            return false;
-    return true;
+    int i = 0;
+    while (i < n && sequences[i]->finish != FINISH_NOT_YET)
+        i++;
+    return i == n;
 }
 
 int naive_batch_generate(struct generator *g, struct sequence *const *sequences,
@@ -81,8 +75,9 @@ int naive_batch_generate(struct generator *g, struct sequence *const *sequences,
     int result = read_prompts(g, sequences, caches, n, columns, parts, err);
     while (!result && !all_done(sequences, n) && !generator_interrupted(g))
         result = step(g, sequences, caches, n, waste, parts, err);
-    if (!result)
-        cancel(sequences, n); /* all are done, or the run is interrupted */
+    for (int i = 0; i < n && !result; i++) /* all are done, or the run is interrupted */
+        if (sequences[i]->finish == FINISH_NOT_YET)
+            sequences[i]->finish = FINISH_CANCELLED;
     free(parts);
     return result;
 }

@@ -21,9 +21,9 @@ struct naive_waste {
 };
 
 /*
- * Answers n sequences, each asked (sequence_ask) and with an empty cache of its own. Prompts are
- * read in pieces of g->chunk columns. Each sequence gets the bits that it gets alone. Returns 0, or
- * -1 with err set: a prompt that generate would refuse, or what a pass reports.
+ * Answers n sequences, each asked (sequence_add_prompt) and with an empty cache of its own. Prompts
+ * are read in pieces of g->chunk columns. Each sequence gets the bits that it gets alone. Returns
+ * 0, or -1 with err set: a prompt that generate would refuse, or what a pass reports.
  */
 int naive_batch_generate(struct generator *g, struct sequence *const *sequences,
                          struct kv_cache *const *caches, int n, struct naive_waste *waste,

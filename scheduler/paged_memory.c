@@ -1,51 +1,73 @@
 #include "scheduler/paged_memory.h"
 
+#include "scheduler/scheduler.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-/* Keeps the first failure; the owner looks at it after each plan. */
-static void fail(struct paged_memory *m, const struct error *why) {
-    if (!m->failed)
-        m->failure = *why;
-    m->failed = true;
+static struct paged_memory *paged(struct request_memory *m) {
+    return (struct paged_memory *)m;
 }
 
 static struct kv_paged *cache_of(struct paged_memory *m, int job) {
     return &m->jobs[job].cache;
 }
 
-/* ---- admission --------------------------------------------------------------------------------
- */
-
-static bool has_room(const struct paged_memory *m, const struct kv_paged *c, int n_positions) {
-    return kv_paged_missing(c, n_positions) <= block_available(&m->pool->blocks);
+/* Something other than a lack of blocks: the first of it stays, and ends the run. */
+static void fail(struct paged_memory *m, const struct error *why) {
+    if (!m->base.failed)
+        m->base.why = *why;
+    m->base.failed = true;
 }
+
+/* Every operation that takes or gives back blocks ends with this. */
+static void count_bytes(struct paged_memory *m) {
+    m->base.bytes = m->pool->blocks.stats.used * m->base.block_bytes;
+}
+
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* What a job with so many tokens needs to begin: room for them, and for the next one, lest it is in
  * somebody's way at once. No more than it can ever store: whoever fits the pool alone is served. */
 static int needed(const struct paged_memory *m, int job, int n_tokens) {
-    return n_tokens < m->owner.most_positions(m->owner.context, job) ? n_tokens + 1 : n_tokens;
+    return n_tokens < m->requests[job].max_positions ? n_tokens + 1 : n_tokens;
 }
 
-/* May the fork begin? Its origin should have read the prompt: then all of it is shared. */
-static bool must_wait_for_origin(const struct paged_memory *m, int origin) {
-    return origin >= 0 && m->scheduler->jobs[origin].state == REQUEST_PREFILLING;
+static bool has_room(struct paged_memory *m, int job, int n_tokens) {
+    return kv_paged_missing(cache_of(m, job), needed(m, job, n_tokens)) <=
+           block_available(&m->pool->blocks);
 }
+
+/* The answer of admit and reserve: a result of 0 is yes, 1 is a lack of blocks, -1 a failure. */
+static bool answer(struct paged_memory *m, int job, int result, const struct error *err) {
+    int n = m->requests[job].sequence->n_tokens;
+    count_bytes(m);
+    if (result < 0)
+        fail(m, err);
+    else if (result && !m->base.failed)
+        error_set(&m->base.why,
+                  "%d tokens%s do not fit into the KV pool of %d blocks of %d positions: give it "
+                  "more memory",
+                  n, needed(m, job, n) > n ? " and one more" : "", m->pool->blocks.stats.total,
+                  m->pool->block_size);
+    return !result;
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
 
 /* Does the origin of a fork hold these tokens, and is it still here? */
 static bool can_fork(const struct paged_memory *m, int origin, const int32_t *tokens,
                      int n_tokens) {
-    const int32_t *others;
-    return origin >= 0 && m->scheduler->jobs[origin].state == REQUEST_DECODING &&
-           m->jobs[origin].cache.n_stored >= n_tokens &&
-           m->owner.tokens(m->owner.context, origin, &others) >= n_tokens &&
-           !memcmp(others, tokens, sizeof *tokens * (size_t)n_tokens);
+    const struct sequence *s = origin >= 0 ? m->requests[origin].sequence : NULL;
+    return s && m->scheduler->jobs[origin].state == REQUEST_DECODING &&
+           m->jobs[origin].cache.n_stored >= n_tokens && s->n_tokens >= n_tokens &&
+           !memcmp(s->tokens, tokens, sizeof *tokens * (size_t)n_tokens);
 }
 
-/* Fills an empty cache with what others hold already of these tokens. */
-static int take_shared(struct paged_memory *m, int job, const int32_t *tokens, int n_tokens,
-                       struct error *err) {
-    int origin = m->jobs[job].fork_of;
+/* Fills an empty cache with what others hold already of the job's first n_tokens tokens. */
+static int take_shared(struct paged_memory *m, int job, int n_tokens, struct error *err) {
+    const int32_t *tokens = m->requests[job].sequence->tokens;
+    int origin = m->requests[job].fork_of;
     if (can_fork(m, origin, tokens, n_tokens))
         return kv_paged_fork(cache_of(m, job), cache_of(m, origin), n_tokens - 1, err);
     return kv_paged_match(cache_of(m, job), tokens, n_tokens, err);
@@ -54,20 +76,17 @@ static int take_shared(struct paged_memory *m, int job, const int32_t *tokens, i
 /* 0: the job has its shared or swapped blocks, and room for the rest; 1: not now; -1: err. */
 static int begin(struct paged_memory *m, int job, int n_tokens, struct error *err) {
     struct paged_job *j = &m->jobs[job];
-    const int32_t *tokens;
-    m->owner.tokens(m->owner.context, job, &tokens);
+    int origin = m->requests[job].fork_of;
     if (!j->cache.pool &&
         kv_paged_start(&j->cache, m->pool, m->options.share_prefixes ? &m->prefixes : NULL, err))
         return -1;
-    if (j->swapped.data) {
-        if (!has_room(m, &j->cache, needed(m, job, n_tokens)))
-            return 1;
-        return kv_paged_swap_in(&j->cache, &j->swapped, err);
-    }
-    if (must_wait_for_origin(m, j->fork_of))
+    if (j->swapped.data)
+        return has_room(m, job, n_tokens) ? kv_paged_swap_in(&j->cache, &j->swapped, err) : 1;
+    /* A fork waits until its origin has read the prompt: then all of it is shared. */
+    if (origin >= 0 && m->scheduler->jobs[origin].state == REQUEST_PREFILLING)
         return 1;
-    int result = take_shared(m, job, tokens, n_tokens, err);
-    if (!result && !has_room(m, &j->cache, needed(m, job, n_tokens)))
+    int result = take_shared(m, job, n_tokens, err);
+    if (!result && !has_room(m, job, n_tokens))
         result = 1;
     struct error ignored;
     if (result) /* what was shared goes back to where it was */
@@ -75,13 +94,10 @@ static int begin(struct paged_memory *m, int job, int n_tokens, struct error *er
     return result;
 }
 
-static bool admit(void *context, int job, int n_tokens, int *n_cached) {
-    struct paged_memory *m = context;
+static bool admit(struct request_memory *base, int job, int n_tokens, int *n_cached) {
+    struct paged_memory *m = paged(base);
     struct error err;
-    int result = begin(m, job, n_tokens, &err);
-    if (result < 0)
-        fail(m, &err);
-    if (result)
+    if (!answer(m, job, begin(m, job, n_tokens, &err), &err))
         return false;
     *n_cached = cache_of(m, job)->n_stored;
     if (!m->scheduler->jobs[job].n_preempted) {
@@ -93,66 +109,42 @@ static bool admit(void *context, int job, int n_tokens, int *n_cached) {
     return true;
 }
 
-/* ---- while they run ---------------------------------------------------------------------------
- */
+/* ---- while they run -------------------------------------------------------------------------- */
 
-static bool reserve(void *context, int job, int n_positions) {
-    struct paged_memory *m = context;
+static bool reserve(struct request_memory *base, int job, int n_positions) {
+    struct paged_memory *m = paged(base);
     struct error err;
-    int result = kv_paged_reserve(cache_of(m, job), n_positions, &err);
-    if (result < 0)
-        fail(m, &err);
-    return !result;
+    return answer(m, job, kv_paged_reserve(cache_of(m, job), n_positions, &err), &err);
 }
 
-static void preempt(void *context, int job) {
-    struct paged_memory *m = context;
+static void preempt(struct request_memory *base, int job) {
+    struct paged_memory *m = paged(base);
     struct kv_paged *c = cache_of(m, job);
+    bool swaps = m->options.preempt == PREEMPT_SWAP && c->n_stored;
     struct error err;
-    int result = 0;
     m->stats.preemptions++;
-    if (m->options.preempt == PREEMPT_SWAP && c->n_stored) {
-        m->stats.swapped += c->n_stored;
-        result = kv_paged_swap_out(c, &m->jobs[job].swapped, &err);
-    } else {
-        result = kv_paged_clear(c, &err);
-    }
-    if (result)
+    m->stats.swapped += swaps ? c->n_stored : 0;
+    if (swaps ? kv_paged_swap_out(c, &m->jobs[job].swapped, &err) : kv_paged_clear(c, &err))
         fail(m, &err);
+    count_bytes(m);
 }
 
-static void refuse(void *context, int job, double now) {
-    struct paged_memory *m = context;
-    const int32_t *tokens;
-    int n = m->owner.tokens(m->owner.context, job, &tokens);
-    struct error why;
-    error_set(&why,
-              "%d tokens%s do not fit into the KV pool of %d blocks of %d positions: give it more "
-              "memory",
-              n, needed(m, job, n) > n ? " and one more" : "", m->pool->blocks.stats.total,
-              m->pool->block_size);
-    m->owner.refuse(m->owner.context, job, &why, now);
+static struct kv_cache *cache(struct request_memory *base, int job) {
+    return &cache_of(paged(base), job)->base;
 }
 
-struct kv_cache *paged_memory_cache(struct paged_memory *m, int job) {
-    return &cache_of(m, job)->base;
+static void stored(struct request_memory *base, int job, int n_positions) {
+    struct paged_memory *m = paged(base);
+    kv_paged_stored(cache_of(m, job), m->requests[job].sequence->tokens, n_positions);
 }
 
-int paged_memory_positions(const struct paged_memory *m, int job) {
-    return m->jobs[job].cache.n_stored;
-}
-
-void paged_memory_stored(struct paged_memory *m, int job, int n_positions) {
-    const int32_t *tokens;
-    m->owner.tokens(m->owner.context, job, &tokens);
-    kv_paged_stored(cache_of(m, job), tokens, n_positions);
-}
-
-void paged_memory_release(struct paged_memory *m, int job) {
+static void release(struct request_memory *base, int job) {
+    struct paged_memory *m = paged(base);
     struct error err;
     if (cache_of(m, job)->pool && kv_paged_clear(cache_of(m, job), &err))
         fail(m, &err);
     kv_swapped_free(&m->jobs[job].swapped);
+    count_bytes(m);
 }
 
 int64_t paged_memory_waste(const struct paged_memory *m) {
@@ -164,8 +156,7 @@ int64_t paged_memory_waste(const struct paged_memory *m) {
     return waste;
 }
 
-/* ---- the whole --------------------------------------------------------------------------------
- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* A cached block is given out anew. */
 static void evicted(void *context, int32_t block) {
@@ -174,23 +165,36 @@ static void evicted(void *context, int32_t block) {
     kv_pool_poison(m->pool, block);
 }
 
-int paged_memory_start(struct paged_memory *m, struct kv_pool *pool, struct scheduler *s,
-                       int n_jobs, const int *fork_of, const struct paged_options *options,
-                       const struct paged_owner *owner, struct error *err) {
-    *m = (struct paged_memory){.pool = pool, .options = *options, .owner = *owner, .scheduler = s};
-    m->jobs = calloc((size_t)n_jobs + 1, sizeof *m->jobs);
+static int start(struct request_memory *base, const struct scheduler *s,
+                 const struct memory_request *requests, int n, struct error *err) {
+    struct paged_memory *m = paged(base);
+    struct block_allocator *blocks = &m->pool->blocks;
+    m->scheduler = s;
+    m->requests = requests;
+    m->jobs = calloc((size_t)n + 1, sizeof *m->jobs);
     if (!m->jobs)
-        return error_set(err, "out of memory for %d requests", n_jobs);
-    if (options->share_prefixes &&
-        prefix_cache_start(&m->prefixes, pool->blocks.stats.total, pool->block_size, err))
+        return error_set(err, "out of memory for %d requests", n);
+    m->n_jobs = n;
+    if (m->options.share_prefixes &&
+        prefix_cache_start(&m->prefixes, blocks->stats.total, m->pool->block_size, err))
         return -1;
-    m->n_jobs = n_jobs;
-    for (int i = 0; i < n_jobs; i++)
-        m->jobs[i].fork_of = fork_of ? fork_of[i] : -1;
-    pool->blocks.evicted = options->share_prefixes ? evicted : NULL;
-    pool->blocks.context = m;
-    s->memory = (struct scheduler_memory){admit, reserve, preempt, refuse, m};
+    blocks->evicted = m->options.share_prefixes ? evicted : NULL;
+    blocks->context = m;
     return 0;
+}
+
+void paged_memory_start(struct paged_memory *m, struct kv_pool *pool,
+                        const struct paged_options *options) {
+    *m = (struct paged_memory){.base = {.start = start,
+                                        .admit = admit,
+                                        .reserve = reserve,
+                                        .preempt = preempt,
+                                        .cache = cache,
+                                        .stored = stored,
+                                        .release = release,
+                                        .block_bytes = (int64_t)pool->bytes_per_block},
+                               .pool = pool,
+                               .options = *options};
 }
 
 void paged_memory_end(struct paged_memory *m) {

@@ -13,10 +13,9 @@ struct pass_arrays {
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n] */
     float *logits;                  /* [n_draws, vocab_size] */
-    /* The page table, with g->fused only. */
-    int32_t *kv_indptr, *kv_last_page_len; /* [n + 1], [n] */
-    int32_t *kv_page_indices;              /* [kv_indptr[n]] */
-    struct paged_batch paged;
+    int *kv_lens;                   /* [n] positions that are read of each sequence */
+    struct page_table table;        /* with g->fused only */
+    struct paged_batch paged;       /* the same for the ops: views of the table */
 };
 
 static int rows_of(const struct pass_part *part) {
@@ -32,9 +31,8 @@ static void free_arrays(struct pass_arrays *a) {
     free(a->caches);
     free(a->how);
     free(a->logits);
-    free(a->kv_indptr);
-    free(a->kv_last_page_len);
-    free(a->kv_page_indices);
+    free(a->kv_lens);
+    page_table_end(&a->table);
 }
 
 static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_logits,
@@ -46,18 +44,23 @@ static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n
     a->drawn = malloc(sizeof *a->drawn * n);
     a->caches = malloc(sizeof *a->caches * n);
     a->how = malloc(sizeof *a->how * n);
+    a->kv_lens = malloc(sizeof *a->kv_lens * n);
     a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
     if (a->token_ids && a->positions && a->qo_indptr && a->logit_rows && a->drawn && a->caches &&
-        a->how && a->logits)
+        a->how && a->kv_lens && a->logits)
         return 0;
     return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
 }
 
 static struct sampling sampling_of(const struct pass_part *part) {
     const struct sequence *s = part->sequence;
-    return (struct sampling){
-        s->sampling.temperature, s->sampling.top_k, s->sampling.top_p, s->sampling.seed, s->id,
-        (uint32_t)part->end};
+    const struct sampling_options *o = &s->sampling;
+    return (struct sampling){.temperature = o->temperature,
+                             .top_k = o->top_k,
+                             .top_p = o->top_p,
+                             .seed = o->seed,
+                             .sample = o->has_seed ? o->sample : s->id,
+                             .position = (uint32_t)part->end};
 }
 
 /* Fills the arrays from the parts. Returns 0, or -1 with err set: a cache has no room. */
@@ -70,6 +73,7 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
         if (p->cache && p->cache->reserve(p->cache, p->end, err))
             return -1;
         a->caches[i] = p->cache;
+        a->kv_lens[i] = p->end;
         for (int j = 0; j < p->padding; j++, row++) {
             a->token_ids[row] = 0;
             a->positions[row] = -1;
@@ -87,35 +91,19 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
     return 0;
 }
 
-/* The block tables of all sequences, one after the other. */
-static int fill_page_table(struct pass_arrays *a, const struct pass_part *parts, int n,
-                           struct error *err) {
-    struct kv_pages pages = {0};
-    a->kv_indptr = malloc(sizeof *a->kv_indptr * ((size_t)n + 1));
-    a->kv_last_page_len = malloc(sizeof *a->kv_last_page_len * (size_t)n);
-    if (!a->kv_indptr || !a->kv_last_page_len)
-        return error_set(err, "out of memory for the page table of %d sequences", n);
-    a->kv_indptr[0] = 0;
-    for (int i = 0; i < n; i++) {
-        const struct kv_cache *cache = parts[i].cache;
-        if (cache->pages(cache, parts[i].end, &pages, err))
-            return -1;
-        size_t old = (size_t)a->kv_indptr[i], more = (size_t)pages.n;
-        int32_t *larger = realloc(a->kv_page_indices, sizeof *larger * (old + more + 1));
-        if (!larger || old + more > INT32_MAX)
-            return error_set(err, "out of memory for a page table of %zu pages", old + more);
-        a->kv_page_indices = larger;
-        memcpy(larger + old, pages.indices, sizeof *larger * more);
-        a->kv_indptr[i + 1] = (int32_t)(old + more);
-        a->kv_last_page_len[i] = parts[i].end - (pages.n - 1) * pages.page_size;
-    }
+/* One attention for all n sequences reads through the page table of their caches. */
+static int add_page_table(struct batch *batch, struct pass_arrays *a, int n, struct error *err) {
+    const struct page_table *t = &a->table;
+    if (a->caches[0]->page_table(a->caches, a->kv_lens, n, &a->table, err))
+        return -1;
     a->paged = (struct paged_batch){n,
-                                    pages.page_size,
-                                    pages.n_pages_of_all,
+                                    t->page_size,
+                                    t->n_pool_pages,
                                     a->qo_indptr,
-                                    a->kv_indptr,
-                                    a->kv_page_indices,
-                                    a->kv_last_page_len};
+                                    t->kv_indptr,
+                                    t->kv_page_indices,
+                                    t->kv_last_page_len};
+    batch->pages = &a->paged;
     return 0;
 }
 
@@ -148,11 +136,9 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     size_t vocab = (size_t)g->model->config.vocab_size;
     if (fill(batch, a, parts, n, err))
         return -1;
-    if (g->fused && parts[0].cache && parts[0].cache->pages) {
-        if (fill_page_table(a, parts, n, err))
-            return -1;
-        batch->pages = &a->paged;
-    }
+    if (g->fused && parts[0].cache && parts[0].cache->page_table &&
+        add_page_table(batch, a, n, err))
+        return -1;
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
         return -1;

@@ -13,8 +13,8 @@ struct request {
     struct sampling_options sampling;
     char **stops; /* [n_stops] texts that end the answer */
     int n_stops;
-    /* Another sample of the same prompt: of the request that stands this many places before it.
-     * With a paged cache (phase 7) it begins with that one's blocks. 0: of none. */
+    /* Not 0: it is another sample of the request that stands this many places before it, with the
+     * same prompt. In a paged cache (phase 7) it begins with the blocks of that one. */
     int fork_back;
 };
 

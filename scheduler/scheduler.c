@@ -74,8 +74,7 @@ static void change(struct scheduler *s, int job, enum request_state to, double n
         s->changed(s->context, job, from, now);
 }
 
-/* ---- lists of jobs ----------------------------------------------------------------------------
- */
+/* ---- lists of jobs --------------------------------------------------------------------------- */
 
 static void list_remove(int *list, int *n, int job) {
     int i = 0;
@@ -96,12 +95,15 @@ static void list_insert(int *list, int *n, int job) {
     ++*n;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static bool reserve(struct scheduler *s, int job, int n_positions) {
+    return !s->memory || s->memory->reserve(s->memory, job, n_positions);
+}
 
 static void preempt(struct scheduler *s, int job, double now) {
     struct job *j = &s->jobs[job];
-    s->memory.preempt(s->memory.context, job);
+    s->memory->preempt(s->memory, job);
     list_remove(s->running, &s->n_running, job);
     list_insert(s->preempted, &s->n_preempted, job);
     j->n_to_read = j->n_prompt + j->n_new;
@@ -114,7 +116,7 @@ static void preempt(struct scheduler *s, int job, double now) {
  * is planned for them, else from those that read their prompts, whose turn comes later. */
 static bool make_room(struct scheduler *s, int i, int n_positions, bool any_victim, double now) {
     int job = s->running[i];
-    while (s->memory.reserve && !s->memory.reserve(s->memory.context, job, n_positions)) {
+    while (!reserve(s, job, n_positions)) {
         int last = s->n_running - 1;
         while (last > i && !any_victim && s->jobs[s->running[last]].state != REQUEST_PREFILLING)
             last--; /* decodes of this step are planned already */
@@ -125,8 +127,7 @@ static bool make_room(struct scheduler *s, int i, int n_positions, bool any_vict
     return true;
 }
 
-/* ---- the plan of a step -----------------------------------------------------------------------
- */
+/* ---- the plan of a step ---------------------------------------------------------------------- */
 
 struct step_plan {
     struct plan_entry *entries;
@@ -134,8 +135,8 @@ struct step_plan {
     bool short_of_memory; /* somebody lacked room: nobody new may come */
 };
 
-static void add_entry(struct step_plan *p, int job, int n_tokens, bool draws) {
-    p->entries[p->n++] = (struct plan_entry){job, n_tokens, draws};
+static void add_entry(struct step_plan *p, int job, int first, int n_tokens, bool draws) {
+    p->entries[p->n++] = (struct plan_entry){job, first, n_tokens, draws};
     p->budget -= n_tokens;
 }
 
@@ -145,15 +146,16 @@ static void plan_decodes(struct scheduler *s, struct step_plan *p, double now) {
         const struct job *j = &s->jobs[job];
         if (j->state != REQUEST_DECODING)
             continue;
-        if (make_room(s, i, j->n_prompt + j->n_new, true, now)) {
-            add_entry(p, job, 1, true);
+        int last = j->n_prompt + j->n_new - 1;
+        if (make_room(s, i, last + 1, true, now)) {
+            add_entry(p, job, last, 1, true);
             continue;
         }
         p->short_of_memory = true;
         if (s->n_running > 1)
             preempt(s, job, now); /* it arrived last; it was running[n_running - 1] */
         else
-            s->memory.refuse(s->memory.context, job, now);
+            scheduler_stop(s, job, FINISH_ERROR, now);
         return;
     }
 }
@@ -170,12 +172,12 @@ static bool plan_prefill(struct scheduler *s, struct step_plan *p, int i, double
     int left = j->n_to_read - j->n_read;
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
     if (make_room(s, i, j->n_read + n_tokens, false, now)) {
-        add_entry(p, job, n_tokens, n_tokens == left);
+        add_entry(p, job, j->n_read, n_tokens, n_tokens == left);
         return true;
     }
     p->short_of_memory = true;
     if (s->n_running == 1)
-        s->memory.refuse(s->memory.context, job, now);
+        scheduler_stop(s, job, FINISH_ERROR, now);
     return false;
 }
 
@@ -190,9 +192,9 @@ static void plan_prefills(struct scheduler *s, struct step_plan *p, double now) 
 static bool start(struct scheduler *s, struct step_plan *p, int job, double now) {
     struct job *j = &s->jobs[job];
     int n_cached = 0;
-    if (s->memory.admit && !s->memory.admit(s->memory.context, job, j->n_to_read, &n_cached)) {
+    if (s->memory && !s->memory->admit(s->memory, job, j->n_to_read, &n_cached)) {
         if (!s->n_running) /* all memory is free, and it is not enough */
-            s->memory.refuse(s->memory.context, job, now);
+            scheduler_stop(s, job, FINISH_ERROR, now);
         return false;
     }
     j->n_read = n_cached;
@@ -202,9 +204,8 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
     int left = j->n_to_read - j->n_read;
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
     /* Others are planned already: it takes nothing from them. */
-    if (n_tokens &&
-        (!s->memory.reserve || s->memory.reserve(s->memory.context, job, j->n_read + n_tokens)))
-        add_entry(p, job, n_tokens, n_tokens == left);
+    if (n_tokens && reserve(s, job, j->n_read + n_tokens))
+        add_entry(p, job, j->n_read, n_tokens, n_tokens == left);
     return true;
 }
 

@@ -11,36 +11,21 @@
  * done altogether. Continuous: a request starts the moment a place is free (Yu et al., "Orca: A
  * Distributed Serving System for Transformer-Based Generative Models", 2022). Prompts in pieces
  * beside decoding: Agrawal et al., "SARATHI", 2023.
+ *
+ * Phase 7: a request that lacks memory takes it from the one that arrived last (while it still
+ * reads its prompt: from the last one that reads, too). That one is preempted: it gives back what
+ * it holds, waits in front of the queue, and later reads its tokens again, or those of them that
+ * its memory lost (Kwon et al., "PagedAttention", 2023, section 4.5). A request that lacks memory
+ * while nobody else runs can never be served, and ends with FINISH_ERROR.
  */
 #ifndef SAMEBITS_SCHEDULER_H
 #define SAMEBITS_SCHEDULER_H
 
 #include "model/error.h"
 #include "scheduler/request.h"
+#include "scheduler/request_memory.h"
 
 #include <stdbool.h>
-
-/*
- * Phase 7: who has the memory. Positions are those of a request's tokens, prompt and answer. A
- * request that runs out of memory takes it from the one that arrived last (while it still reads its
- * prompt: from the last one that reads, too); that one is preempted: it gives back what it holds,
- * waits in front of the queue, and later reads its tokens again, or those of them that its memory
- * lost (Kwon et al., "PagedAttention", 2023, section 4.5).
- */
-struct scheduler_memory {
-    /* A job wants to begin, or to go on after it was preempted, with n_tokens tokens. True: there
-     * is room for them and for the next one, if that will be stored; *n_cached of them, fewer than
-     * all, need not be read. */
-    bool (*admit)(void *context, int job, int n_tokens, int *n_cached);
-    /* Makes room for the first n_positions of a running job; false: there is none. */
-    bool (*reserve)(void *context, int job, int n_positions);
-    /* Takes back all that a running job holds. */
-    void (*preempt)(void *context, int job);
-    /* Nobody else runs, and the job still lacks room: it can never be served. Calls scheduler_stop.
-     */
-    void (*refuse)(void *context, int job, double now);
-    void *context;
-};
 
 struct scheduler_options {
     int max_running;  /* requests admitted at once, at least 1 */
@@ -66,6 +51,7 @@ struct job {
 /* What one step does for one request. */
 struct plan_entry {
     int job;
+    int first;    /* position of the first token to be read; those before are in the cache */
     int n_tokens; /* to be read: of the prompt, or 1: the token drawn last */
     bool draws;   /* a token follows */
 };
@@ -79,7 +65,7 @@ struct scheduler {
     int n_running, n_done;
     int *preempted; /* [max_running] jobs in order of arrival */
     int n_preempted;
-    struct scheduler_memory memory; /* zeroed: there is always room */
+    struct request_memory *memory; /* not owned; NULL: there is always room */
     /* Called for every change of state; may be NULL. */
     void (*changed)(void *context, int job, enum request_state from, double now);
     void *context;

@@ -31,7 +31,8 @@ static int make_room(struct sequence *s, int n, struct error *err) {
     return 0;
 }
 
-int sequence_ask(struct sequence *s, const int32_t *ids, int n, int max_new, struct error *err) {
+int sequence_add_prompt(struct sequence *s, const int32_t *ids, int n, int max_new,
+                        struct error *err) {
     if (make_room(s, n, err))
         return -1;
     if (n)

@@ -8,6 +8,7 @@
 #include "model/error.h"
 #include "scheduler/fingerprint.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum finish {
@@ -20,16 +21,25 @@ enum finish {
     FINISH_ERROR /* it could not be answered */
 };
 
-/* How a sequence draws its tokens; struct sampling of model/ops.h without what changes by step. */
+/*
+ * How a sequence draws its tokens; struct sampling of model/ops.h without what changes by step.
+ *
+ * The random numbers of a request that asks for a seed depend on that seed, on the number of the
+ * sample and on the position of the token, and on nothing else: it gets the same answer alone and
+ * among others. Without a seed, seed is 0 and the sequence's number in the run takes the place of
+ * the sample's, so that the answers of a run differ from each other.
+ */
 struct sampling_options {
     float temperature; /* 0: greedy */
     int top_k;         /* 0: all */
     float top_p;       /* 1: all */
     uint64_t seed;
+    bool has_seed;   /* the seed was asked for */
+    uint32_t sample; /* with a seed: 0 for the first answer to a request, 1 for the second, ... */
 };
 
 struct sequence {
-    uint32_t id;     /* its number in the run; part of the key of its random numbers */
+    uint32_t id;     /* its number in the run; without a seed, in the key of its random numbers */
     int32_t *tokens; /* [n_tokens] prompt and answer, owned */
     int n_tokens, capacity;
     int n_prompt; /* tokens before the answer that is being written */
@@ -49,9 +59,10 @@ double clock_now(void);
 int sequence_start(struct sequence *s, uint32_t id, const struct sampling_options *sampling,
                    struct error *err);
 
-/* Appends n prompt ids and opens the next answer of at most max_new tokens; asked is set to now.
+/* Appends n prompt ids and opens an answer to them of at most max_new tokens; asked is set to now.
  * Returns 0, or -1 with err set (no memory). */
-int sequence_ask(struct sequence *s, const int32_t *ids, int n, int max_new, struct error *err);
+int sequence_add_prompt(struct sequence *s, const int32_t *ids, int n, int max_new,
+                        struct error *err);
 
 /* Appends one drawn token and notes the time. Returns 0, or -1 with err set (no memory). */
 int sequence_append(struct sequence *s, int32_t id, struct error *err);

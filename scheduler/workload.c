@@ -28,6 +28,8 @@ const struct workload_mix workload_short = {.requests_per_second = 8,
 void workload_free(struct workload *w) {
     for (int i = 0; i < w->n; i++) {
         struct request *r = &w->requests[i];
+        if (r->fork_back) /* what it points to is the first sample's */
+            continue;
         for (int s = 0; s < r->n_stops; s++)
             free(r->stops[s]);
         free(r->stops);
@@ -58,8 +60,7 @@ static struct request *add(struct workload *w, struct error *err) {
     return &w->requests[w->n++];
 }
 
-/* ---- from a file ------------------------------------------------------------------------------
- */
+/* ---- from a file ----------------------------------------------------------------------------- */
 
 struct reading {
     struct workload *workload;
@@ -133,8 +134,10 @@ static int read_sampling(struct sampling_options *s, const json_t *line, const c
         return error_set(err, "%s: top_p: must be a number from 0 to 1", where);
     if (seed && (!json_is_integer(seed) || json_integer_value(seed) < 0))
         return error_set(err, "%s: seed: must be a whole number from 0 to 2^63-1", where);
-    if (seed)
+    if (seed) {
         s->seed = (uint64_t)json_integer_value(seed);
+        s->has_seed = true;
+    }
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
     return 0;
@@ -176,15 +179,11 @@ static char *make_title(const char *text) {
     size_t n = strcspn(text, "\n");
     if (!title)
         return NULL;
-    if (n > LENGTH) {
-        n = LENGTH;
-        while (n && ((unsigned char)text[n] & 0xc0) == 0x80) /* not within a character */
-            n--;
-        memcpy(title, text, n);
-        strcpy(title + n, "...");
-    } else {
-        memcpy(title, text, n);
-    }
+    bool cut = n > LENGTH;
+    for (n = cut ? LENGTH : n; cut && n && ((unsigned char)text[n] & 0xc0) == 0x80;)
+        n--; /* not within a character */
+    memcpy(title, text, n);
+    strcpy(title + n, cut ? "..." : "");
     blank_controls(title);
     return title;
 }
@@ -240,17 +239,33 @@ static int read_line(void *context, const json_t *line, const char *where, struc
     return result;
 }
 
-/* A stable insertion sort: files are nearly in order, and few lines long. */
-static void sort_by_arrival(struct workload *w) {
-    for (int i = 1; i < w->n; i++)
-        for (int j = i; j > 0 && w->requests[j].arrival < w->requests[j - 1].arrival; j--) {
-            struct request r = w->requests[j];
-            char *title = w->titles[j];
-            w->requests[j] = w->requests[j - 1];
-            w->titles[j] = w->titles[j - 1];
-            w->requests[j - 1] = r;
-            w->titles[j - 1] = title;
-        }
+/* A request while the list is sorted: qsort alone would not keep equal arrivals in their order. */
+struct placed {
+    struct request request;
+    char *title;
+    int place;
+};
+
+static int by_arrival(const void *x, const void *y) {
+    const struct placed *a = x, *b = y;
+    if (a->request.arrival != b->request.arrival)
+        return a->request.arrival < b->request.arrival ? -1 : 1;
+    return a->place - b->place;
+}
+
+static int sort_by_arrival(struct workload *w, struct error *err) {
+    struct placed *all = malloc(sizeof *all * ((size_t)w->n + 1));
+    if (!all)
+        return error_set(err, "out of memory for %d requests", w->n);
+    for (int i = 0; i < w->n; i++)
+        all[i] = (struct placed){w->requests[i], w->titles[i], i};
+    qsort(all, (size_t)w->n, sizeof *all, by_arrival);
+    for (int i = 0; i < w->n; i++) {
+        w->requests[i] = all[i].request;
+        w->titles[i] = all[i].title;
+    }
+    free(all);
+    return 0;
 }
 
 int workload_append(struct workload *w, struct workload *more, struct error *err) {
@@ -266,8 +281,7 @@ int workload_append(struct workload *w, struct workload *more, struct error *err
         more->titles[i] = NULL;
     }
     workload_free(more);
-    sort_by_arrival(w);
-    return result;
+    return result ? -1 : sort_by_arrival(w, err);
 }
 
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
@@ -281,12 +295,10 @@ int workload_read(struct workload *w, const char *path, const struct request *de
         return -1;
     if (!w->n)
         return error_set(err, "%s: no prompts in it", path);
-    sort_by_arrival(w);
-    return 0;
+    return sort_by_arrival(w, err);
 }
 
-/* ---- at random --------------------------------------------------------------------------------
- */
+/* ---- at random ------------------------------------------------------------------------------- */
 
 /* Numbers from a counter: the same on every machine. */
 struct counter {
@@ -359,37 +371,24 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
     return 0;
 }
 
-/* Appends a request like r to w. */
-static int add_fork(struct workload *w, const struct request *r, const char *title, int fork_back,
-                    struct error *err) {
-    struct request *copy = add(w, err);
-    if (!copy)
-        return -1;
-    *copy = *r;
-    copy->fork_back = fork_back;
-    copy->n_stops = 0;
-    copy->prompt = malloc(sizeof *copy->prompt * ((size_t)r->n_prompt + 1));
-    copy->stops = calloc((size_t)r->n_stops + 1, sizeof *copy->stops);
-    w->titles[w->n - 1] = strdup(title);
-    if (!copy->prompt || !copy->stops || !w->titles[w->n - 1])
-        return error_set(err, "out of memory for another sample of a request");
-    if (r->n_prompt)
-        memcpy(copy->prompt, r->prompt, sizeof *copy->prompt * (size_t)r->n_prompt);
-    for (; copy->n_stops < r->n_stops; copy->n_stops++) {
-        copy->stops[copy->n_stops] = strdup(r->stops[copy->n_stops]);
-        if (!copy->stops[copy->n_stops])
-            return error_set(err, "out of memory for another sample of a request");
-    }
-    return 0;
-}
-
 int workload_fork(struct workload *w, int n, struct error *err) {
-    struct workload all = {0};
-    int result = 0;
-    for (int i = 0; i < w->n && !result; i++)
-        for (int k = 0; k < n && !result; k++)
-            result = add_fork(&all, &w->requests[i], w->titles[i], k, err);
-    workload_free(w);
+    size_t n_all = (size_t)w->n * (size_t)n;
+    struct workload all = {.n = (int)n_all, .capacity = (int)n_all};
+    all.requests = calloc(n_all + 1, sizeof *all.requests);
+    all.titles = calloc(n_all + 1, sizeof *all.titles);
+    if (n_all > INT32_MAX || !all.requests || !all.titles) {
+        free(all.requests);
+        free(all.titles);
+        return error_set(err, "out of memory for %d samples of %d requests", n, w->n);
+    }
+    for (int i = 0; i < all.n; i++) {
+        all.requests[i] = w->requests[i / n];
+        all.requests[i].fork_back = i % n;
+        all.requests[i].sampling.sample = (uint32_t)(i % n);
+        all.titles[i] = w->titles[i / n];
+    }
+    free(w->requests);
+    free(w->titles);
     *w = all;
-    return result;
+    return 0;
 }

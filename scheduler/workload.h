@@ -58,8 +58,9 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
  * memory); more is empty afterwards. */
 int workload_append(struct workload *w, struct workload *more, struct error *err);
 
-/* Makes n of each request, one behind the other: the second to the last are forks of the first
- * (request.h). Returns 0, or -1 with err set (no memory). */
+/* Makes n samples of each request, n >= 1, one behind the other: the second to the last are forks
+ * of the first (request.h) and use its prompt and stop strings. Returns 0, or -1 with err set and w
+ * as it was (no memory). */
 int workload_fork(struct workload *w, int n, struct error *err);
 
 /* A zeroed one is fine. */

@@ -342,7 +342,7 @@ int32_t oracle_sample(const float *logits, const struct sampling *how, int vocab
     for (int i = 0; i < vocab; i++)
         until[i] = total +=
             kept[i] ? oracle_sampling_weight(logits[i], logits[best], how->temperature) : 0;
-    struct philox_key key = {{(uint32_t)how->seed, how->sequence}};
+    struct philox_key key = {{(uint32_t)how->seed, how->sample}};
     struct philox_block block =
         num_philox(key, (struct philox_block){{how->position, (uint32_t)(how->seed >> 32), 0, 0}});
     uint64_t random = ((uint64_t)block.word[1] << 32) + block.word[0];

@@ -40,7 +40,7 @@ struct sampling random_sampling(struct random *r, int vocab) {
         .top_k = ranks[random_int(r, 0, COUNT(ranks) - 1)],
         .top_p = shares[random_int(r, 0, COUNT(shares) - 1)],
         .seed = random_bits64(r),
-        .sequence = (uint32_t)random_bits64(r),
+        .sample = (uint32_t)random_bits64(r),
         .position = (uint32_t)random_bits64(r),
     };
 }

@@ -70,7 +70,8 @@ static int write_tokens(struct model *model, int n_prompt, struct outcome *o) {
     g.chunk = 40;
     int failed = !(cache = kv_dynamic_new(model, g.context, &o->err)) ||
                  sequence_start(&s, 0, &sampling, &o->err) ||
-                 sequence_ask(&s, ids, n_prompt, NEW, &o->err) || generate(&g, &s, cache, &o->err);
+                 sequence_add_prompt(&s, ids, n_prompt, NEW, &o->err) ||
+                 generate(&g, &s, cache, &o->err);
     if (!failed)
         o->fingerprint = fingerprint_value(&s.fingerprint);
     kv_cache_free(cache);

@@ -413,7 +413,7 @@ static void test_samples(void **state) {
     (void)state;
     struct command c;
     json_t *json = tables_of(7,
-                             "--samples 3 --temperature 1 --seed 5 --max-new 8 "
+                             "--samples 3 --temperature 4 --seed 5 --max-new 8 "
                              "--prompts data/prompts/short.jsonl " POOL,
                              &c);
     const json_t *requests = table(json, "requests"),

@@ -204,6 +204,7 @@ static void test_slots_and_pages_of_a_batch(void **state) {
             expect_says(&err, "has no block");
         }
         lens[2] = tables[2].n_blocks * size + 1;
+        page_table_end(&pages);
         assert_int_equal(page_table_fill(&pages, all, lens, SEQUENCES, &err), -1);
         expect_says(&err, "sequence 2 of the batch");
         for (int i = 0; i < SEQUENCES; i++) {
@@ -215,7 +216,6 @@ static void test_slots_and_pages_of_a_batch(void **state) {
         block_allocator_end(&a);
         free(taken);
     }
-    page_table_end(&pages);
 }
 
 /* Counted before any block is looked at: the tables have none. */

@@ -4,6 +4,7 @@
  */
 #include "scheduler/engine.h"
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/own_caches.h"
 #include "tests/tiny_models.h"
 #include "tests/tokenizer_calls.h"
 
@@ -139,7 +140,7 @@ static void ask(struct stop_run *run, int i) {
 
 /* The answer is that of the request alone up to the token that completes the first stop string; its
  * text ends in front of it. */
-static void check_stop(struct stop_run *run, int i, const struct answer_of *got) {
+static void check_stop(struct stop_run *run, int i, const struct answer *got) {
     const struct request *r = &run->requests[i];
     struct sequence *alone = &run->alone[i];
     struct certain_text c = certain_text(run->tokenizer, alone);
@@ -169,10 +170,10 @@ static void check_stop(struct stop_run *run, int i, const struct answer_of *got)
 static void run_stops(struct stop_run *run) {
     struct error err;
     struct engine e;
-    struct engine_options options = {.scheduler = {3, 12, 5, true},
-                                     .cache_new = kv_dynamic_new,
-                                     .cache_free = kv_cache_free,
-                                     .tokenizer = run->tokenizer};
+    struct own_caches memory;
+    struct engine_options options = {
+        .scheduler = {3, 12, 5, true}, .memory = &memory.base, .tokenizer = run->tokenizer};
+    own_caches_start(&memory, &run->model.model, kv_dynamic_new, kv_cache_free, 0);
     for (int i = 0; i < N_REQUESTS; i++)
         ask(run, i);
     if (engine_run(&e, &run->model.generator, run->requests, N_REQUESTS, &options, &err))
@@ -180,6 +181,7 @@ static void run_stops(struct stop_run *run) {
     for (int i = 0; i < N_REQUESTS; i++)
         check_stop(run, i, &e.answers[i]);
     engine_end(&e);
+    own_caches_end(&memory);
     for (int i = 0; i < N_REQUESTS; i++) {
         for (int k = 0; k < run->requests[i].n_stops; k++)
             free(run->requests[i].stops[k]);
@@ -236,7 +238,7 @@ static void cancel_at(void *context, struct engine *e) {
     for (int i = 0; i < 4 && !run->by_interruption; i++) {
         engine_cancel(e, i);
         assert_int_equal(e->scheduler.jobs[i].state, REQUEST_DONE);
-        assert_null(e->answers[i].cache);
+        assert_null(((struct own_caches *)e->scheduler.memory)->caches[i].cache);
         double done = e->scheduler.jobs[i].done;
         run->time += 0.001;
         engine_cancel(e, i); /* again: nothing */
@@ -251,9 +253,9 @@ static void run_cancelled(struct tiny_model *model, struct cancel_run *run, stru
     struct error err;
     struct request requests[5];
     struct engine_clock clock = {still_now, jump, &run->time};
+    struct own_caches memory;
     struct engine_options options = {.scheduler = {2, 8, 5, true},
-                                     .cache_new = kv_dynamic_new,
-                                     .cache_free = kv_cache_free,
+                                     .memory = &memory.base,
                                      .clock = &clock,
                                      .stepped = cancel_at,
                                      .context = run};
@@ -263,11 +265,13 @@ static void run_cancelled(struct tiny_model *model, struct cancel_run *run, stru
                                        .n_prompt = asked[i].n_prompt,
                                        .max_new = asked[i].max_new,
                                        .sampling = asked[i].sampling};
+    own_caches_start(&memory, &model->model, kv_dynamic_new, kv_cache_free, 0);
     model->generator.interrupted = &run->interrupted;
     if (engine_run(e, &model->generator, requests, 5, &options, &err))
         fail_msg("%s", err.text);
     model->generator.interrupted = NULL;
-    assert_int_equal(e->cache_bytes, 0);
+    assert_int_equal(memory.base.bytes, 0);
+    own_caches_end(&memory);
 }
 
 static void check_cancelled(const struct engine *e, int i, const struct sequence *alone) {
@@ -294,7 +298,8 @@ static void a_request_can_be_cancelled_in_every_state(void **state) {
             ids[k] = random_int(&r, 0, VOCAB - 1);
         struct sampling_options greedy = {.top_p = 1};
         assert_int_equal(sequence_start(&asked[i], (uint32_t)i, &greedy, &err), 0);
-        assert_int_equal(sequence_ask(&asked[i], ids, lengths[i][0], lengths[i][1], &err), 0);
+        assert_int_equal(sequence_add_prompt(&asked[i], ids, lengths[i][0], lengths[i][1], &err),
+                         0);
         alone[i] = tiny_alone(&model, &asked[i]);
     }
     for (int all = 0; all < 2; all++) {

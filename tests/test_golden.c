@@ -188,7 +188,7 @@ static void greedy_ids_equal_the_goldens(void **state) {
         g.on_token = compare_token;
         g.on_token_context = &c;
         must(sequence_start(&s, (uint32_t)i, &greedy, &err), &err);
-        must(sequence_ask(&s, prompt, n_prompt, 256, &err), &err);
+        must(sequence_add_prompt(&s, prompt, n_prompt, 256, &err), &err);
         must(generate(&g, &s, cache, &err), &err);
         const char *finish = json_string_value(json_object_get(p, "finish_reason"));
         bool same = sequence_new_tokens(&s) == n_want &&
@@ -239,8 +239,7 @@ static void every_layer_and_position_is_close_to_the_goldens(void **state) {
     struct workspace *ws = workspace_new(&f->model, &err);
     for (int i = 0; i < n; i++)
         positions[i] = i;
-    struct batch batch = {n, 1, n, ids, positions, (int32_t[]){0, n}, positions, NULL,
-                          NULL};
+    struct batch batch = {n, 1, n, ids, positions, (int32_t[]){0, n}, positions, NULL, NULL};
     struct probe probe = {see_hidden, f};
     if (!forward(&f->model, ws, &batch, &probe, &err))
         fail_msg("%s", err.text);

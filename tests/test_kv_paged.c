@@ -196,8 +196,8 @@ static void test_corrupt_tables(void **state) {
         int32_t number = cases[i % 4].number;
         struct kv_paged a = cache_in(&f);
         struct sequence s = {0};
-        assert_int_equal(sequence_start(&s, 0, &(struct sampling_options){0, 0, 1, 0}, &f.err), 0);
-        assert_int_equal(sequence_ask(&s, tokens, 9, 1, &f.err), 0);
+        assert_int_equal(sequence_start(&s, 0, &(struct sampling_options){.top_p = 1}, &f.err), 0);
+        assert_int_equal(sequence_add_prompt(&s, tokens, 9, 1, &f.err), 0);
         assert_int_equal(kv_paged_reserve(&a, 9, &f.err), 0);
         f.t.generator.fused = fused;
         struct pass_part part = {&s, &a.base, 0, 8, 0, false};

@@ -66,7 +66,7 @@ static void answer(enum kv_type type, int first, int n, bool disturbed, uint64_t
         int32_t ids[PROMPT];
         int n_ids = prompt_of(ids, first + i);
         must(sequence_start(&sequences[i], 7, &greedy, &err), &err);
-        must(sequence_ask(&sequences[i], ids, n_ids, 99, &err), &err);
+        must(sequence_add_prompt(&sequences[i], ids, n_ids, 99, &err), &err);
         must(kv_paged_start(&caches[i], &pool, NULL, &err), &err);
     }
     for (int step = 0; step < STEPS; step++) {
@@ -132,7 +132,7 @@ static void test_a_pass_each_is_refused(void **state) {
     must(kv_pool_start(&pool, &model.model, &options, &err), &err);
     must(kv_paged_start(&cache, &pool, NULL, &err), &err);
     must(sequence_start(&s, 0, &greedy, &err), &err);
-    must(sequence_ask(&s, ids, prompt_of(ids, 0), 9, &err), &err);
+    must(sequence_add_prompt(&s, ids, prompt_of(ids, 0), 9, &err), &err);
     must(cache.base.reserve(&cache.base, s.n_tokens, &err), &err);
     struct pass_part part = {&s, &cache.base, 0, s.n_tokens, 0, true};
     model.generator.fused = false;

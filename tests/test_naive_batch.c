@@ -79,12 +79,13 @@ static void test_every_padding(void **state) {
         for (int i = 0; i < 2; i++) {
             s[i] = tiny_request(&r, &t, (uint32_t)i, 3, 6);
             while (s[i].n_tokens < 3)
-                assert_int_equal(sequence_ask(&s[i], (int32_t[]){5}, 1, s[i].max_new, NULL), 0);
+                assert_int_equal(sequence_add_prompt(&s[i], (int32_t[]){5}, 1, s[i].max_new, NULL),
+                                 0);
         }
         int32_t *more = host_array((size_t)padding + 1, sizeof *more);
         for (int i = 0; i < padding; i++)
             more[i] = i % 60;
-        assert_int_equal(sequence_ask(&s[1], more, padding, 6, NULL), 0);
+        assert_int_equal(sequence_add_prompt(&s[1], more, padding, 6, NULL), 0);
         free(more);
         t.generator.chunk = padding % 3 ? 5 : 128;
         struct naive_waste waste = check_batch(&t, s, 2);
@@ -99,7 +100,7 @@ static void test_refused_prompts(void **state) {
     struct error err;
     struct naive_waste waste;
     struct sequence s;
-    struct sampling_options greedy = {0, 0, 1, 0};
+    struct sampling_options greedy = {.top_p = 1};
     tiny_model_open(&t, 0);
     assert_int_equal(sequence_start(&s, 0, &greedy, &err), 0);
     struct sequence *sequences[1] = {&s};

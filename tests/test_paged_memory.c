@@ -5,6 +5,7 @@
  * says. So a block that two write, or that is given away too soon, shows at once.
  */
 #include "scheduler/paged_memory.h"
+#include "scheduler/scheduler.h"
 #include "tests/device.h"
 #include "tests/random.h"
 
@@ -25,7 +26,8 @@ enum { OPERATIONS = 10000000 };
 
 struct text {
     int32_t tokens[MAX_TOKENS];
-    int n, n_prompt, n_new; /* n_new: how many it will draw */
+    int n, n_prompt, n_new;   /* n_new: how many it will draw */
+    struct sequence sequence; /* the text, as the memory sees it */
     bool stopped, refused;
 };
 
@@ -36,7 +38,7 @@ struct simulation {
     struct paged_memory memory;
     struct random *random;
     struct text texts[MAX_JOBS];
-    int fork_of[MAX_JOBS];
+    struct memory_request requests[MAX_JOBS];
     int n;
     int held[2048]; /* of each block: tables that hold it, as of the last step */
     /* References taken or given back (as far as they differ from step to step), pieces planned, and
@@ -52,30 +54,17 @@ static int16_t mark(const struct text *t, int p) {
     return (int16_t)((x ^ (uint32_t)p * 97) & 0x7fff);
 }
 
-static int tokens_of(void *context, int job, const int32_t **tokens) {
-    struct simulation *sim = context;
-    *tokens = sim->texts[job].tokens;
-    return sim->texts[job].n;
-}
-
-static int most_positions(void *context, int job) {
-    const struct simulation *sim = context;
-    return sim->texts[job].n_prompt + sim->texts[job].n_new - 1;
-}
-
-static void refuse(void *context, int job, const struct error *why, double now) {
-    struct simulation *sim = context;
-    assert_non_null(strstr(why->text, "do not fit into the KV pool"));
-    sim->texts[job].refused = true;
-    scheduler_stop(&sim->scheduler, job, FINISH_ERROR, now);
-}
-
 static void on_change(void *context, int job, enum request_state from, double now) {
     struct simulation *sim = context;
+    struct request_memory *memory = &sim->memory.base;
     (void)from;
     (void)now;
-    if (sim->scheduler.jobs[job].state == REQUEST_DONE)
-        paged_memory_release(&sim->memory, job);
+    if (sim->scheduler.jobs[job].state != REQUEST_DONE)
+        return;
+    sim->texts[job].refused = sim->scheduler.jobs[job].finish == FINISH_ERROR;
+    if (sim->texts[job].refused)
+        assert_non_null(strstr(memory->why.text, "do not fit into the KV pool"));
+    memory->release(memory, job);
 }
 
 /* ---- the rules --------------------------------------------------------------------------------
@@ -129,6 +118,8 @@ static void run_entry(struct simulation *sim, const struct plan_entry *e, double
         return;
     }
     int first = c->n_stored, end = first + e->n_tokens;
+    assert_int_equal(e->first, first);
+    assert_ptr_equal(sim->memory.base.cache(&sim->memory.base, e->job), c);
     check_text(sim, e->job);
     assert_int_equal(c->base.reserve(&c->base, end, &err), 0);
     assert_int_equal(c->base.slots(&c->base, first, e->n_tokens, slots, &err), 0);
@@ -141,11 +132,12 @@ static void run_entry(struct simulation *sim, const struct plan_entry *e, double
         layer->v_exponents[slot] = (int8_t)(p % 100);
     }
     sim->lookups += e->n_tokens;
-    paged_memory_stored(&sim->memory, e->job, end);
+    sim->memory.base.stored(&sim->memory.base, e->job, end);
     enum finish finish = FINISH_NOT_YET;
     if (e->draws) {
         assert_int_equal(end, t->n); /* all that is known was read */
         t->tokens[t->n++] = random_int(sim->random, 0, 3);
+        t->sequence.n_tokens = t->n;
         finish = t->n - t->n_prompt == t->n_new ? FINISH_LENGTH : FINISH_NOT_YET;
     }
     scheduler_ran(&sim->scheduler, e, finish, now);
@@ -163,7 +155,7 @@ static void run_all(struct simulation *sim, int cancel_one_in) {
     int idle = 0;
     while (sim->scheduler.n_done < sim->n) {
         int n_done = sim->scheduler.n_done, n = scheduler_plan(&sim->scheduler, now, entries);
-        assert_false(sim->memory.failed);
+        assert_false(sim->memory.base.failed);
         /* Who runs gets on, unless the last one was refused. */
         assert_true(n || !sim->scheduler.n_running || sim->scheduler.n_done > n_done);
         idle = n ? 0 : idle + 1;
@@ -186,16 +178,18 @@ static void run_all(struct simulation *sim, int cancel_one_in) {
 static void start(struct simulation *sim, struct random *r, const struct kv_pool_options *pool,
                   const struct paged_options *paged, const struct scheduler_options *scheduler) {
     struct error err = {""};
-    struct paged_owner owner = {tokens_of, most_positions, refuse, sim};
+    struct request_memory *memory = &sim->memory.base;
     struct device_options options = {.n_threads = 1};
     sim->random = r;
     sim->model = (struct model){.config = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 2},
                                 .dev = ref_ops.open(&options, &err)};
     if (!sim->model.dev || kv_pool_start(&sim->pool, &sim->model, pool, &err) ||
-        scheduler_start(&sim->scheduler, scheduler, &err) ||
-        paged_memory_start(&sim->memory, &sim->pool, &sim->scheduler, sim->n, sim->fork_of, paged,
-                           &owner, &err))
+        scheduler_start(&sim->scheduler, scheduler, &err))
         fail_msg("%s", err.text);
+    paged_memory_start(&sim->memory, &sim->pool, paged);
+    if (memory->start(memory, &sim->scheduler, sim->requests, sim->n, &err))
+        fail_msg("%s", err.text);
+    sim->scheduler.memory = memory;
     sim->scheduler.changed = on_change;
     sim->scheduler.context = sim;
 }
@@ -215,6 +209,10 @@ static void end(struct simulation *sim) {
 
 static void add(struct simulation *sim, int job, double arrival) {
     struct error err = {""};
+    struct text *t = &sim->texts[job];
+    t->sequence = (struct sequence){.tokens = t->tokens, .n_tokens = t->n};
+    sim->requests[job].sequence = &t->sequence;
+    sim->requests[job].max_positions = t->n_prompt + t->n_new - 1;
     assert_int_equal(scheduler_add(&sim->scheduler, arrival, sim->texts[job].n_prompt, &err), job);
 }
 
@@ -226,10 +224,10 @@ static void make_text(struct simulation *sim, int job) {
     const struct text *other = job ? &sim->texts[random_int(r, 0, job - 1)] : NULL;
     *t = (struct text){.n_prompt = random_int(r, 1, random_int(r, 0, 2) ? 40 : 250),
                        .n_new = random_int(r, 1, random_int(r, 0, 2) ? 20 : 140)};
-    sim->fork_of[job] = job && random_int(r, 0, 3) == 0 ? job - 1 : -1;
+    sim->requests[job].fork_of = job && random_int(r, 0, 3) == 0 ? job - 1 : -1;
     for (int i = 0; i < t->n_prompt; i++)
         t->tokens[i] = random_int(r, 0, 3);
-    if (sim->fork_of[job] >= 0) {
+    if (sim->requests[job].fork_of >= 0) {
         other = &sim->texts[job - 1];
         t->n_prompt = other->n_prompt;
         memcpy(t->tokens, other->tokens, sizeof *t->tokens * (size_t)t->n_prompt);
@@ -266,7 +264,8 @@ static void simulate(struct random *r, long counts[3], struct paged_stats *stats
     double arrival = 0;
     start(sim, r, &pool, &paged, &scheduler);
     for (int i = 0; i < sim->n; i++) {
-        arrival += sim->fork_of[i] >= 0 || random_int(r, 0, 1) ? 0 : 0.01 * random_int(r, 0, 40);
+        arrival +=
+            sim->requests[i].fork_of >= 0 || random_int(r, 0, 1) ? 0 : 0.01 * random_int(r, 0, 40);
         add(sim, i, arrival);
     }
     run_all(sim, random_int(r, 0, 1) ? 20 : 1000000);
@@ -305,7 +304,7 @@ static void test_random_requests(void **state) {
  */
 
 static struct simulation *corner(struct random *r, int n, int n_blocks, int block_size,
-                                 enum preempt_how how, bool share) {
+                                 enum preempt_mode how, bool share) {
     struct simulation *sim = calloc(1, sizeof *sim);
     struct kv_pool_options pool = {.block_size = block_size, .n_blocks = n_blocks, .poison = true};
     struct paged_options paged = {how, share};
@@ -313,7 +312,7 @@ static struct simulation *corner(struct random *r, int n, int n_blocks, int bloc
     assert_non_null(sim);
     sim->n = n;
     for (int i = 0; i < n; i++)
-        sim->fork_of[i] = -1;
+        sim->requests[i].fork_of = -1;
     start(sim, r, &pool, &paged, &scheduler);
     return sim;
 }
@@ -471,8 +470,8 @@ static void test_forks(void **state) {
     (void)state;
     struct random r = {109};
     struct simulation *sim = corner(&r, 3, 40, 16, PREEMPT_RECOMPUTE, false);
-    sim->memory.jobs[1].fork_of = 0;
-    sim->memory.jobs[2].fork_of = 0;
+    sim->requests[1].fork_of = 0;
+    sim->requests[2].fork_of = 0;
     ask(sim, 0, 200, 1, 3);
     ask(sim, 1, 200, 1, 40);
     one_step(sim, 0);

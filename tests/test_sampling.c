@@ -219,7 +219,7 @@ static void test_boundaries_between_tokens(void **state) {
     logits[n] = 0;
     struct sampling how = plain;
     for (int hits = 0; hits < wanted; how.position++) {
-        struct philox_key key = {{(uint32_t)how.seed, how.sequence}};
+        struct philox_key key = {{(uint32_t)how.seed, how.sample}};
         struct philox_block bits = num_philox(key, (struct philox_block){{how.position, 0, 0, 0}});
         uint64_t random = (uint64_t)bits.word[1] << 32 | bits.word[0];
         uint64_t r = (uint64_t)((unsigned __int128)random * (uint64_t)((1 << 30) + n) >> 64);
@@ -248,14 +248,14 @@ static void test_streams_differ(void **state) {
     static float logits[N]; /* all zero: every token is as likely */
     static const struct {
         uint64_t seed;
-        uint32_t sequence, first;
+        uint32_t sample, first;
     } streams[STREAMS] = {{5, 7, 0}, {7, 5, 0}, {5, 8, 0}, {6, 7, 0}, {5 + (1ull << 32), 7, 0},
                           {5, 7, 1}};
     int32_t *ids[STREAMS];
     for (int s = 0; s < STREAMS; s++) {
         struct sampling how = plain;
         how.seed = streams[s].seed;
-        how.sequence = streams[s].sequence;
+        how.sample = streams[s].sample;
         struct sampling *all = positions_from_zero(how, N);
         for (int i = 0; i < N; i++)
             all[i].position += streams[s].first;
@@ -355,7 +355,7 @@ static void test_draws_follow_the_weights(void **state) {
     }
 }
 
-/* Seeds and sequences in a row are as good a source as positions in a row. */
+/* Seeds and samples in a row are as good a source as positions in a row. */
 static void test_every_counter_is_random(void **state) {
     (void)state;
     if (device_is_emulated())
@@ -366,7 +366,7 @@ static void test_every_counter_is_random(void **state) {
         for (int i = 0; i < DRAWS; i++) {
             all[i] = plain;
             if (which == 0)
-                all[i].sequence = (uint32_t)i;
+                all[i].sample = (uint32_t)i;
             else
                 all[i].seed = which == 1 ? (uint64_t)i : (uint64_t)i << 32;
         }

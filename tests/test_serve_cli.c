@@ -113,6 +113,77 @@ static void the_kernels_have_it_too(void **state) {
     command_free(&emu);
 }
 
+/* The fingerprint of the run; the caller frees it. */
+static char *run_fingerprint(const char *program, const char *arguments) {
+    struct command c = command_runf("%s/%s %s", build_folder(NULL), program, arguments);
+    const char *fingerprint = command_fingerprint(&c);
+    if (c.status || !fingerprint)
+        fail_msg("%s %s: status %d\n%s", program, arguments, c.status, c.err);
+    char *copy = strndup(fingerprint, 16);
+    command_free(&c);
+    return copy;
+}
+
+static void assert_run(const char *program, const char *arguments, const char *want) {
+    char *got = run_fingerprint(program, arguments);
+    if (strcmp(got, want))
+        fail_msg("%s %s: fingerprint %s instead of %s", program, arguments, got, want);
+    free(got);
+}
+
+#define DRAWS "\"temperature\": 9, \"max_new\": 2"
+#define OTHERS "{\"prompt\": \"a b c\", " DRAWS "}\n"
+#define SEEDED "{\"prompt\": \"Hello!\", \"seed\": 5, " DRAWS "}\n"
+
+/* The last of n fingerprints, one per request, that the run of these lines writes. */
+static void assert_last_answer(const char *program, const char *list, const char *options,
+                               const char *lines, int n, const char *want) {
+    char arguments[256], path[64];
+    struct error err;
+    write_work(lines);
+    snprintf(path, sizeof path, "%s/run.json", folder);
+    snprintf(arguments, sizeof arguments, "%s --prompts %s --json %s", options, work, path);
+    free(run_fingerprint(program, arguments));
+    json_t *root = json_read_file(path, &err);
+    const json_t *rows = json_object_get(root, list);
+    assert_int_equal(json_array_size(rows), n);
+    const json_t *row = json_array_get(rows, (size_t)n - 1);
+    const char *got = json_string_value(json_object_get(row, "fingerprint"));
+    if (strcmp(got, want))
+        fail_msg("%s %s: answer %d has fingerprint %s instead of %s", program, options, n - 1, got,
+                 want);
+    json_decref(root);
+}
+
+/* Alone, or behind four others; without a cache, in one padded batch, and in the engine. */
+static void a_seed_fixes_the_answer(void **state) {
+    (void)state;
+    char arguments[128];
+    char *alone = run_fingerprint("demo0", "--device cpu --prompt Hello! --seed 5 --temperature "
+                                           "9 --max-new 2");
+    char *other = run_fingerprint("demo0", "--device cpu --prompt Hello! --seed 6 --temperature "
+                                           "9 --max-new 2");
+    assert_string_not_equal(alone, other);
+    write_work(SEEDED);
+    snprintf(arguments, sizeof arguments, "--device cpu --prompts %s", work);
+    for (int phase = 0; phase < 5; phase++)
+        assert_run((const char *[]){"demo0", "demo1", "demo2", "demo3", "demo4"}[phase], arguments,
+                   alone);
+    const char *five = OTHERS OTHERS OTHERS OTHERS SEEDED;
+    assert_last_answer("demo0", "runs", "--device cpu", five, 5, alone);
+    assert_last_answer("demo1", "runs", "--device cpu", five, 5, alone);
+    assert_last_answer("demo3", "requests", "--device cpu --max-running 2", five, 5, alone);
+    assert_last_answer("demo4", "requests", "--device cpu", five, 5, alone);
+    char *batch = run_fingerprint("demo1", arguments);
+    assert_run("demo2", arguments, batch);
+    if (is_release()) /* the kernels, and only two others, because the emulation is slow */
+        assert_last_answer("emu-demo4", "requests", "--device emu --chunk 8", OTHERS OTHERS SEEDED,
+                           3, alone);
+    free(batch);
+    free(alone);
+    free(other);
+}
+
 /* ---- what the tables say ----------------------------------------------------------------------
  */
 
@@ -132,6 +203,25 @@ static json_t *requests_of(int phase, const char *arguments, int status, json_t 
     json_t *rows = json_object_get(*root, "requests");
     assert_true(json_is_array(rows));
     return rows;
+}
+
+/* Equal requests of a file draw otherwise without a seed; all alike, and as alone, with --seed. */
+static void without_a_seed_the_number_of_the_request_counts(void **state) {
+    (void)state;
+    json_t *root;
+    char arguments[128];
+    write_work(OTHERS OTHERS OTHERS);
+    for (int seeded = 0; seeded < 2; seeded++) {
+        snprintf(arguments, sizeof arguments, "--prompts %s %s", work, seeded ? "--seed 0" : "");
+        json_t *rows = requests_of(4, arguments, 0, &root);
+        const char *a[3];
+        for (int i = 0; i < 3; i++)
+            a[i] =
+                json_string_value(json_object_get(json_array_get(rows, (size_t)i), "fingerprint"));
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(!strcmp(a[i], a[(i + 1) % 3]), seeded);
+        json_decref(root);
+    }
 }
 
 static void assert_row(const json_t *rows, int i, const char *title, const char *finish,
@@ -326,6 +416,8 @@ static void bad_files_are_named_with_their_line(void **state) {
     }
     for (int phase = 2; phase <= 4; phase++)
         assert_refused(phase, "--prompts /nosuch.jsonl", "/nosuch.jsonl", "No such file");
+    assert_refused(4, "--prompts /dev/zero", "/dev/zero: line 1", "more than 16 MiB");
+    assert_refused(4, "--tokenize /dev/zero", "/dev/zero: line 1", "more than 16 MiB");
     /* What only later phases can do, and what a batch cannot hold. */
     write_work("{\"prompt\": \"x\"}\n{\"id\": \"me\", \"prompt\": \"x\", \"stop\": \"y\"}\n");
     assert_refused(2, arguments, "\"me\" has stop", "make phase3");
@@ -432,6 +524,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_prompts_have_one_fingerprint),
         cmocka_unit_test(the_kernels_have_it_too),
+        cmocka_unit_test(a_seed_fixes_the_answer),
+        cmocka_unit_test(without_a_seed_the_number_of_the_request_counts),
         cmocka_unit_test(every_end_is_told),
         cmocka_unit_test(a_refusal_while_nothing_runs_is_logged),
         cmocka_unit_test(random_requests_have_the_lengths_of_their_mix),

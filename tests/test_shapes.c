@@ -439,7 +439,7 @@ static struct sampling random_sampling(struct random *r, int vocab) {
                              .top_k = random_int(r, 0, 1) ? 0 : random_size(r, 2 * vocab),
                              .top_p = top_ps[random_int(r, 0, 3)],
                              .seed = random_bits64(r),
-                             .sequence = (uint32_t)random_bits64(r),
+                             .sample = (uint32_t)random_bits64(r),
                              .position = (uint32_t)random_int(r, 0, 5000)};
 }
 

@@ -40,7 +40,7 @@ static void ask(struct sequence *s, int reader) {
     for (int i = 0; i < DOCUMENT + QUESTION; i++)
         ids[i] = (i < DOCUMENT ? i * 11 : reader * 37 + i) % 4000 + 10;
     must(sequence_start(s, 7, &greedy, &err), &err);
-    must(sequence_ask(s, ids, DOCUMENT + QUESTION, 2 * STEPS, &err), &err);
+    must(sequence_add_prompt(s, ids, DOCUMENT + QUESTION, 2 * STEPS, &err), &err);
 }
 
 /* A pass of readers first ... end - 1, of all that their caches do not hold. */

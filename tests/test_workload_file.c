@@ -60,7 +60,10 @@ static int encode_messages(void *context, const json_t *messages, const char *wh
 }
 
 static const struct workload_encoder encoder = {encode_prompt, encode_messages, NULL};
-static const struct request defaults = {.arrival = 0.5, .max_new = 17, .sampling = {0.5f, 3, 1, 9}};
+static const struct request defaults = {
+    .arrival = 0.5,
+    .max_new = 17,
+    .sampling = {.temperature = 0.5f, .top_k = 3, .top_p = 1, .seed = 9}};
 
 static int read_bytes(struct workload *w, const char *content, size_t n, struct error *err) {
     FILE *f = fopen(path, "wb");
@@ -98,6 +101,7 @@ static void what_a_line_does_not_say_is_the_default(void **state) {
         assert_true(r->sampling.temperature == 0.5f && r->sampling.top_p == 1);
         assert_int_equal(r->sampling.top_k, 3);
         assert_int_equal(r->sampling.seed, 9);
+        assert_false(r->sampling.has_seed);
         assert_int_equal(r->n_stops, 0);
         assert_string_equal(w.titles[0], "Hi");
         workload_free(&w);
@@ -119,7 +123,7 @@ static void what_a_line_says_is_read(void **state) {
     assert_int_equal(r[0].max_new, 1);
     assert_true(r[0].arrival == 0 && r[0].sampling.temperature == 0);
     assert_true(r[0].sampling.top_k == 0 && r[0].sampling.top_p == 0.25f);
-    assert_true(r[0].sampling.seed == INT64_MAX);
+    assert_true(r[0].sampling.seed == INT64_MAX && r[0].sampling.has_seed);
     assert_int_equal(r[0].n_stops, 2);
     assert_string_equal(r[0].stops[1], "\n\n");
     assert_int_equal(r[1].n_stops, 1);
@@ -426,7 +430,7 @@ static void lengths_and_ids_stay_in_their_range(void **state) {
     workload_free(&w);
 }
 
-/* Each request n times, one behind the other, with memory of its own. */
+/* Each request n times, one behind the other, with numbered samples and one prompt for all. */
 static void forks_stand_behind_their_request(void **state) {
     (void)state;
     enum { N = 3 };
@@ -445,11 +449,10 @@ static void forks_stand_behind_their_request(void **state) {
         assert_memory_equal(r->prompt, first->prompt, sizeof *r->prompt * (size_t)r->n_prompt);
         assert_true(r->arrival == (i < N ? 1 : 2));
         assert_int_equal(r->n_stops, i < N ? 2 : 0);
-        assert_true(r == first || (r->prompt != first->prompt && r->stops != first->stops));
-        for (int k = 0; k < r->n_stops; k++) {
+        assert_true(r->prompt == first->prompt && r->stops == first->stops);
+        assert_int_equal(r->sampling.sample, i % N);
+        for (int k = 0; k < r->n_stops; k++)
             assert_string_equal(r->stops[k], k ? "stop" : "end");
-            assert_true(r == first || r->stops[k] != first->stops[k]);
-        }
     }
     workload_free(&w);
 }

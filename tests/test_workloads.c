@@ -1,6 +1,7 @@
 /* The workload test (workload_runs.h) on tiny models and on the shipped one; bad requests. */
 #include "scheduler/engine.h"
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/own_caches.h"
 #include "tests/device.h"
 #include "tests/workload_runs.h"
 
@@ -23,8 +24,7 @@ static void test_random_workloads(void **state) {
     for (int which = 0; which < N_TINY_MODELS; which++) {
         struct tiny_model model;
         tiny_model_open(&model, which);
-        check_random_workloads(&model, &r, device_is_emulated() ? 1 : N_TINY, OWN_CACHES,
-                               NULL);
+        check_random_workloads(&model, &r, device_is_emulated() ? 1 : N_TINY, OWN_CACHES, NULL);
         tiny_model_close(&model);
     }
 }
@@ -45,11 +45,11 @@ static void test_requests_that_cannot_be_answered(void **state) {
     struct random r = {95};
     double time = 0;
     struct engine_clock clock = {simulated_now, simulated_wait, &time};
-    struct engine_options options = {.scheduler = {2, 64, 32, true},
-                                     .cache_new = kv_dynamic_new,
-                                     .cache_free = kv_cache_free,
-                                     .clock = &clock};
+    struct own_caches memory;
+    struct engine_options options = {
+        .scheduler = {2, 64, 32, true}, .memory = &memory.base, .clock = &clock};
     tiny_model_open(&model, 0);
+    own_caches_start(&memory, &model.model, kv_dynamic_new, kv_cache_free, 0);
     struct sequence good = tiny_request(&r, &model, 1, 9, 9);
     int32_t *long_prompt = calloc(700, sizeof *long_prompt);
     struct request requests[] = {
@@ -58,7 +58,7 @@ static void test_requests_that_cannot_be_answered(void **state) {
          .n_prompt = good.n_prompt,
          .max_new = good.max_new,
          .sampling = good.sampling},
-        {.prompt = long_prompt, .n_prompt = 700, .max_new = 3, .sampling = {0, 0, 1, 0}},
+        {.prompt = long_prompt, .n_prompt = 700, .max_new = 3, .sampling = {.top_p = 1}},
         {.prompt = good.tokens, .n_prompt = good.n_prompt, .max_new = 0},
     };
     if (engine_run(&e, &model.generator, requests, 4, &options, &err))
@@ -72,12 +72,17 @@ static void test_requests_that_cannot_be_answered(void **state) {
     assert_same_answer(&alone, &e.answers[1].sequence);
     sequence_end(&alone);
     engine_end(&e);
+    own_caches_end(&memory);
+    own_caches_start(&memory, &model.model, kv_dynamic_new, kv_cache_free, 0);
     requests[1].arrival = 5;
     assert_int_equal(engine_run(&e, &model.generator, requests, 4, &options, &err), -1);
     assert_non_null(strstr(err.text, "request 2: arrival 0"));
     engine_end(&e);
+    own_caches_end(&memory);
+    own_caches_start(&memory, &model.model, kv_dynamic_new, kv_cache_free, 0);
     assert_int_equal(engine_run(&e, &model.generator, NULL, 0, &options, &err), 0);
     engine_end(&e);
+    own_caches_end(&memory);
     sequence_end(&good);
     free(long_prompt);
     tiny_model_close(&model);

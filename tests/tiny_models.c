@@ -51,7 +51,9 @@ struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint3
                              int max_prompt, int max_new) {
     struct error err;
     struct sequence s;
-    struct sampling_options sampling = {0, 0, 1, random_bits64(r)};
+    struct sampling_options sampling = {.top_p = 1, .seed = random_bits64(r)};
+    sampling.has_seed = sampling.seed & 1;
+    sampling.sample = sampling.seed >> 1 & 3;
     if (random_int(r, 0, 1)) {
         sampling.temperature = 0.5f + (float)random_int(r, 0, 10) / 8;
         sampling.top_k = random_int(r, 0, 1) ? random_int(r, 1, 60) : 0;
@@ -63,7 +65,7 @@ struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint3
     for (int i = 0; i < n; i++)
         ids[i] = random_int(r, 0, t->model.config.vocab_size - 1);
     must(sequence_start(&s, id, &sampling, &err), &err);
-    must(sequence_ask(&s, ids, n, random_int(r, 1, max_new), &err), &err);
+    must(sequence_add_prompt(&s, ids, n, random_int(r, 1, max_new), &err), &err);
     free(ids);
     return s;
 }
@@ -71,8 +73,10 @@ struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint3
 struct sequence tiny_alone(struct tiny_model *t, const struct sequence *request) {
     struct error err;
     struct sequence s;
-    must(sequence_start(&s, request->id, &request->sampling, &err), &err);
-    must(sequence_ask(&s, request->tokens, request->n_prompt, request->max_new, &err), &err);
+    /* With a seed of its own, the request's number among others must not matter. */
+    uint32_t id = request->sampling.has_seed ? 0 : request->id;
+    must(sequence_start(&s, id, &request->sampling, &err), &err);
+    must(sequence_add_prompt(&s, request->tokens, request->n_prompt, request->max_new, &err), &err);
     struct kv_cache *cache = kv_static_new(&t->model, t->generator.context, &err);
     must(!cache, &err);
     must(generate(&t->generator, &s, cache, &err), &err);

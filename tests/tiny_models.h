@@ -27,12 +27,13 @@ void shipped_model_open(struct tiny_model *t);
 void shipped_model_close(struct tiny_model *t);
 
 /* A sequence that was asked for something random: up to max_prompt ids (mostly few) and up to
- * max_new new tokens, greedy or sampled. id: its number in the run. The caller ends it. */
+ * max_new new tokens, greedy or sampled, with a seed or without. id: its number in the run. The
+ * caller ends it. */
 struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint32_t id,
                              int max_prompt, int max_new);
 
-/* The same request (its prompt, options and id) answered by generate() alone. The caller ends it.
- */
+/* The request's prompt and options answered by generate() alone; with its id only if it has no seed.
+ * The caller ends it. */
 struct sequence tiny_alone(struct tiny_model *t, const struct sequence *request);
 
 /* Fails unless both have the same ids, end and fingerprint. */

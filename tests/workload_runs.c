@@ -1,7 +1,9 @@
 #include "tests/workload_runs.h"
 
-#include "scheduler/engine_paged.h"
+#include "scheduler/engine.h"
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/own_caches.h"
+#include "scheduler/paged_memory.h"
 #include "tests/device.h"
 
 #include <setjmp.h>
@@ -32,8 +34,9 @@ struct workload_run {
     bool cancelled[MAX_REQUESTS];
     int cancel_one_in;
     enum run_caches caches;
+    struct own_caches own;
     struct kv_pool pool;
-    struct engine_paged paged;
+    struct paged_memory paged;
     struct run_counts counts;
 };
 
@@ -51,7 +54,7 @@ static void begin_like(struct workload_run *w, int i, int from, bool is_fork) {
     for (int j = 0; j < n_own; j++)
         prompt[n_like + j] = old.tokens[j % old.n_prompt];
     assert_int_equal(sequence_start(s, old.id, &old.sampling, &err), 0);
-    assert_int_equal(sequence_ask(s, prompt, n_like + n_own, old.max_new, &err), 0);
+    assert_int_equal(sequence_add_prompt(s, prompt, n_like + n_own, old.max_new, &err), 0);
     free(prompt);
     sequence_end(&old);
 }
@@ -84,7 +87,7 @@ static void check_pool(struct workload_run *w, const struct engine *e) {
     struct error err;
     if (block_allocator_check(&w->pool.blocks, &err))
         fail_msg("%s", err.text);
-    assert_true(paged_memory_waste(&w->paged.blocks) <=
+    assert_true(paged_memory_waste(&w->paged) <=
                 (int64_t)e->scheduler.n_running * (w->pool.block_size - 1));
 }
 
@@ -131,12 +134,12 @@ static void start_pool(struct workload_run *w) {
     free(blocks);
     struct paged_options paged = {random_int(r, 0, 1) ? PREEMPT_RECOMPUTE : PREEMPT_SWAP,
                                   random_int(r, 0, 1)};
-    engine_paged_start(&w->paged, &w->pool, &paged);
+    paged_memory_start(&w->paged, &w->pool, &paged);
 }
 
 static void end_pool(struct workload_run *w) {
     struct error err = {""};
-    engine_paged_end(&w->paged);
+    paged_memory_end(&w->paged);
     if (block_allocator_check(&w->pool.blocks, &err))
         fail_msg("%s", err.text);
     assert_int_equal(w->pool.blocks.stats.free, w->pool.blocks.stats.total);
@@ -176,18 +179,19 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
     struct engine_options options = {
         .scheduler = {max_running, max_running + random_int(r, 0, 150), random_int(r, 1, 150),
                       random_int(r, 0, 3) > 0},
-        .cache_new = random_int(r, 0, 1) ? kv_static_new : kv_dynamic_new,
-        .cache_free = kv_cache_free,
+        .memory = &w->own.base,
         .clock = &clock,
         .stepped = after_step,
         .context = w,
     };
+    own_caches_start(&w->own, &model->model, random_int(r, 0, 1) ? kv_static_new : kv_dynamic_new,
+                     kv_cache_free, 0);
     options.one_pass = caches == ONE_PASS || (caches == OWN_CACHES && w->n % 2);
     model->generator.fused = caches == ONE_PASS;
     make_requests(w);
     if (caches != OWN_CACHES) {
         start_pool(w);
-        options.memory = &w->paged.memory;
+        options.memory = &w->paged.base;
     }
     if (engine_run(&e, &model->generator, w->requests, w->n, &options, &err))
         fail_msg("%s", err.text);
@@ -197,17 +201,18 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
     assert_true(metrics.ttft.p50 <= metrics.ttft.p95 && metrics.ttft.p95 <= metrics.ttft.p99);
     assert_true(metrics.queue.mean <= metrics.ttft.mean);
     if (counts) {
-        counts->preemptions += w->paged.blocks.stats.preemptions;
-        counts->shared += w->paged.blocks.stats.shared;
-        counts->recomputed += w->paged.blocks.stats.recomputed;
-        counts->swapped += w->paged.blocks.stats.swapped;
+        counts->preemptions += w->paged.stats.preemptions;
+        counts->shared += w->paged.stats.shared;
+        counts->recomputed += w->paged.stats.recomputed;
+        counts->swapped += w->paged.stats.swapped;
         counts->forks += w->counts.forks;
     }
     if (caches == OWN_CACHES)
-        assert_int_equal(e.cache_bytes, 0);
+        assert_int_equal(w->own.base.bytes, 0);
     else
         assert_int_equal(w->pool.blocks.stats.used, 0);
     engine_end(&e);
+    own_caches_end(&w->own);
     if (caches != OWN_CACHES)
         end_pool(w);
     for (int i = 0; i < w->n; i++)

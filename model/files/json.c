@@ -102,6 +102,33 @@ int json_get_text(const json_t *object, const char *field, const char **out, con
     return json_get_string(object, field, out, where, err);
 }
 
+/* Reads a line into *line [*capacity], with its newline if it has one. Returns its length; 0 at the
+ * end of the file; -1 with err set: longer than JSON_LINE_LIMIT, no memory. */
+static int read_line(FILE *file, char **line, size_t *capacity, const char *where,
+                     struct error *err) {
+    int n = 0;
+    for (int c = 0; c != '\n' && (c = getc_unlocked(file)) != EOF; n++) {
+        if (n == JSON_LINE_LIMIT)
+            return error_set(err, "%s: more than %d MiB", where, JSON_LINE_LIMIT >> 20);
+        if ((size_t)n == *capacity) {
+            *capacity = *capacity ? 2 * *capacity : 4096;
+            char *larger = realloc(*line, *capacity);
+            if (!larger)
+                return error_set(err, "%s: out of memory", where);
+            *line = larger;
+        }
+        (*line)[n] = (char)c;
+    }
+    return n;
+}
+
+static bool is_blank(const char *line, int n) {
+    int i = 0;
+    while (i < n && line[i] && strchr(" \t\r\n", line[i]))
+        i++;
+    return i == n;
+}
+
 int json_for_each_line(const char *path,
                        int (*each)(void *context, const json_t *value, const char *where,
                                    struct error *err),
@@ -111,12 +138,16 @@ int json_for_each_line(const char *path,
         return error_set(err, "%s: %s", path, strerror(errno));
     char *line = NULL, where[512];
     size_t capacity = 0;
-    ssize_t n;
-    int result = 0;
-    for (int number = 1; !result && (n = getline(&line, &capacity, file)) >= 0; number++) {
-        if (strspn(line, " \t\r\n") == (size_t)n)
-            continue;
+    int n, result = 0;
+    for (int number = 1; !result; number++) {
         snprintf(where, sizeof where, "%s: line %d", path, number);
+        n = read_line(file, &line, &capacity, where, err);
+        if (n < 0)
+            result = -1;
+        if (n <= 0)
+            break;
+        if (is_blank(line, n))
+            continue;
         json_error_t why;
         json_t *value = json_loadb(line, (size_t)n, PARSE_FLAGS, &why);
         result = value ? each(context, value, where, err)

@@ -21,9 +21,12 @@ json_t *json_read_file(const char *path, struct error *err);
 /* Parses n bytes; where names them in errors. Returns a new reference, or NULL with err set. */
 json_t *json_parse(const char *text, size_t n, const char *where, struct error *err);
 
+/* The longest line that json_for_each_line reads, in bytes. */
+enum { JSON_LINE_LIMIT = 16 << 20 };
+
 /* Calls each(context, value, where) for every line of a file that is not empty, parsed as JSON;
- * where is "FILE: line N". Returns 0, or -1 with err set: the file, a line that is not JSON, what
- * each says. */
+ * where is "FILE: line N". Returns 0, or -1 with err set: the file, a line that is too long or not
+ * JSON, what each says. */
 int json_for_each_line(const char *path,
                        int (*each)(void *context, const json_t *value, const char *where,
                                    struct error *err),

@@ -57,7 +57,7 @@ static void start(struct crowd *c, int n, int prompt, int answer) {
             ids[(size_t)j] = (i * 37 + j * 11) % 4000 + 10;
         struct sequence *s = &c->sequences[(size_t)i];
         check_call(sequence_start(s, (uint32_t)i, &greedy, &err), "a sequence");
-        check_call(sequence_ask(s, ids.data(), prompt, answer, &err), "a sequence");
+        check_call(sequence_add_prompt(s, ids.data(), prompt, answer, &err), "a sequence");
         check_call(kv_paged_start(&c->caches[(size_t)i], &c->pool, NULL, &err), "a cache");
     }
 }

@@ -129,7 +129,7 @@ static int latency(struct demo *demo, struct error *err) {
     struct phase with_dynamic = *demo->phase; /* for the static batches */
     const struct phase *phase = demo->phase;
     struct paged_options options = {PREEMPT_RECOMPUTE, true};
-    struct engine_paged paged;
+    struct paged_memory paged;
     struct kv_pool pool;
     struct workload w;
     int result = demo_read_requests(demo, mixed_prompts, &w, err) ||
@@ -138,14 +138,14 @@ static int latency(struct demo *demo, struct error *err) {
         workload_free(&w);
         return -1;
     }
-    engine_paged_start(&paged, &pool, &options);
+    paged_memory_start(&paged, &pool, &options);
     with_dynamic.caches = dynamic;
     demo->phase = &with_dynamic;
-    demo->memory = &paged.memory;
+    demo->memory = &paged.base;
     result = demo_compare_policies(demo, &w, err);
     demo->memory = NULL;
     demo->phase = phase;
-    engine_paged_end(&paged);
+    paged_memory_end(&paged);
     kv_pool_end(&pool);
     workload_free(&w);
     return result ? -1 : 0;
@@ -157,7 +157,7 @@ static int latency(struct demo *demo, struct error *err) {
 static int op_times(struct demo *demo, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct kv_pool pool;
-    struct engine_paged paged;
+    struct paged_memory paged;
     struct engine e = {0};
     struct workload w;
     int chosen = demo->options.max_running;
@@ -166,8 +166,8 @@ static int op_times(struct demo *demo, struct error *err) {
         workload_free(&w);
         return -1;
     }
-    engine_paged_start(&paged, &pool, &options);
-    demo->memory = &paged.memory;
+    paged_memory_start(&paged, &pool, &options);
+    demo->memory = &paged.base;
     demo->options.max_running = TIMED_SEQUENCES;
     demo->generator.ignore_stop = true;
     op_times_start(demo);
@@ -177,7 +177,7 @@ static int op_times(struct demo *demo, struct error *err) {
     demo->options.max_running = chosen;
     demo->memory = NULL;
     engine_end(&e);
-    engine_paged_end(&paged);
+    paged_memory_end(&paged);
     kv_pool_end(&pool);
     workload_free(&w);
     return result ? -1 : 0;

@@ -66,14 +66,14 @@ static int read_all(struct demo *demo, const struct workload *w, enum plan_versi
                     struct reading *out, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, true};
     struct kv_pool pool;
-    struct engine_paged paged;
+    struct paged_memory paged;
     struct engine e = {0};
     struct error ignored;
     if (demo->dev->ops->set_version(demo->dev, "attention_plan", (int)version, err) ||
         demo_pool_start(demo, &pool, paged_enough_blocks(demo, w), err))
         return -1;
-    engine_paged_start(&paged, &pool, &options);
-    demo->memory = &paged.memory;
+    paged_memory_start(&paged, &pool, &options);
+    demo->memory = &paged.base;
     int result = serve_all(demo, w, &e, err);
     double first = 0, done = 0;
     for (int i = 0; !result && i < w->n; i++) {
@@ -83,11 +83,11 @@ static int read_all(struct demo *demo, const struct workload *w, enum plan_versi
     }
     out->seconds = done;
     out->tokens_per_second = (double)(w->n - 1) * (NEW_TOKENS - 1) / (done - first);
-    out->found = (int)paged.blocks.stats.shared;
+    out->found = (int)paged.stats.shared;
     result = result || engine_fingerprint(&e, &out->fingerprint, err);
     demo->memory = NULL;
     engine_end(&e);
-    engine_paged_end(&paged);
+    paged_memory_end(&paged);
     kv_pool_end(&pool);
     demo->dev->ops->set_version(demo->dev, "attention_plan", PLAN_BEST, &ignored);
     return result ? -1 : 0;

@@ -3,8 +3,8 @@
  * something. What do they cost? The table reads the texts of the goldens with the cache in every
  * type: the loss, and how often the most likely token is another one.
  */
-#include "model/files/json.h"
 #include "model/attention/kv_view.h"
+#include "model/files/json.h"
 #include "scheduler/kv_paged.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/terminal.h"
@@ -72,7 +72,7 @@ static double loss_of(const float *logits, int vocab, int32_t id) {
 static int read_text(struct demo *demo, struct kv_paged *cache, const int32_t *ids, int n,
                      int32_t *likely, double *loss, struct error *err) {
     struct kv_cache *caches[] = {&cache->base};
-    struct kv_pages pages;
+    struct page_table pages = {0};
     int vocab = demo->model.config.vocab_size, result = -1;
     int32_t *positions = calloc((size_t)n, sizeof *positions), qo[] = {0, n};
     struct sampling *greedy = calloc((size_t)n, sizeof *greedy);
@@ -86,11 +86,15 @@ static int read_text(struct demo *demo, struct kv_paged *cache, const int32_t *i
         greedy[i].top_p = 1;
     }
     if (cache->base.reserve(&cache->base, n, err) ||
-        cache->base.pages(&cache->base, n, &pages, err))
+        cache->base.page_table(caches, &n, 1, &pages, err))
         goto done;
-    int32_t kv[] = {0, pages.n}, last[] = {(n - 1) % pages.page_size + 1};
-    struct paged_batch paged = {1,   pages.page_size, pages.n_pages_of_all, qo, kv, pages.indices,
-                                last};
+    struct paged_batch paged = {1,
+                                pages.page_size,
+                                pages.n_pool_pages,
+                                qo,
+                                pages.kv_indptr,
+                                pages.kv_page_indices,
+                                pages.kv_last_page_len};
     struct batch batch = {.n_tokens = n,
                           .n_sequences = 1,
                           .n_logits = n,
@@ -111,6 +115,7 @@ static int read_text(struct demo *demo, struct kv_paged *cache, const int32_t *i
         *loss += loss_of(logits + (size_t)i * (size_t)vocab, vocab, ids[i + 1]);
     result = 0;
 done:
+    page_table_end(&pages);
     free(logits);
     free(greedy);
     free(positions);

@@ -126,8 +126,8 @@ int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const 
     demo->generator.on_token = show_token;
     demo->generator.on_token_context = &streaming;
     demo->dev->peak_bytes = demo->dev->bytes;
-    if (!sequence_ask(s, ids, n, max_new, err) && !generate(&demo->generator, s, cache, err) &&
-        !finish_output(&streaming, s, err)) {
+    if (!sequence_add_prompt(s, ids, n, max_new, err) &&
+        !generate(&demo->generator, s, cache, err) && !finish_output(&streaming, s, err)) {
         report(demo, s, s->n_prompt);
         result = 0;
     }

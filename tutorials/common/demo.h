@@ -24,7 +24,7 @@ struct cache_kind {
 };
 
 struct demo;
-struct engine_memory;
+struct request_memory;
 
 struct phase {
     int number;
@@ -52,7 +52,7 @@ struct demo {
     struct tokenizer *tokenizer;
     struct generator generator;
     /* Where the requests of serve.h have their caches; NULL: each has one of the options' kind. */
-    const struct engine_memory *memory;
+    struct request_memory *memory;
     struct fingerprint run;       /* of all sequences so far */
     uint32_t n_sequences;         /* run so far */
     json_t *json;                 /* what --json writes */

@@ -30,7 +30,7 @@ int group_start(struct demo *demo, struct group *g, const struct request *reques
         const struct request *r = &requests[i];
         g->pointers[i] = &g->sequences[i];
         if (sequence_start(&g->sequences[i], first_id + (uint32_t)i, &r->sampling, err) ||
-            sequence_ask(&g->sequences[i], r->prompt, r->n_prompt, r->max_new, err))
+            sequence_add_prompt(&g->sequences[i], r->prompt, r->n_prompt, r->max_new, err))
             return -1;
         g->kv_caches[i] = kind_of(demo)->create(&demo->model, demo->generator.context, err);
         if (!g->kv_caches[i])

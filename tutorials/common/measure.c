@@ -48,7 +48,7 @@ static json_t *timed_answer(struct demo *demo, struct sequence *s, struct kv_cac
     g->ignore_stop = true;
     g->on_token = note_time;
     g->on_token_context = timing;
-    int result = sequence_ask(s, ids, n, timing->n_new, err) || generate(g, s, cache, err);
+    int result = sequence_add_prompt(s, ids, n, timing->n_new, err) || generate(g, s, cache, err);
     g->ignore_stop = false;
     g->on_token = NULL;
     progress_bar_end(&timing->bar);

@@ -71,7 +71,8 @@ static const struct row rows[] = {
     {"temperature", "T", "0 is greedy (0)", TEMPERATURE},
     {"top-k", "K", "draw among the K most likely; 0: all (0)", TOP_K},
     {"top-p", "P", "draw among the most likely that hold a share P (1)", TOP_P},
-    {"seed", "S", "of the random numbers (0)", SEED},
+    {"seed", "S", "of each request: fixes its answer (none: each request of a run draws otherwise)",
+     SEED},
     {NULL, NULL, "What to run it on", 0},
     {"model", "DIR", "Hugging Face folder (data/model)", MODEL},
     {"device", "NAME", "cpu, gpu or emu, the kernels on a CPU (gpu if there is one)", DEVICE},
@@ -314,6 +315,7 @@ static int set_option(struct options *o, int key, const char *text, const struct
     case TOP_P:
         return parse_float("top-p", text, 0, 1, &o->sampling.top_p, err);
     case SEED:
+        o->sampling.has_seed = true;
         return parse_seed(text, &o->sampling.seed, err);
     case IDS:
         o->ids = true;

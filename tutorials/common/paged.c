@@ -68,7 +68,7 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
                    const struct paged_options *paged_options, struct paged_run *run,
                    struct error *err) {
     struct kv_pool pool;
-    struct engine_paged paged;
+    struct paged_memory paged;
     struct engine e = {0};
     struct kv_pool_options options = {.block_size = demo->options.block_size,
                                       .n_blocks = n_blocks,
@@ -77,14 +77,14 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
     if (n_blocks ? kv_pool_start(&pool, &demo->model, &options, err)
                  : demo_pool_start(demo, &pool, 0, err))
         return -1;
-    engine_paged_start(&paged, &pool, paged_options);
-    demo->memory = &paged.memory;
+    paged_memory_start(&paged, &pool, paged_options);
+    demo->memory = &paged.base;
     int result = serve_all(demo, w, &e, err) || measure(&e, run, err);
     demo->memory = NULL;
-    run->stats = paged.blocks.stats;
+    run->stats = paged.stats;
     run->most_used = pool.blocks.stats.most_used;
     engine_end(&e);
-    engine_paged_end(&paged);
+    paged_memory_end(&paged);
     kv_pool_end(&pool);
     return result ? -1 : 0;
 }
@@ -152,17 +152,17 @@ static void show_pool(struct demo *demo, const struct kv_pool *pool, const struc
 
 int paged_prompts(struct demo *demo, struct error *err) {
     struct kv_pool pool;
-    struct engine_paged paged;
+    struct paged_memory paged;
     struct paged_options options = paged_options_of(demo);
     if (demo_pool_start(demo, &pool, 0, err))
         return -1;
-    engine_paged_start(&paged, &pool, &options);
-    demo->memory = &paged.memory;
+    paged_memory_start(&paged, &pool, &options);
+    demo->memory = &paged.base;
     int result = serve_prompts(demo, demo->options.prompts, true, err);
     if (!result)
-        show_pool(demo, &pool, &paged.blocks.stats);
+        show_pool(demo, &pool, &paged.stats);
     demo->memory = NULL;
-    engine_paged_end(&paged);
+    paged_memory_end(&paged);
     kv_pool_end(&pool);
     return result;
 }

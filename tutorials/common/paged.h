@@ -4,7 +4,8 @@
 #ifndef SAMEBITS_PAGED_H
 #define SAMEBITS_PAGED_H
 
-#include "scheduler/engine_paged.h"
+#include "scheduler/engine.h"
+#include "scheduler/paged_memory.h"
 #include "tutorials/common/requests.h"
 
 /* The cache of a sequence that is alone: a pool of its own, with the blocks of --block-size. */

@@ -1,5 +1,6 @@
 #include "tutorials/common/serve.h"
 
+#include "scheduler/own_caches.h"
 #include "scheduler/trace.h"
 #include "tutorials/common/terminal.h"
 
@@ -30,8 +31,8 @@ static void count(struct log *log, const struct engine *e, double now) {
         trace_counter(&log->trace, "waiting", waiting, now);
     log->running = running;
     log->waiting = waiting;
-    const struct engine_memory *memory = e->options ? e->options->memory : NULL;
-    int blocks = memory ? memory->blocks_in_use(memory->context) : 0;
+    const struct request_memory *memory = e->scheduler.memory;
+    int blocks = memory && memory->block_bytes ? (int)(memory->bytes / memory->block_bytes) : 0;
     if (blocks != log->blocks)
         trace_counter(&log->trace, "blocks in use", blocks, now);
     log->blocks = blocks;
@@ -54,7 +55,7 @@ static void on_change(void *context, const struct engine *e, int request, enum r
 
 /* A row of the step log, if a state has changed since the last one. */
 static void log_states(struct log *log, const struct engine *e, double now) {
-    for (int i = 0; i < e->n; i++) {
+    for (int i = 0; log->steps && i < e->n; i++) {
         const struct job *job = &e->scheduler.jobs[i];
         log->current[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
                           : job->state == REQUEST_WAITING                     ? 'W'
@@ -120,14 +121,12 @@ static int log_start(struct log *log, const struct demo *demo, const struct work
 int serve_run(struct demo *demo, const struct workload *w, bool continuous, struct engine *engine,
               json_t **steps, struct error *err) {
     const struct cache_kind *kind = &demo->phase->caches[demo->options.cache];
+    struct own_caches own;
     struct log log;
     struct engine_options options = {
         .scheduler = {demo->options.max_running, demo->options.token_budget, demo->options.chunk,
                       continuous},
-        .cache_new = kind->create,
-        .cache_free = kind->destroy,
-        .cache_positions = demo->generator.context,
-        .memory = demo->memory,
+        .memory = demo->memory ? demo->memory : &own.base,
         .one_pass = demo->generator.fused,
         .tokenizer = demo->tokenizer,
         .stepped = on_step,
@@ -135,12 +134,14 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
         .context = &log,
     };
     *engine = (struct engine){0};
+    own_caches_start(&own, &demo->model, kind->create, kind->destroy, demo->generator.context);
     demo->dev->peak_bytes = demo->dev->bytes;
     int result = log_start(&log, demo, w, steps, err) ||
                  engine_run(engine, &demo->generator, w->requests, w->n, &options, err);
     progress_bar_end(&log.bar);
     if (!result)
         log_finish(&log, demo, engine);
+    own_caches_end(&own);
     trace_end(&log.trace);
     for (int i = 0; !result && i < w->n; i++)
         fingerprint_add_sequence(&demo->run,

@@ -95,8 +95,8 @@ static int run(struct demo *demo, struct model *model, struct probe *probe, cons
     const struct cache_kind *kind = phase->n_caches ? &phase->caches[demo->options.cache] : NULL;
     if (kind && !(cache = kind->create(model, g.context, err)))
         goto done;
-    if (sequence_start(&s, 0, &greedy, err) || sequence_ask(&s, ids, n, VERIFY_TOKENS, err) ||
-        generate(&g, &s, cache, err))
+    if (sequence_start(&s, 0, &greedy, err) ||
+        sequence_add_prompt(&s, ids, n, VERIFY_TOKENS, err) || generate(&g, &s, cache, err))
         goto done;
     if (model == &demo->model)
         fingerprint_add_sequence(&demo->run, fingerprint_value(&s.fingerprint));
