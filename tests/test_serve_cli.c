@@ -252,7 +252,7 @@ static void bad_options_are_named(void **state) {
         {"--random 3 --rate -1", "--rate -1", "from 0"},
         {"--random 3 --rate nan", "--rate nan", "number"},
         {"--random 3 --rate 1e-50", "--rate 1e-50", "too close to 0"},
-        {"--random 3 --json same --trace same", "--json and --trace", "write same"},
+        {"--random 3 --json same --trace same", "--trace and --json", "write same"},
         {"--random 3 --rate 1e-30", "at 1e-30 requests per second", "raise the rate"},
         {"--random 3 --mix long", "--mix long", "sharegpt or short"},
         {"--rate 3", "--rate", "--random"},

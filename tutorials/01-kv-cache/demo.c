@@ -49,7 +49,6 @@ int main(int argc, char **argv) {
         .title = "KV cache",
         .about = "Keys and values of what was read are kept; a new token costs one row of work.",
         .caches = contiguous_caches,
-        .n_caches = N_CONTIGUOUS,
         .tables = tables,
         .fingerprint = 0x898374c5a73ed0a3,
     };

@@ -11,8 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- the sweep --------------------------------------------------------------------------------
- */
+/* ---- the sweep ------------------------------------------------------------------------------- */
 
 static json_t *sweep_row(struct demo *demo, const struct group *g) {
     double first = 0, last = 0, asked = g->sequences[0].asked, ms = 0;
@@ -79,8 +78,7 @@ static int sweep(struct demo *demo, struct error *err) {
     return result;
 }
 
-/* ---- the waste --------------------------------------------------------------------------------
- */
+/* ---- the waste ------------------------------------------------------------------------------- */
 
 static json_t *waste_rows(const struct workload *w, const struct group *g, int steps, int longest) {
     json_t *rows = json_array();
@@ -155,7 +153,6 @@ int main(int argc, char **argv) {
         .title = "naive batching",
         .about = "Several sequences in one padded batch, which runs until the longest is done.",
         .caches = contiguous_caches,
-        .n_caches = N_CONTIGUOUS,
         .tables = tables,
         .prompts = run_prompts,
         .fingerprint = 0xe98b5012d281464c,

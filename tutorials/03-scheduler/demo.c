@@ -26,7 +26,6 @@ int main(int argc, char **argv) {
         .title = "scheduler",
         .about = "Requests wait, read their prompts in pieces, decode and end, in batches.",
         .caches = contiguous_caches,
-        .n_caches = N_CONTIGUOUS,
         .tables = tables,
         .prompts = run_prompts,
         .fingerprint = 0x1693d29f628f8640,

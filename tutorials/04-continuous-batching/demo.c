@@ -6,8 +6,7 @@
 #include "tutorials/common/contiguous.h"
 #include "tutorials/common/policies.h"
 
-/* ---- the memory wall --------------------------------------------------------------------------
- */
+/* ---- the memory wall ------------------------------------------------------------------------- */
 
 /* Memory at the fullest moment with either kind of cache, at this many requests at once. */
 static int measure_memory(struct demo *demo, const struct workload *w, int running,
@@ -73,7 +72,6 @@ int main(int argc, char **argv) {
         .title = "continuous batching",
         .about = "A request starts the moment a place is free; each has its own cache.",
         .caches = contiguous_caches,
-        .n_caches = N_CONTIGUOUS,
         .tables = tables,
         .prompts = serve_prompts,
         .fingerprint = 0x09dc3276571c7d4b,

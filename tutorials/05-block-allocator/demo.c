@@ -29,8 +29,7 @@ static void show_pool(struct demo *demo, const struct kv_pool *p, size_t left) {
                columns, 7, rows);
 }
 
-/* ---- the blocks of each sequence --------------------------------------------------------------
- */
+/* ---- the blocks of each sequence ------------------------------------------------------------- */
 
 /* Takes all blocks of a sequence or, when the pool has too few left, none. */
 static bool take(struct kv_pool *p, int n_blocks, int32_t *taken, int *n_taken) {
@@ -84,8 +83,7 @@ static int show_sequences(struct demo *demo, struct kv_pool *p, const struct wor
     return result;
 }
 
-/* ---- how many sequences fit? ------------------------------------------------------------------
- */
+/* ---- how many sequences fit? ----------------------------------------------------------------- */
 
 /* Sequences that fit into a budget when each takes whole pieces of `piece` positions: the requests
  * come in their order, again and again. *reserved: positions that they take on average. */
@@ -158,7 +156,6 @@ int main(int argc, char **argv) {
         .title = "block allocator",
         .about = "One pool of blocks for the keys and values of all sequences.",
         .caches = contiguous_caches,
-        .n_caches = N_CONTIGUOUS,
         .tables = tables,
         .prompts = serve_prompts,
     };

@@ -14,8 +14,7 @@
 
 enum { DEFAULT_BLOCKS = 64, MAP_WIDTH = 64, N_MAPS = 4, MAX_TABLE_TEXT = 100 };
 
-/* ---- the replay -------------------------------------------------------------------------------
- */
+/* ---- the replay ------------------------------------------------------------------------------ */
 
 /* Requests of known lengths, max_running at once. In a step each running one gets one position
  * more; a new one gets all of its prompt. */
@@ -113,8 +112,7 @@ static int replay_step(struct replay *r, struct error *err) {
     return admit(r, err);
 }
 
-/* ---- what is shown ----------------------------------------------------------------------------
- */
+/* ---- what is shown --------------------------------------------------------------------------- */
 
 /* The numbers of a list, the first and the last when there are too many for a line. */
 static void list_text(char out[MAX_TABLE_TEXT], const int32_t *numbers, int n) {
@@ -216,8 +214,7 @@ static int show_pages(struct demo *demo, const struct replay *r, struct error *e
     return result;
 }
 
-/* ---- the demo ---------------------------------------------------------------------------------
- */
+/* ---- the demo -------------------------------------------------------------------------------- */
 
 static json_t *boundary_row(const struct replay *r, int request) {
     const struct block_table *t = &r->tables[request];
@@ -308,7 +305,6 @@ int main(int argc, char **argv) {
         .title = "block table",
         .about = "Each sequence knows its blocks by a table, and they need not lie side by side.",
         .caches = contiguous_caches,
-        .n_caches = N_CONTIGUOUS,
         .tables = tables,
         .prompts = serve_prompts,
     };

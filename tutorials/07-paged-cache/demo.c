@@ -8,8 +8,7 @@
 
 static const char shared_prompts[] = "data/prompts/shared.jsonl";
 
-/* ---- the tables -------------------------------------------------------------------------------
- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 static int longest_request(const struct demo *demo, const struct workload *w) {
     int longest = 0;
@@ -152,7 +151,6 @@ int main(int argc, char **argv) {
         .title = "paged cache",
         .about = "All sequences have their keys and values in blocks of one pool.",
         .caches = paged_caches,
-        .n_caches = 1,
         .tables = tables,
         .prompts = paged_prompts,
         .begin = paged_begin,

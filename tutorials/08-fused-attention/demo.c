@@ -21,8 +21,7 @@ static int new_tokens(const struct demo *demo) {
     return demo->options.quick ? QUICK_TOKENS : NEW_TOKENS;
 }
 
-/* ---- equal prompts ----------------------------------------------------------------------------
- */
+/* ---- equal prompts --------------------------------------------------------------------------- */
 
 /* n times the same request, all at once. */
 static int equal_requests(const struct demo *demo, struct workload *w, int n, struct error *err) {
@@ -110,8 +109,7 @@ static int throughput(struct demo *demo, struct error *err) {
     return result;
 }
 
-/* ---- the mixed workload -----------------------------------------------------------------------
- */
+/* ---- the mixed workload ---------------------------------------------------------------------- */
 
 /* Static batches beside continuous batching in one pass. */
 static int latency(struct demo *demo, struct error *err) {
@@ -134,8 +132,7 @@ static int latency(struct demo *demo, struct error *err) {
     return result ? -1 : 0;
 }
 
-/* ---- where the time goes ----------------------------------------------------------------------
- */
+/* ---- where the time goes --------------------------------------------------------------------- */
 
 static int op_times(struct demo *demo, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
@@ -179,7 +176,6 @@ int main(int argc, char **argv) {
         .title = "fused attention",
         .about = "A step is one pass for all; attention reads through the block tables.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,

@@ -14,8 +14,7 @@ static const char sentence[] = "The Roman Empire was ruled from the city of Rome
 
 enum { SENTENCES = 24, PAGE = 16, REPEATS = 5, FIRST_TOKENS = 64 };
 
-/* ---- what the model computes -------------------------------------------------------------------
- */
+/* ---- what the model computes ----------------------------------------------------------------- */
 
 /* Attention of the last layer over a text: its inputs and its result. Host: q, want; the cache is
  * on the device. */
@@ -152,8 +151,7 @@ static double attend(struct lesson *l, const struct kv_views *kv,
     return dev->ops->sync(dev, &fault, err) ? -1 : ms;
 }
 
-/* ---- layouts -----------------------------------------------------------------------------------
- */
+/* ---- layouts --------------------------------------------------------------------------------- */
 
 struct lesson_layout {
     const char *name, *keys, *values;
@@ -236,8 +234,7 @@ static int show_layouts(struct lesson *l, struct error *err) {
     return result;
 }
 
-/* ---- variants ----------------------------------------------------------------------------------
- */
+/* ---- variants -------------------------------------------------------------------------------- */
 
 /* Whether a query sees a position, as a mask: causal, but the first tokens all see each other. */
 static bool prefix_sees(int query, int position) {
@@ -382,7 +379,6 @@ int main(int argc, char **argv) {
         .title = "layouts and variants",
         .about = "Attention over caches of any layout, with any mask and score.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,

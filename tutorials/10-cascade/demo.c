@@ -14,8 +14,7 @@ static const char shared_prompts[] = "data/prompts/shared.jsonl";
 
 enum { NEW_TOKENS = 24, QUESTION = 12, MOST_READERS = 64, SOME_READERS = 16, SOME_TOKENS = 2048 };
 
-/* ---- the requests ------------------------------------------------------------------------------
- */
+/* ---- the requests ---------------------------------------------------------------------------- */
 
 /* n requests: a document of n_shared tokens, the text of the first prompt of the file over and
  * over, and the end of another prompt each. The first wants one token only. */
@@ -48,8 +47,7 @@ static int make_requests(const struct demo *demo, struct workload *out, int n, i
     return out->n == n ? 0 : error_set(err, "out of memory for %d requests", n);
 }
 
-/* ---- a measurement -----------------------------------------------------------------------------
- */
+/* ---- a measurement --------------------------------------------------------------------------- */
 
 /* What a run was like. */
 struct reading {
@@ -171,7 +169,6 @@ int main(int argc, char **argv) {
         .title = "cascade",
         .about = "What sequences share is read once a step for all of them.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,

@@ -13,8 +13,7 @@
 
 static const char texts_path[] = "data/golden/generations.jsonl";
 
-/* ---- the texts ---------------------------------------------------------------------------------
- */
+/* ---- the texts ------------------------------------------------------------------------------- */
 
 struct texts {
     int32_t *ids;       /* all, one after the other */
@@ -54,8 +53,7 @@ static void free_texts(struct texts *t) {
     free(t->ends);
 }
 
-/* ---- reading one -------------------------------------------------------------------------------
- */
+/* ---- reading one ----------------------------------------------------------------------------- */
 
 /* Bits of information that `id` is worth, in nats, where these were the logits. */
 static double loss_of(const float *logits, int vocab, int32_t id) {
@@ -145,8 +143,7 @@ static int read_all(struct demo *demo, const struct texts *t, enum kv_type type,
     return result ? -1 : 0;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static int measure_type(struct demo *demo, const struct texts *t, enum kv_type type,
                         int32_t *likely, const int32_t *likely_bfp16, double *first_loss,
@@ -209,7 +206,6 @@ int main(int argc, char **argv) {
         .title = "small KV formats",
         .about = "Keys and values in 8 bits, or in the 16 of others.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,

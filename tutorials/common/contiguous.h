@@ -9,7 +9,9 @@
 
 enum { DYNAMIC, STATIC, N_CONTIGUOUS };
 
-static const struct cache_kind contiguous_caches[N_CONTIGUOUS] = {
-    {"dynamic", kv_dynamic_new, kv_cache_free}, {"static", kv_static_new, kv_cache_free}};
+static const struct cache_kind contiguous_caches[N_CONTIGUOUS + 1] = {
+    {"dynamic", kv_dynamic_new, kv_cache_free},
+    {"static", kv_static_new, kv_cache_free},
+    {NULL, NULL, NULL}};
 
 #endif

@@ -31,31 +31,23 @@ int demo_other_bits(const char *run, uint64_t bits, const char *other, uint64_t 
                      run, (unsigned long long)bits, other, (unsigned long long)other_bits);
 }
 
-/* --kernel OP=N */
-static int choose_kernel(struct device *dev, const char *choice, struct error *err) {
-    char op[32], *end = NULL;
-    const char *equals = strchr(choice, '=');
-    long version = equals ? strtol(equals + 1, &end, 10) : 0;
-    if (!equals || equals == choice || equals - choice >= (long)sizeof op || end == equals + 1 ||
-        *end || version < 0 || version > 99)
-        return error_set(err, "--kernel %s: must be OP=N, as linear=2", choice);
-    snprintf(op, sizeof op, "%.*s", (int)(equals - choice), choice);
+/* --kernel OP=N: the i-th. */
+static int choose_kernel(struct device *dev, const struct options *o, int i, struct error *err) {
+    const char *choice = o->kernels[i];
+    size_t n = strcspn(choice, "=");
     struct error why;
+    char op[32], *end;
+    for (int j = 0; j < i; j++)
+        if (!strncmp(choice, o->kernels[j], n + 1))
+            return error_set(err, "--kernel %s: --kernel %s was given, too: give one for an op",
+                             choice, o->kernels[j]);
+    long version = choice[n] ? strtol(choice + n + 1, &end, 10) : 0;
+    if (!n || !choice[n] || n >= sizeof op || end == choice + n + 1 || *end || version < 0 ||
+        version > 99)
+        return error_set(err, "--kernel %s: must be OP=N, as linear=2", choice);
+    snprintf(op, sizeof op, "%.*s", (int)n, choice);
     if (dev->ops->set_version(dev, op, (int)version, &why))
         return error_set(err, "--kernel %s: %s", choice, why.text);
-    return 0;
-}
-
-static int choose_kernels(struct device *dev, const struct options *o, struct error *err) {
-    for (int i = 0; i < o->n_kernels; i++) {
-        size_t n = strcspn(o->kernels[i], "=");
-        for (int j = 0; j < i; j++)
-            if (!strncmp(o->kernels[i], o->kernels[j], n + 1))
-                return error_set(err, "--kernel %s: --kernel %s was given, too: give one for an op",
-                                 o->kernels[i], o->kernels[j]);
-        if (choose_kernel(dev, o->kernels[i], err))
-            return -1;
-    }
     return 0;
 }
 
@@ -89,8 +81,11 @@ static int open_model(struct demo *demo, struct error *err) {
         tokenizer_load(&demo->tokenizer, o->model, err))
         return -1;
     demo->dev = ops->open(&device, err);
-    if (!demo->dev || choose_kernels(demo->dev, o, err))
+    if (!demo->dev)
         return -1;
+    for (int i = 0; i < o->n_kernels; i++)
+        if (choose_kernel(demo->dev, o, i, err))
+            return -1;
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
@@ -297,7 +292,7 @@ static int run(struct demo *demo, int argc, char **argv, struct error *err) {
         options_help(argv[0], phase);
         return output_flush_stdout(err);
     }
-    demo->cache = phase->n_caches ? &phase->caches[demo->options.cache] : NULL;
+    demo->cache = phase->caches ? &phase->caches[demo->options.cache] : NULL;
     return demo->options.tokenize ? run_tokenizer(demo, err) : run_model(demo, err);
 }
 

@@ -24,10 +24,10 @@ struct cache_kind {
 
 struct phase {
     int number;
-    const char *title;               /* "no cache" */
-    const char *about;               /* one sentence for --help */
-    const struct cache_kind *caches; /* the first is the default; none: no cache */
-    int n_caches;
+    const char *title; /* "no cache" */
+    const char *about; /* one sentence for --help */
+    /* The first is the default; one without a name comes last. NULL: no cache. */
+    const struct cache_kind *caches;
     /* What the run of the tables has with the options of the chapter; 0: the chapter has none. */
     uint64_t fingerprint;
     /* Runs the phase's tables (table.h); 0, or -1 with err set. Both end early, with 0, when the

@@ -12,55 +12,36 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- the table: parsing, refusals and --help come from it -------------------------------------
- */
+/* ---- the table: parsing, refusals and --help come from it ------------------------------------ */
 
-/* What a command line asks for. An option says with which of these it does something. */
-enum task {
-    TABLES = 1,
-    PROMPT = 2,
-    VERIFY = 4,   /* a prompt, with --verify */
-    EACH = 8,     /* --prompts in phases 0 and 1: one after the other */
-    PROMPTS = 16, /* --prompts in later phases: all at once */
-    RANDOM = 32,
-    MESSAGES = 64,
-    CHAT = 128,
-    TOKENIZE = 256,
-    ONE = PROMPT | EACH | MESSAGES | CHAT, /* one sequence at a time */
-    DRAWING = ONE | PROMPTS | RANDOM,
-    RUNNING = DRAWING | VERIFY,
-    N_TASKS = 9
-};
+/* What a command line asks for. An option says with which of these it does something. EACH are the
+ * --prompts of phases 0 and 1, one after the other, PROMPTS those of later ones, all at once. */
+enum { TABLES = 1, PROMPT = 2, VERIFY = 4, EACH = 8, PROMPTS = 16, RANDOM = 32, MESSAGES = 64 };
+enum { CHAT = 128, TOKENIZE = 256, N_TASKS = 9 };
+enum { ONE = PROMPT | EACH | MESSAGES | CHAT, MANY = PROMPTS | RANDOM, DRAWING = ONE | MANY };
+enum { RUNNING = DRAWING | VERIFY };
 
 static const char *const task_names[N_TASKS] = {"the tables", "--prompt",  "--verify",
                                                 "--prompts",  "--prompts", "--random",
                                                 "--messages", "--chat",    "--tokenize"};
 
-/* Sets of phases. */
+/* Sets of phases; DRAWN: their tables draw tokens as the options say; POOLED: their tables have a
+ * pool of the size that the options say. */
 #define FROM(n) (ALL >> (n) << (n))
-#define ONLY(n) (1u << (n))
-enum { N_PHASES = 12, ALL = (1 << N_PHASES) - 1 };
+#define ONLY(n) (1 << (n))
+enum { N_PHASES = 12, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
 
-enum kind {
-    SWITCH,
-    TEXT,
-    READ, /* a file */
-    WRITE,
-    INT, /* min to max */
-    POWER_OF_TWO,
-    FLOAT,
-    SEED,
-    SIZE,
-    CHOICE, /* one of the names of row.choice */
-    KERNEL
-};
+/* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
+ * names of row.choice. */
+enum kind { SWITCH, TEXT, READ, WRITE, INT, POWER_OF_TWO, FLOAT, SEED, SIZE, CHOICE, KERNEL };
 
 /* CHANGES: the results of the tables are then others than the chapter's. Two options that are in
  * the same group exclude each other. */
 enum { CHANGES = 1, TASK_GROUP = 2, POOL_GROUP = 4 };
 
 static const char *cache_name(const struct phase *phase, int i) {
-    return i < phase->n_caches ? phase->caches[i].name : NULL;
+    return phase->caches ? phase->caches[i].name : NULL;
 }
 
 static const char *type_name(const struct phase *phase, int i) {
@@ -82,10 +63,10 @@ struct row {
     const char *name, *argument, *help; /* no name: a heading */
     size_t field;                       /* in struct options */
     enum kind kind;
-    double min, max;
     unsigned phases, tasks; /* phases that have the option with these tasks */
     unsigned tables;        /* phases whose tables use it */
     unsigned flags;
+    double min, max;
     const char *(*choice)(const struct phase *phase, int i); /* the i-th name; NULL behind them */
 };
 
@@ -93,85 +74,84 @@ struct row {
 
 static const struct row rows[] = {
     {.help = "What to run (nothing of these: this phase's tables)"},
-    {"prompt", "TEXT", "complete one prompt; the text streams to stdout", F(prompt), TEXT, 0, 0,
-     ALL, PROMPT | VERIFY, 0, TASK_GROUP, NULL},
+    {"prompt", "TEXT", "complete one prompt; the text streams to stdout", F(prompt), TEXT, ALL,
+     PROMPT | VERIFY, 0, .flags = TASK_GROUP},
     {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new, seed, ...",
-     F(prompts), READ, 0, 0, ALL, EACH | PROMPTS, 0, TASK_GROUP, NULL},
-    {"random", "N", "N requests of random tokens; see --rate and --mix", F(random), INT, 1, 1e5,
-     FROM(3), RANDOM, 0, TASK_GROUP, NULL},
-    {"messages", "FILE.json", "answer a JSON list of chat messages", F(messages), READ, 0, 0, ALL,
-     MESSAGES, 0, TASK_GROUP, NULL},
-    {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", F(chat), SWITCH, 0, 0,
-     ALL, CHAT, 0, TASK_GROUP, NULL},
+     F(prompts), READ, ALL, EACH | PROMPTS, 0, .flags = TASK_GROUP},
+    {"random", "N", "N requests of random tokens; see --rate and --mix", F(random), INT, FROM(3),
+     RANDOM, 0, .flags = TASK_GROUP, .min = 1, .max = 1e5},
+    {"messages", "FILE.json", "answer a JSON list of chat messages", F(messages), READ, ALL,
+     MESSAGES, 0, .flags = TASK_GROUP},
+    {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", F(chat), SWITCH, ALL,
+     CHAT, 0, .flags = TASK_GROUP},
     {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line",
-     F(tokenize), READ, 0, 0, ALL, TOKENIZE, 0, TASK_GROUP, NULL},
+     F(tokenize), READ, ALL, TOKENIZE, 0, .flags = TASK_GROUP},
     {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", F(verify),
-     SWITCH, 0, 0, ALL, PROMPT | VERIFY, 0, 0, NULL},
+     SWITCH, ALL, PROMPT | VERIFY, 0, .flags = 0},
     {"quick", NULL, "the tables with fewer and shorter measurements: some seconds", F(quick),
-     SWITCH, 0, 0, 0, 0, ALL, CHANGES, NULL},
+     SWITCH, 0, 0, ALL, .flags = CHANGES},
     {.help = "How to sample"},
     {"max-new", "N", "most tokens to write (512; with --random: those of the mix)", F(max_new), INT,
-     1, INT_MAX, ALL, DRAWING, 0, 0, NULL},
-    {"temperature", "T", "0 is greedy (0)", F(sampling.temperature), FLOAT, 0, 1e30, ALL, DRAWING,
-     FROM(0) & ~ONLY(9) & ~ONLY(11), CHANGES, NULL},
-    {"top-k", "K", "draw among the K most likely; 0: all (0)", F(sampling.top_k), INT, 0, INT_MAX,
-     ALL, DRAWING, FROM(0) & ~ONLY(9) & ~ONLY(11), CHANGES, NULL},
+     ALL, DRAWING, 0, .min = 1, .max = INT_MAX},
+    {"temperature", "T", "0 is greedy (0)", F(sampling.temperature), FLOAT, ALL, DRAWING, DRAWN,
+     .flags = CHANGES, .max = 1e30},
+    {"top-k", "K", "draw among the K most likely; 0: all (0)", F(sampling.top_k), INT, ALL, DRAWING,
+     DRAWN, .flags = CHANGES, .max = INT_MAX},
     {"top-p", "P", "draw among the most likely that hold a probability of P (1)", F(sampling.top_p),
-     FLOAT, 0, 1, ALL, DRAWING, FROM(0) & ~ONLY(9) & ~ONLY(11), CHANGES, NULL},
-    {"seed", "S", "of the random numbers (0)", F(sampling.seed), SEED, 0, 0, ALL, DRAWING,
-     FROM(0) & ~ONLY(9) & ~ONLY(11), CHANGES, NULL},
+     FLOAT, ALL, DRAWING, DRAWN, .flags = CHANGES, .max = 1},
+    {"seed", "S", "of the random numbers (0)", F(sampling.seed), SEED, ALL, DRAWING, DRAWN,
+     .flags = CHANGES},
     {.help = "What to run it on"},
-    {"model", "DIR", "Hugging Face folder (data/model)", F(model), TEXT, 0, 0, ALL,
-     RUNNING | TOKENIZE, ALL, CHANGES, NULL},
+    {"model", "DIR", "Hugging Face folder (data/model)", F(model), TEXT, ALL, RUNNING | TOKENIZE,
+     ALL, .flags = CHANGES},
     {"device", "NAME", "cpu, gpu or emu, the kernels on a CPU (gpu if there is one)", F(device),
-     TEXT, 0, 0, ALL, RUNNING | TOKENIZE, ALL, 0, NULL},
+     TEXT, ALL, RUNNING | TOKENIZE, ALL, .flags = 0},
     {"kernel", "OP=N", "version N of an op's kernel, as linear=2; may be repeated; changes no bit",
-     F(kernels), KERNEL, 0, 0, ALL, RUNNING, ALL, 0, NULL},
-    {"threads", "N", "for matrix products (all cores); changes no bit", F(threads), INT, 1, 1024,
-     ALL, RUNNING | TOKENIZE, ALL, 0, NULL},
-    {"context", "N", "most tokens of a sequence (the model's)", F(context), INT, 2, INT_MAX, ALL,
-     RUNNING, FROM(0) & ~ONLY(9), CHANGES, NULL},
-    {"cache", "KIND", "which KV cache:", F(cache), CHOICE, 0, 0, FROM(1), RUNNING, FROM(2), 0,
-     cache_name},
-    {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, 1,
-     1 << 20, FROM(1), RUNNING, FROM(1) & ~ONLY(9), 0, NULL},
+     F(kernels), KERNEL, ALL, RUNNING, ALL, .flags = 0},
+    {"threads", "N", "for matrix products (all cores); changes no bit", F(threads), INT, ALL,
+     RUNNING | TOKENIZE, ALL, .min = 1, .max = 1024},
+    {"context", "N", "most tokens of a sequence (the model's)", F(context), INT, ALL, RUNNING,
+     FROM(0) & ~ONLY(9), .flags = CHANGES, .min = 2, .max = INT_MAX},
+    {"cache", "KIND", "which KV cache:", F(cache), CHOICE, FROM(1), RUNNING, FROM(2),
+     .choice = cache_name},
+    {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
+     RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
     {.help = "Many requests"},
-    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, 1, 1 << 20, FROM(3),
-     PROMPTS | RANDOM, FROM(3) & ~ONLY(9) & ~ONLY(10), 0, NULL},
+    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), MANY,
+     FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
     {"token-budget", "N", "most tokens of all requests in one step (256, or N of --max-running)",
-     F(token_budget), INT, 1, 1 << 30, FROM(3), PROMPTS | RANDOM, FROM(3) & ~ONLY(9), 0, NULL},
-    {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, 0, 0, FROM(3),
-     PROMPTS | RANDOM, 0, 0, NULL},
-    {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT, 0, 1e6,
-     FROM(3), RANDOM, 0, 0, NULL},
-    {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, 0, 0, FROM(3),
-     RANDOM, 0, 0, mix_name},
+     F(token_budget), INT, FROM(3), MANY, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
+    {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
+     .flags = 0},
+    {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
+     FROM(3), RANDOM, 0, .max = 1e6},
+    {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, FROM(3),
+     RANDOM, 0, .choice = mix_name},
     {.help = "The pool of KV blocks"},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", F(block_size),
-     POWER_OF_TWO, 1, 256, FROM(7), RUNNING, FROM(5) & ~ONLY(9), 0, NULL},
-    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, 1, INT_MAX,
-     FROM(7), PROMPTS | RANDOM, ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10), POOL_GROUP, NULL},
+     POWER_OF_TWO, FROM(7), RUNNING, FROM(5) & ~ONLY(9), .min = 1, .max = 256},
+    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), MANY,
+     POOLED, .flags = POOL_GROUP, .min = 1, .max = INT_MAX},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free; tables choose)",
-     F(kv_memory), SIZE, 0, 0, FROM(7), PROMPTS | RANDOM, ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10),
-     POOL_GROUP, NULL},
-    {"kv-type", "TYPE", "keys and values as", F(kv_type), CHOICE, 0, 0, FROM(11), RUNNING, 0, 0,
-     type_name},
+     F(kv_memory), SIZE, FROM(7), MANY, POOLED, .flags = POOL_GROUP},
+    {"kv-type", "TYPE", "keys and values as", F(kv_type), CHOICE, FROM(11), RUNNING, 0,
+     .choice = type_name},
     {"preempt", "HOW", "who gives way reads its tokens again, or has them in host memory:",
-     F(preempt), CHOICE, 0, 0, FROM(7), PROMPTS | RANDOM, 0, 0, preempt_name},
+     F(preempt), CHOICE, FROM(7), MANY, 0, .choice = preempt_name},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", F(no_prefix_cache),
-     SWITCH, 0, 0, FROM(7), PROMPTS | RANDOM, 0, 0, NULL},
+     SWITCH, FROM(7), MANY, 0, .flags = 0},
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
-     INT, 1, 1000, FROM(7), PROMPTS, 0, 0, NULL},
+     INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
     {.help = "What to print"},
-    {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, 0, 0, ALL,
-     PROMPT | VERIFY | EACH | PROMPTS, ALL, CHANGES, NULL},
+    {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
+     PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
     {"ids", NULL, "token ids instead of text, in lines prompt: ... and output: ...", F(ids), SWITCH,
-     0, 0, ALL, ONE, 0, 0, NULL},
+     ALL, ONE, 0, .flags = 0},
     {"dump-logits", "FILE.npy", "float32 [steps, vocab], a row per token drawn", F(dump_logits),
-     WRITE, 0, 0, ALL, ONE, 0, 0, NULL},
-    {"json", "FILE", "the tables, or the run's metrics, as JSON", F(json), WRITE, 0, 0, ALL,
-     RUNNING, ALL, 0, NULL},
-    {"help", NULL, "this text", F(help), SWITCH, 0, 0, ALL, RUNNING | TOKENIZE, ALL, 0, NULL},
+     WRITE, ALL, ONE, 0, .flags = 0},
+    {"json", "FILE", "the tables, or the run's metrics, as JSON", F(json), WRITE, ALL, RUNNING, ALL,
+     .flags = 0},
+    {"help", NULL, "this text", F(help), SWITCH, ALL, RUNNING | TOKENIZE, ALL, .flags = 0},
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows, FIRST_KEY = 256 };
@@ -195,8 +175,7 @@ static int first_phase(const struct row *row, int phase, unsigned tasks) {
     return phase;
 }
 
-/* ---- words ------------------------------------------------------------------------------------
- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 enum { LIST = 160 };
 
@@ -226,8 +205,7 @@ static void list_choices(char list[LIST], const struct row *row, const struct ph
         add_word(list, row->choice(phase, i), !i, !row->choice(phase, i + 1));
 }
 
-/* ---- help -------------------------------------------------------------------------------------
- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 static void show_row(const struct row *row, const struct phase *phase) {
     char option[64], choices[LIST];
@@ -278,8 +256,7 @@ void options_help(const char *program, const struct phase *phase) {
            program);
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static int parse_int(const struct row *row, const char *text, int *out, struct error *err) {
     int min = (int)row->min, max = (int)row->max;
@@ -383,8 +360,7 @@ static int set_option(struct options *o, const struct row *row, const char *text
     }
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static unsigned task_asked(const struct options *o, int phase) {
     return o->tokenize   ? TOKENIZE

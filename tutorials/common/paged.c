@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- one sequence alone: a pool of its own -----------------------------------------------------
- */
+/* ---- one sequence alone: a pool of its own --------------------------------------------------- */
 
 static int block_size = 16;
 static enum kv_type kv_type;
@@ -48,10 +47,9 @@ static void alone_free(struct kv_cache *cache) {
     free(a);
 }
 
-const struct cache_kind paged_caches[1] = {{"paged", alone_new, alone_free}};
+const struct cache_kind paged_caches[2] = {{"paged", alone_new, alone_free}, {NULL, NULL, NULL}};
 
-/* ---- many requests ----------------------------------------------------------------------------
- */
+/* ---- many requests --------------------------------------------------------------------------- */
 
 static int measure(const struct engine *e, struct paged_run *run, struct error *err) {
     struct engine_metrics m;
@@ -120,8 +118,7 @@ int paged_enough_blocks(const struct demo *demo, const struct workload *w) {
     return n < INT_MAX ? (int)n : INT_MAX;
 }
 
-/* ---- --prompts and --random -------------------------------------------------------------------
- */
+/* ---- --prompts and --random ------------------------------------------------------------------ */
 
 static void show_pool(struct demo *demo, const struct kv_pool *pool, const struct paged_stats *s) {
     static const struct column columns[] = {

@@ -8,7 +8,7 @@
 #include "tutorials/common/serve.h"
 
 /* The cache of a sequence that is alone: a pool of its own, with the blocks of --block-size. */
-extern const struct cache_kind paged_caches[1];
+extern const struct cache_kind paged_caches[2];
 
 /* For struct phase: takes --block-size for them. */
 void paged_begin(const struct demo *demo);
