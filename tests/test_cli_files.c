@@ -264,6 +264,36 @@ static void signals_end_a_run_in_order(void **state) {
     }
 }
 
+/* A row is in a file or pipe as soon as it is measured, and stays when the run is ended. */
+static void rows_come_one_by_one(void **state) {
+    (void)state;
+    struct command c = command_runf(
+        "F=%s/rows; { %s/demo1 --device cpu >$F & for i in $(seq 200); do grep -q dynamic $F && "
+        "break; sleep 0.1; done; kill -TERM $!; wait $!; s=$?; grep -c 'dynamic\\|static' $F; "
+        "exit $s; }",
+        command_folder, build_folder(NULL));
+    assert_int_equal(c.status, 143);
+    assert_in_range(atoi(c.out), 1, 5);
+    command_free(&c);
+}
+
+/* Of a long table the first and the last rows are shown; --json has all. */
+static void long_tables_are_abridged(void **state) {
+    (void)state;
+    struct error err;
+    char path[300];
+    snprintf(path, sizeof path, "%s/long.json", command_folder);
+    struct command c = command_runf("%s/demo4 --device cpu --random 101 --context 4 --max-new 1 "
+                                    "--json %s",
+                                    build_folder(NULL), path);
+    assert_int_equal(c.status, 0);
+    assert_non_null(strstr(c.out, "\n... 21 more rows, which --json has ...\n 61 "));
+    command_free(&c);
+    json_t *root = json_read_file(path, &err);
+    assert_int_equal(json_array_size(json_object_get(root, "requests")), 101);
+    json_decref(root);
+}
+
 int main(int argc, char **argv) {
     (void)argc;
     build_folder(argv[0]);
@@ -278,6 +308,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_full_disk_is_reported),
         cmocka_unit_test(what_cannot_be_written_leaves_nothing),
         cmocka_unit_test(signals_end_a_run_in_order),
+        cmocka_unit_test(rows_come_one_by_one),
+        cmocka_unit_test(long_tables_are_abridged),
     };
     return cmocka_run_group_tests(tests, command_folder_make, command_folder_remove);
 }
