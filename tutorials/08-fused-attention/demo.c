@@ -180,6 +180,7 @@ int main(int argc, char **argv) {
         .tables = tables,
         .prompts = paged_prompts,
         .begin = paged_begin,
+        .fingerprint = 0x6a223edf08c00d37,
     };
     return demo_main(argc, argv, &phase);
 }
