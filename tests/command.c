@@ -2,6 +2,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -71,6 +72,60 @@ struct command command_runf(const char *format, ...) {
 void command_free(struct command *c) {
     free(c->out);
     free(c->err);
+}
+
+struct command demo_run(int phase, const char *arguments) {
+    return command_runf("%s/demo%d --device cpu %s", build_folder(NULL), phase, arguments);
+}
+
+int count_lines(const char *text) {
+    int n = 0;
+    for (; *text; text++)
+        n += *text == '\n';
+    return n;
+}
+
+static void check_failure(int phase, const char *arguments, const char *word1, const char *word2,
+                          bool may_print) {
+    struct command c = demo_run(phase, arguments);
+    if (c.status != 2 || (*c.out && !may_print) || count_lines(c.err) != 1 ||
+        strncmp(c.err, "demo: ", 6) || !strstr(c.err, word1) || !strstr(c.err, word2))
+        fail_msg("demo%d %s: status %d, expected 2 and a line with \"%s\" and \"%s\":\n%s%s", phase,
+                 arguments, c.status, word1, word2, c.out, c.err);
+    command_free(&c);
+}
+
+void assert_run_fails(int phase, const char *arguments, const char *word1, const char *word2) {
+    check_failure(phase, arguments, word1, word2, true);
+}
+
+void assert_run_refused(int phase, const char *arguments, const char *word1, const char *word2) {
+    check_failure(phase, arguments, word1, word2, false);
+}
+
+char command_folder[32];
+
+int command_folder_make(void **state) {
+    (void)state;
+    strcpy(command_folder, "/tmp/samebits-cli-XXXXXX");
+    return mkdtemp(command_folder) ? 0 : -1;
+}
+
+int command_folder_remove(void **state) {
+    (void)state;
+    struct command c = command_runf("rm -rf %s", command_folder);
+    command_free(&c);
+    return 0;
+}
+
+const char *command_file(const char *name, const char *content, size_t n) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", command_folder, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(content, 1, n, f), n);
+    fclose(f);
+    return path;
 }
 
 const char *command_fingerprint(const struct command *c) {

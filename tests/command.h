@@ -22,6 +22,23 @@ struct command command_runf(const char *format, ...) __attribute__((format(print
 
 void command_free(struct command *c);
 
+/* Runs the demo of a phase on the CPU. */
+struct command demo_run(int phase, const char *arguments);
+
+/* The demo must fail with status 2 and one line on stderr that holds both words; else the cmocka
+ * test fails. assert_run_refused: before it wrote anything to stdout. */
+void assert_run_fails(int phase, const char *arguments, const char *word1, const char *word2);
+void assert_run_refused(int phase, const char *arguments, const char *word1, const char *word2);
+
+int count_lines(const char *text);
+
+/* A folder for the files of a test program: fixtures of its group, its path, and a file in it,
+ * whose path is returned (static). */
+extern char command_folder[32];
+int command_folder_make(void **state);
+int command_folder_remove(void **state);
+const char *command_file(const char *name, const char *content, size_t n);
+
 /* The 16 digits behind the last "fingerprint " of text, or NULL. Points into text. */
 const char *command_fingerprint(const struct command *c);
 

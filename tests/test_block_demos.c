@@ -16,8 +16,6 @@
 
 #include <cmocka.h>
 
-static char folder[] = "/tmp/samebits-blocks-XXXXXX";
-
 /* A pool of most of the memory, which is the default, takes the sanitizers seconds to mark. */
 #ifdef __SANITIZE_ADDRESS__
 #define POOL "--kv-memory 64M"
@@ -25,28 +23,16 @@ static char folder[] = "/tmp/samebits-blocks-XXXXXX";
 #define POOL ""
 #endif
 
-static int make_folder(void **state) {
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    struct command c = command_runf("rm -rf %s", folder);
-    command_free(&c);
-    return 0;
-}
-
 /* Runs a demo's tables and returns what --json wrote. *out: the run, for command_free. status: its
  * exit status, 2 when a request cannot be answered. */
 static json_t *tables_with(int phase, const char *options, int status, struct command *out) {
     *out = command_runf("%s/demo%d --device cpu --threads 1 --json %s/tables.json %s",
-                        build_folder(NULL), phase, folder, options);
+                        build_folder(NULL), phase, command_folder, options);
     if (out->status != status)
         fail_msg("demo%d %s: status %d\n%s", phase, options, out->status, out->err);
     char path[128];
     json_error_t why;
-    snprintf(path, sizeof path, "%s/tables.json", folder);
+    snprintf(path, sizeof path, "%s/tables.json", command_folder);
     json_t *json = json_load_file(path, 0, &why);
     if (!json)
         fail_msg("%s: %s", path, why.text);
@@ -335,23 +321,14 @@ static void test_refused(void **state) {
         {5, "--kv-blocks 9 --prompts x", "--kv-blocks", "make phase7"},
         {6, "--kv-memory 9M --random 2", "--kv-memory", "make phase7"},
         {6, "--block-size 4 --prompt x", "--block-size", "make phase7"},
-        {6, "--kv-blocks 9 --chat", "--kv-blocks", "make phase7"},
-        {7, "--kv-blocks 9 --prompt x", "--kv-blocks", "runs alone"},
-        {7, "--kv-memory 9M --chat", "--kv-memory", "runs alone"},
+        {6, "--kv-blocks 9 --chat", "--kv-blocks", "it goes with the tables"},
+        {7, "--kv-blocks 9 --prompt x", "--kv-blocks", "nothing with --prompt"},
+        {7, "--kv-memory 9M --chat", "--kv-memory", "nothing with --chat"},
         {7, "--preempt recompute --prompt x", "--preempt", "--prompts or --random"},
         {7, "--no-prefix-cache", "--no-prefix-cache", "--prompts or --random"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += step) {
-        struct command c = command_runf("%s/demo%d --device cpu --threads 1 %s", build_folder(NULL),
-                                        cases[i].phase, cases[i].arguments);
-        const char *end = strchr(c.err, '\n');
-        if (c.status != 2 || strncmp(c.err, "demo: ", 6) || !end || end[1] ||
-            !strstr(c.err, cases[i].word1) || !strstr(c.err, cases[i].word2))
-            fail_msg("demo%d %s: status %d, expected 2 and a line with \"%s\" and \"%s\":\n%s",
-                     cases[i].phase, cases[i].arguments, c.status, cases[i].word1, cases[i].word2,
-                     c.err);
-        command_free(&c);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += step)
+        assert_run_fails(cases[i].phase, cases[i].arguments, cases[i].word1, cases[i].word2);
 }
 
 /* ---- phase 7 ----------------------------------------------------------------------------------
@@ -443,5 +420,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_paged_prompts),   cmocka_unit_test(test_one_too_large),
         cmocka_unit_test(test_samples),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return cmocka_run_group_tests(tests, command_folder_make, command_folder_remove);
 }

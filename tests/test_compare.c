@@ -212,8 +212,8 @@ static void sample_with_a_wrong_end(struct device *dev, int32_t *token_ids, cons
 
 /* Runs --verify on the broken table, by the way of a phase. Returns what verify_prompt does. */
 static int verify_broken(bool fused, struct error *err) {
-    const struct phase phase = {.number = 8, .caches = paged_caches, .n_caches = 1, .fused = fused};
-    struct demo demo = {.phase = &phase};
+    const struct phase phase = {.number = 8, .caches = paged_caches, .fused = fused};
+    struct demo demo = {.phase = &phase, .cache = paged_caches};
     char *arguments[] = {"demo", "--verify", "--raw", "--prompt", "Once upon a time"};
     struct device_options one = {.n_threads = 1};
     n_draws = 0;

@@ -43,10 +43,6 @@ static void write_work(const char *content) {
     fclose(f);
 }
 
-static struct command demo(int phase, const char *arguments) {
-    return command_runf("%s/demo%d --device cpu %s", build_folder(NULL), phase, arguments);
-}
-
 static struct command demo_of_work(int phase, const char *arguments) {
     return command_runf("%s/demo%d --device cpu --prompts %s %s", build_folder(NULL), phase, work,
                         arguments);
@@ -324,23 +320,6 @@ static void random_requests_have_the_lengths_of_their_mix(void **state) {
 /* ---- what is refused --------------------------------------------------------------------------
  */
 
-static int count_lines(const char *text) {
-    int n = 0;
-    for (; *text; text++)
-        n += *text == '\n';
-    return n;
-}
-
-/* One line on stderr with both words, nothing on stdout, status 2. */
-static void assert_refused(int phase, const char *arguments, const char *word1, const char *word2) {
-    struct command c = demo(phase, arguments);
-    if (c.status != 2 || *c.out || count_lines(c.err) != 1 || strncmp(c.err, "demo: ", 6) ||
-        !strstr(c.err, word1) || !strstr(c.err, word2))
-        fail_msg("demo%d %s: status %d, expected 2 and a line with \"%s\" and \"%s\":\n%s%s", phase,
-                 arguments, c.status, word1, word2, c.out, c.err);
-    command_free(&c);
-}
-
 static void bad_options_are_named(void **state) {
     (void)state;
     static const struct {
@@ -363,7 +342,7 @@ static void bad_options_are_named(void **state) {
         {"--random 3 --rate -1", "--rate -1", "from 0"},
         {"--random 3 --rate nan", "--rate nan", "number"},
         {"--random 3 --rate 1e-50", "--rate 1e-50", "too close to 0"},
-        {"--random 3 --json same --trace same", "--json and --trace", "write same"},
+        {"--random 3 --json same --trace same", "--trace and --json", "write same"},
         {"--random 3 --rate 1e-30", "at 1e-30 requests per second", "raise the rate"},
         {"--random 3 --mix long", "--mix long", "sharegpt or short"},
         {"--rate 3", "--rate", "--random"},
@@ -373,17 +352,17 @@ static void bad_options_are_named(void **state) {
         {"--prompts x --dump-logits f.npy", "--dump-logits", "--prompt"},
         {"--rate 0", "--rate", "--random"},
         {"--ids", "--ids", "--prompt, --messages or --chat"},
-        {"--max-running 3 --prompt x", "--max-running", "runs alone"},
-        {"--token-budget 30 --chat", "--token-budget", "runs alone"},
+        {"--max-running 3 --prompt x", "--max-running", "nothing with --prompt"},
+        {"--token-budget 30 --chat", "--token-budget", "nothing with --chat"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int phase = is_release() ? 3 : 4; phase <= 4; phase++) /* one code reads them */
-            assert_refused(phase, cases[i].arguments, cases[i].word1, cases[i].word2);
-    assert_refused(2, "--max-running 2", "--max-running", "make phase3");
-    assert_refused(2, "--token-budget 20", "--token-budget", "make phase3");
-    assert_refused(2, "--prompts x --trace t.json", "--trace", "make phase3");
-    assert_refused(2, "--random 2", "--random", "make phase3");
-    struct command c = demo(4, "--help");
+            assert_run_refused(phase, cases[i].arguments, cases[i].word1, cases[i].word2);
+    assert_run_refused(2, "--max-running 2", "--max-running", "make phase3");
+    assert_run_refused(2, "--token-budget 20", "--token-budget", "make phase3");
+    assert_run_refused(2, "--prompts x --trace t.json", "--trace", "make phase3");
+    assert_run_refused(2, "--random 2", "--random", "make phase3");
+    struct command c = demo_run(4, "--help");
     static const char *const options[] = {"--max-running N",   "--token-budget N",
                                           "--trace FILE.json", "--random N",
                                           "--rate R",          "--mix NAME"};
@@ -412,21 +391,21 @@ static void bad_files_are_named_with_their_line(void **state) {
         write_work(cases[i].content);
         snprintf(where, sizeof where, "%s: %s", work, cases[i].line);
         for (int phase = is_release() ? 2 : 4; phase <= 4; phase++)
-            assert_refused(phase, arguments, *cases[i].content ? where : work, cases[i].field);
+            assert_run_refused(phase, arguments, *cases[i].content ? where : work, cases[i].field);
     }
     for (int phase = 2; phase <= 4; phase++)
-        assert_refused(phase, "--prompts /nosuch.jsonl", "/nosuch.jsonl", "No such file");
-    assert_refused(4, "--prompts /dev/zero", "/dev/zero: line 1", "more than 16 MiB");
-    assert_refused(4, "--tokenize /dev/zero", "/dev/zero: line 1", "more than 16 MiB");
+        assert_run_refused(phase, "--prompts /nosuch.jsonl", "/nosuch.jsonl", "No such file");
+    assert_run_refused(4, "--prompts /dev/zero", "/dev/zero: line 1", "more than 16 MiB");
+    assert_run_refused(4, "--tokenize /dev/zero", "/dev/zero: line 1", "more than 16 MiB");
     /* What only later phases can do, and what a batch cannot hold. */
     write_work("{\"prompt\": \"x\"}\n{\"id\": \"me\", \"prompt\": \"x\", \"stop\": \"y\"}\n");
-    assert_refused(2, arguments, "\"me\" has stop", "make phase3");
+    assert_run_refused(2, arguments, "\"me\" has stop", "make phase3");
     write_work("{\"id\": \"me\", \"prompt\": \"x\", \"arrival\": 1}\n");
-    assert_refused(2, arguments, "\"me\" has an arrival", "make phase3");
+    assert_run_refused(2, arguments, "\"me\" has an arrival", "make phase3");
     write_work("{\"prompt\": \"x\"}\n{\"id\": \"me\", \"prompt\": \"What is the capital of France "
                "and of Spain?\"}\n");
     snprintf(arguments, sizeof arguments, "--prompts %s --context 16", work);
-    assert_refused(2, arguments, "\"me\" has ", "the context is 16");
+    assert_run_refused(2, arguments, "\"me\" has ", "the context is 16");
 }
 
 /* ---- Ctrl-C -----------------------------------------------------------------------------------

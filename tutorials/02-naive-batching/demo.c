@@ -3,22 +3,15 @@
  * batch runs until its longest answer is done. The first table shows what sharing gains, the second
  * what padding and waiting waste.
  */
-#include "scheduler/kv_contiguous.h"
+#include "tutorials/common/contiguous.h"
 #include "tutorials/common/group.h"
 #include "tutorials/common/requests.h"
-#include "tutorials/common/terminal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
-static const char prompt[] = "Describe the history of the Roman Empire in significant detail.";
-static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
-
-static const struct cache_kind caches[] = {{"dynamic", kv_dynamic_new, kv_cache_free},
-                                           {"static", kv_static_new, kv_cache_free}};
-
-/* ---- the sweep --------------------------------------------------------------------------------
- */
+/* ---- the sweep ------------------------------------------------------------------------------- */
 
 static json_t *sweep_row(struct demo *demo, const struct group *g) {
     double first = 0, last = 0, asked = g->sequences[0].asked, ms = 0;
@@ -31,15 +24,14 @@ static json_t *sweep_row(struct demo *demo, const struct group *g) {
         ms += sequence_ms_per_token(s) / g->n;
         tokens += sequence_new_tokens(s);
     }
-    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64,
-             fingerprint_value(&g->sequences[0].fingerprint));
+    fingerprint_text(fingerprint, fingerprint_value(&g->sequences[0].fingerprint));
     return json_pack("{si sf sf sf sf ss}", "batch", g->n, "tok_s", (double)tokens / (last - asked),
                      "ms_tok", ms, "ttft_ms", (first - asked) * 1e3, "peak_mb",
                      (double)demo->dev->peak_bytes / 1e6, "fingerprint", fingerprint);
 }
 
 /* n equal prompts: the first of them has the bits that it has alone. */
-static int measure_batch(struct demo *demo, const struct request *request, int n, json_t *rows,
+static int measure_batch(struct demo *demo, const struct request *request, int n, bool show,
                          struct error *err) {
     struct request requests[16];
     struct group g;
@@ -48,48 +40,45 @@ static int measure_batch(struct demo *demo, const struct request *request, int n
         requests[i] = *request;
     demo->dev->peak_bytes = demo->dev->bytes;
     demo->generator.ignore_stop = true;
-    int result = group_start(demo, &g, requests, n, 0, err) || group_answer(demo, &g, &waste, err);
+    int result = group_start(demo, &g, requests, n, 0, demo->cache, err) ||
+                 group_answer(demo, &g, &waste, err);
     demo->generator.ignore_stop = false;
     if (!result && !demo_interrupted(demo)) {
-        json_array_append_new(rows, sweep_row(demo, &g));
+        if (show)
+            demo_table_row(demo, sweep_row(demo, &g));
         fingerprint_add_sequence(&demo->run, fingerprint_value(&g.sequences[0].fingerprint));
     }
-    group_end(demo, &g);
+    group_end(&g);
     return result ? -1 : 0;
 }
 
 static int sweep(struct demo *demo, struct error *err) {
     static const int sizes[] = {1, 2, 4, 8, 16};
     static const struct column columns[] = {
-        {"batch", "batch", 0},     {"tok_s", "total tok/s", 1}, {"ms_tok", "ms/tok of each", 2},
-        {"ttft_ms", "TTFT ms", 1}, {"peak_mb", "peak MB", 1},   {"fingerprint", "fingerprint", -1}};
+        {"batch", "batch", 0, 0},           {"tok_s", "total tok/s", 1, 0},
+        {"ms_tok", "ms/tok of each", 2, 0}, {"ttft_ms", "TTFT ms", 1, 0},
+        {"peak_mb", "peak MB", 1, 0},       {"fingerprint", "fingerprint", -1, 16}};
     int32_t *ids;
     size_t n;
-    if (demo_encode_prompt(demo, prompt, &ids, &n, err))
+    char title[80];
+    if (demo_encode_prompt(demo, demo_prompt, &ids, &n, err))
         return -1;
-    struct request request = {
-        .prompt = ids, .n_prompt = (int)n, .max_new = 128, .sampling = demo->options.sampling};
-    json_t *rows = json_array();
-    struct progress_bar bar = progress_bar_start("measuring");
-    int result = measure_batch(demo, &request, 1, rows, err); /* warms up */
-    json_array_clear(rows);
-    for (int i = 0; !result && i < 5 && !demo_interrupted(demo); i++) {
-        result = measure_batch(demo, &request, sizes[i], rows, err);
-        progress_bar_update(&bar, (size_t)i + 1, 5);
-    }
-    progress_bar_end(&bar);
+    struct request request = {.prompt = ids,
+                              .n_prompt = (int)n,
+                              .max_new = demo->options.quick ? 16 : 128,
+                              .sampling = demo->options.sampling};
+    snprintf(title, sizeof title, "Phase 2: equal prompts, %d new tokens each", request.max_new);
+    demo_table_begin(demo, "batch_sweep", title, columns, 6);
+    int result = measure_batch(demo, &request, 1, false, err); /* warms up */
+    for (int i = 0; !result && i < 5 && !demo_interrupted(demo); i++)
+        result = measure_batch(demo, &request, sizes[i], true, err);
     free(ids);
-    if (result) {
-        json_decref(rows);
-        return -1;
-    }
-    demo_table(demo, "batch_sweep", "Phase 2: equal prompts, 128 new tokens each", columns, 6,
-               rows);
-    return 0;
+    if (!result)
+        demo_table_end(demo);
+    return result;
 }
 
-/* ---- the waste --------------------------------------------------------------------------------
- */
+/* ---- the waste ------------------------------------------------------------------------------- */
 
 static json_t *waste_rows(const struct workload *w, const struct group *g, int steps, int longest) {
     json_t *rows = json_array();
@@ -118,16 +107,16 @@ static int check_prompts(const struct demo *demo, const struct workload *w, cons
 
 static int show_waste(struct demo *demo, const char *path, struct error *err) {
     static const struct column columns[] = {
-        {"prompt", "prompt", -1},      {"tokens", "prompt tokens", 0},
-        {"padding", "padding", 0},     {"needed", "steps needed", 0},
-        {"wasted", "steps wasted", 0}, {"waste", "rows wasted %", 1}};
+        {"prompt", "prompt", -1, 0},      {"tokens", "prompt tokens", 0, 0},
+        {"padding", "padding", 0, 0},     {"needed", "steps needed", 0, 0},
+        {"wasted", "steps wasted", 0, 0}, {"waste", "rows wasted %", 1, 0}};
     struct workload w;
     struct group g = {0};
     struct naive_waste waste;
     int longest = 0;
     int result = demo_read_requests(demo, path, &w, err) || demo_check_untimed(&w, path, err) ||
                  check_prompts(demo, &w, path, err) ||
-                 group_start(demo, &g, w.requests, w.n, 0, err) ||
+                 group_start(demo, &g, w.requests, w.n, 0, demo->cache, err) ||
                  group_answer(demo, &g, &waste, err);
     for (int i = 0; !result && i < g.n; i++) {
         longest = g.sequences[i].n_prompt > longest ? g.sequences[i].n_prompt : longest;
@@ -142,7 +131,7 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
                  path, waste.steps, lost, rows, rows ? 100.0 * (double)lost / (double)rows : 0.0);
         demo_table(demo, "waste", title, columns, 6, waste_rows(&w, &g, waste.steps, longest));
     }
-    group_end(demo, &g);
+    group_end(&g);
     workload_free(&w);
     return result ? -1 : 0;
 }
@@ -150,7 +139,7 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
 static int tables(struct demo *demo, struct error *err) {
     if (sweep(demo, err))
         return -1;
-    return demo_interrupted(demo) ? 0 : show_waste(demo, mixed_prompts, err);
+    return demo_interrupted(demo) ? 0 : show_waste(demo, demo_requests_file(demo), err);
 }
 
 /* --prompts: all of the file in one batch. */
@@ -163,10 +152,10 @@ int main(int argc, char **argv) {
         .number = 2,
         .title = "naive batching",
         .about = "Several sequences in one padded batch, which runs until the longest is done.",
-        .caches = caches,
-        .n_caches = 2,
+        .caches = contiguous_caches,
         .tables = tables,
         .prompts = run_prompts,
+        .fingerprint = 0xe98b5012d281464c,
     };
     return demo_main(argc, argv, &phase);
 }

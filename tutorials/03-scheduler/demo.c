@@ -3,18 +3,21 @@
  * pieces, draw their tokens and end, each for its own reason. The tables show the state of every
  * request in every step that changed one, and what each had to wait for.
  */
-#include "scheduler/kv_contiguous.h"
+#include "tutorials/common/contiguous.h"
 #include "tutorials/common/serve.h"
 
-static const struct cache_kind caches[] = {{"dynamic", kv_dynamic_new, kv_cache_free},
-                                           {"static", kv_static_new, kv_cache_free}};
+static int serve_in_batches(struct demo *demo, const char *path, struct error *err) {
+    struct serving serving = serving_of(demo);
+    serving.continuous = false;
+    return serve_requests(demo, path, &serving, err);
+}
 
 static int tables(struct demo *demo, struct error *err) {
-    return serve_prompts(demo, "data/prompts/mixed.jsonl", false, err);
+    return serve_in_batches(demo, demo_requests_file(demo), err);
 }
 
 static int run_prompts(struct demo *demo, struct error *err) {
-    return serve_prompts(demo, demo->options.prompts, false, err);
+    return serve_in_batches(demo, demo->options.prompts, err);
 }
 
 int main(int argc, char **argv) {
@@ -22,10 +25,10 @@ int main(int argc, char **argv) {
         .number = 3,
         .title = "scheduler",
         .about = "Requests wait, read their prompts in pieces, decode and end, in batches.",
-        .caches = caches,
-        .n_caches = 2,
+        .caches = contiguous_caches,
         .tables = tables,
         .prompts = run_prompts,
+        .fingerprint = 0x1693d29f628f8640,
     };
     return demo_main(argc, argv, &phase);
 }

@@ -3,23 +3,19 @@
  * few positions. A sequence takes blocks as it needs them, so it wastes at most the rest of its
  * last one, where phase 4 reserved the whole context.
  */
-#include "scheduler/kv_contiguous.h"
+#include "tutorials/common/contiguous.h"
 #include "tutorials/common/pool.h"
 #include "tutorials/common/serve.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
-
-static const struct cache_kind caches[] = {{"dynamic", kv_dynamic_new, kv_cache_free},
-                                           {"static", kv_static_new, kv_cache_free}};
-
 static void show_pool(struct demo *demo, const struct kv_pool *p, size_t left) {
     static const struct column columns[] = {
-        {"free_mb", "free MB", 1},   {"pool_mb", "pool MB", 1},       {"blocks", "blocks", 0},
-        {"size", "block size", 0},   {"block_kb", "KB per block", 1}, {"positions", "positions", 0},
-        {"contexts", "contexts", 1},
+        {"free_mb", "free MB", 1, 0},       {"pool_mb", "pool MB", 1, 0},
+        {"blocks", "blocks", 0, 0},         {"size", "block size", 0, 0},
+        {"block_kb", "KB per block", 1, 0}, {"positions", "positions", 0, 0},
+        {"contexts", "contexts", 1, 0},
     };
     int n = p->blocks.stats.total;
     double positions = (double)n * p->block_size;
@@ -33,8 +29,7 @@ static void show_pool(struct demo *demo, const struct kv_pool *p, size_t left) {
                columns, 7, rows);
 }
 
-/* ---- the blocks of each sequence --------------------------------------------------------------
- */
+/* ---- the blocks of each sequence ------------------------------------------------------------- */
 
 /* Takes all blocks of a sequence or, when the pool has too few left, none. */
 static bool take(struct kv_pool *p, int n_blocks, int32_t *taken, int *n_taken) {
@@ -55,9 +50,10 @@ static int give_back(struct kv_pool *p, const int32_t *taken, int n_taken, struc
 static int show_sequences(struct demo *demo, struct kv_pool *p, const struct workload *w,
                           const struct request_length *lengths, struct error *err) {
     static const struct column columns[] = {
-        {"request", "#", 0},         {"prompt", "prompt", -1}, {"positions", "positions", 0},
-        {"blocks", "blocks", 0},     {"waste", "wasted", 0},   {"static_waste", "static wasted", 0},
-        {"given", "in the pool", -1}};
+        {"request", "#", 0, 0},           {"prompt", "prompt", -1, 0},
+        {"positions", "positions", 0, 0}, {"blocks", "blocks", 0, 0},
+        {"waste", "wasted", 0, 0},        {"static_waste", "static wasted", 0, 0},
+        {"given", "in the pool", -1, 0}};
     int32_t *taken = malloc(sizeof *taken * ((size_t)p->blocks.stats.total + 1));
     json_t *rows = json_array();
     char title[200];
@@ -81,14 +77,13 @@ static int show_sequences(struct demo *demo, struct kv_pool *p, const struct wor
         title, sizeof title,
         "Blocks of %d for each request of %s: at most %d of %d in use, %d after all were given "
         "back",
-        p->block_size, mixed_prompts, p->blocks.stats.most_used, p->blocks.stats.total,
+        p->block_size, demo_requests_file(demo), p->blocks.stats.most_used, p->blocks.stats.total,
         p->blocks.stats.used);
     demo_table(demo, "sequences", title, columns, 7, rows);
     return result;
 }
 
-/* ---- how many sequences fit? ------------------------------------------------------------------
- */
+/* ---- how many sequences fit? ----------------------------------------------------------------- */
 
 /* Sequences that fit into a budget when each takes whole pieces of `piece` positions: the requests
  * come in their order, again and again. *reserved: positions that they take on average. */
@@ -108,11 +103,11 @@ static int64_t fitting(size_t budget, size_t bytes_per_position, int piece,
 static void show_fit(struct demo *demo, const struct kv_pool *p, const struct workload *w,
                      const struct request_length *lengths) {
     static const int sizes[] = {256, 64, 16, 4, 1};
-    static const struct column columns[] = {{"way", "", -1},
-                                            {"reserved", "positions each", 1},
-                                            {"wasted", "of them wasted %", 1},
-                                            {"fit", "sequences that fit", 0},
-                                            {"times", "times static", 1}};
+    static const struct column columns[] = {{"way", "", -1, 0},
+                                            {"reserved", "positions each", 1, 0},
+                                            {"wasted", "of them wasted %", 1, 0},
+                                            {"fit", "sequences that fit", 0, 0},
+                                            {"times", "times static", 1, 0}};
     double used = 0, reserved, static_fit = 0;
     char title[120], way[64];
     json_t *rows = json_array();
@@ -143,7 +138,7 @@ static int tables(struct demo *demo, struct error *err) {
     int result = demo_pool_start(demo, &pool, 0, err);
     if (!result) {
         show_pool(demo, &pool, left);
-        lengths = demo_request_lengths(demo, mixed_prompts, &w, err);
+        lengths = demo_request_lengths(demo, demo_requests_file(demo), &w, err);
         if (!demo_interrupted(demo))
             result = !lengths || show_sequences(demo, &pool, &w, lengths, err);
     }
@@ -155,19 +150,14 @@ static int tables(struct demo *demo, struct error *err) {
     return result ? -1 : 0;
 }
 
-static int run_prompts(struct demo *demo, struct error *err) {
-    return serve_prompts(demo, demo->options.prompts, true, err);
-}
-
 int main(int argc, char **argv) {
     static const struct phase phase = {
         .number = 5,
         .title = "block allocator",
         .about = "One pool of blocks for the keys and values of all sequences.",
-        .caches = caches,
-        .n_caches = 2,
+        .caches = contiguous_caches,
         .tables = tables,
-        .prompts = run_prompts,
+        .prompts = serve_prompts,
     };
     return demo_main(argc, argv, &phase);
 }

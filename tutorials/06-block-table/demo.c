@@ -4,7 +4,7 @@
  * their tables grow when they run together in a small pool, and draws the pool.
  */
 #include "scheduler/block_table.h"
-#include "scheduler/kv_contiguous.h"
+#include "tutorials/common/contiguous.h"
 #include "tutorials/common/pool.h"
 #include "tutorials/common/serve.h"
 
@@ -12,15 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
-
 enum { DEFAULT_BLOCKS = 64, MAP_WIDTH = 64, N_MAPS = 4, MAX_TABLE_TEXT = 100 };
 
-static const struct cache_kind caches[] = {{"dynamic", kv_dynamic_new, kv_cache_free},
-                                           {"static", kv_static_new, kv_cache_free}};
-
-/* ---- the replay -------------------------------------------------------------------------------
- */
+/* ---- the replay ------------------------------------------------------------------------------ */
 
 /* Requests of known lengths, max_running at once. In a step each running one gets one position
  * more; a new one gets all of its prompt. */
@@ -72,7 +66,7 @@ static int grow(struct replay *r, int i, int n_positions, struct error *err) {
     if (result > 0)
         return error_set(err,
                          "step %d: request %d finds no block for position %d, though one was "
-                         "promised to it. This is a bug",
+                         "promised to it when it was admitted",
                          r->step, i, n_positions - 1);
     return result;
 }
@@ -118,8 +112,7 @@ static int replay_step(struct replay *r, struct error *err) {
     return admit(r, err);
 }
 
-/* ---- what is shown ----------------------------------------------------------------------------
- */
+/* ---- what is shown --------------------------------------------------------------------------- */
 
 /* The numbers of a list, the first and the last when there are too many for a line. */
 static void list_text(char out[MAX_TABLE_TEXT], const int32_t *numbers, int n) {
@@ -156,7 +149,7 @@ static int draw(const struct replay *r, char *map) {
 }
 
 static int show_map(struct demo *demo, const struct replay *r, int number, struct error *err) {
-    static const struct column columns[] = {{"block", "block", 0}, {"map", "", -1}};
+    static const struct column columns[] = {{"block", "block", 0, 0}, {"map", "", -1, 0}};
     int total = r->pool->blocks.stats.total, used = r->pool->blocks.stats.used;
     char *map = malloc((size_t)total + 1), line[MAP_WIDTH + 1], key[32], title[200];
     json_t *rows = json_array();
@@ -183,11 +176,11 @@ static int show_map(struct demo *demo, const struct replay *r, int number, struc
 /* What the kernels of phase 8 are given: the tables of all running sequences, one after the other.
  */
 static int show_pages(struct demo *demo, const struct replay *r, struct error *err) {
-    static const struct column columns[] = {{"sequence", "sequence", -1},
-                                            {"positions", "positions", 0},
-                                            {"first", "kv_indptr", 0},
-                                            {"last", "kv_last_page_len", 0},
-                                            {"pages", "kv_page_indices", -1}};
+    static const struct column columns[] = {{"sequence", "sequence", -1, 0},
+                                            {"positions", "positions", 0, 0},
+                                            {"first", "kv_indptr", 0, 0},
+                                            {"last", "kv_last_page_len", 0, 0},
+                                            {"pages", "kv_page_indices", -1, 0}};
     size_t n = (size_t)r->n_running + 1;
     const struct block_table **tables = calloc(n, sizeof *tables);
     int *kv_lens = calloc(n, sizeof *kv_lens), *who = calloc(n, sizeof *who), count = 0, result = 0;
@@ -221,8 +214,7 @@ static int show_pages(struct demo *demo, const struct replay *r, struct error *e
     return result;
 }
 
-/* ---- the demo ---------------------------------------------------------------------------------
- */
+/* ---- the demo -------------------------------------------------------------------------------- */
 
 static json_t *boundary_row(const struct replay *r, int request) {
     const struct block_table *t = &r->tables[request];
@@ -264,11 +256,11 @@ static int run(struct demo *demo, struct replay *r, int watched, json_t *rows, s
 
 static int replay_all(struct demo *demo, struct kv_pool *pool, const struct workload *w,
                       const struct request_length *lengths, struct error *err) {
-    static const struct column columns[] = {{"step", "step", 0},
-                                            {"positions", "positions", 0},
-                                            {"blocks", "blocks", 0},
-                                            {"slot", "slot of the last", 0},
-                                            {"table", "table", -1}};
+    static const struct column columns[] = {{"step", "step", 0, 0},
+                                            {"positions", "positions", 0, 0},
+                                            {"blocks", "blocks", 0, 0},
+                                            {"slot", "slot of the last", 0, 0},
+                                            {"table", "table", -1, 0}};
     struct replay r;
     int watched = longest_answer(lengths, w->n);
     char title[160];
@@ -297,7 +289,7 @@ static int tables(struct demo *demo, struct error *err) {
     struct kv_pool pool = {0};
     struct request_length *lengths = NULL;
     int result = demo_pool_start(demo, &pool, DEFAULT_BLOCKS, err) ||
-                 (!(lengths = demo_request_lengths(demo, mixed_prompts, &w, err)) &&
+                 (!(lengths = demo_request_lengths(demo, demo_requests_file(demo), &w, err)) &&
                   !demo_interrupted(demo));
     if (!result && !demo_interrupted(demo))
         result = replay_all(demo, &pool, &w, lengths, err);
@@ -307,19 +299,14 @@ static int tables(struct demo *demo, struct error *err) {
     return result ? -1 : 0;
 }
 
-static int run_prompts(struct demo *demo, struct error *err) {
-    return serve_prompts(demo, demo->options.prompts, true, err);
-}
-
 int main(int argc, char **argv) {
     static const struct phase phase = {
         .number = 6,
         .title = "block table",
         .about = "Each sequence knows its blocks by a table, and they need not lie side by side.",
-        .caches = caches,
-        .n_caches = 2,
+        .caches = contiguous_caches,
         .tables = tables,
-        .prompts = run_prompts,
+        .prompts = serve_prompts,
     };
     return demo_main(argc, argv, &phase);
 }

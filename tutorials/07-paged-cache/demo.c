@@ -6,11 +6,9 @@
  */
 #include "tutorials/common/paged.h"
 
-static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
 static const char shared_prompts[] = "data/prompts/shared.jsonl";
 
-/* ---- the tables -------------------------------------------------------------------------------
- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 static int longest_request(const struct demo *demo, const struct workload *w) {
     int longest = 0;
@@ -22,18 +20,15 @@ static int longest_request(const struct demo *demo, const struct workload *w) {
 }
 
 /* Memory and speed at this many requests at once. */
-static int compare(struct demo *demo, const struct workload *w, int running, json_t *rows,
-                   struct error *err) {
+static int compare(struct demo *demo, const struct workload *w, int running, struct error *err) {
     const struct model_config *c = &demo->model.config;
     struct paged_options options = {PREEMPT_RECOMPUTE, false}; /* nothing shared: a fair race */
+    struct serving serving = serving_of(demo);
     struct paged_run own, paged;
     int64_t own_bytes;
-    int chosen = demo->options.max_running;
-    demo->options.max_running = running;
-    int result = paged_run_own_caches(demo, w, &own, &own_bytes, err) ||
-                 paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &paged, err);
-    demo->options.max_running = chosen;
-    if (result)
+    serving.max_running = running;
+    if (paged_run_own_caches(demo, w, &serving, &own, &own_bytes, err) ||
+        paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &serving, &paged, err))
         return -1;
     if (demo_interrupted(demo))
         return 0;
@@ -43,114 +38,108 @@ static int compare(struct demo *demo, const struct workload *w, int running, jso
     double reserved =
         (double)running * c->n_layers *
         (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
-    json_array_append_new(rows,
-                          json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
-                                    reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,
-                                    "paged_mb", paged.most_used * block / 1e6, "own_tok_s",
-                                    own.tokens_per_second, "paged_tok_s", paged.tokens_per_second,
-                                    "slower", own.tokens_per_second / paged.tokens_per_second));
+    demo_table_row(demo, json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
+                                   reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,
+                                   "paged_mb", paged.most_used * block / 1e6, "own_tok_s",
+                                   own.tokens_per_second, "paged_tok_s", paged.tokens_per_second,
+                                   "slower", own.tokens_per_second / paged.tokens_per_second));
     return paged_same_bits(&own, &paged, err);
 }
 
 static int memory_and_speed(struct demo *demo, const struct workload *w, struct error *err) {
-    static const int sizes[] = {1, 2, 4, 8, 16, 32};
-    static const struct column columns[] = {{"running", "at once", 0},
-                                            {"static_mb", "static MB", 1},
-                                            {"dynamic_mb", "dynamic MB", 1},
-                                            {"paged_mb", "paged MB", 1},
-                                            {"own_tok_s", "dynamic tok/s", 1},
-                                            {"paged_tok_s", "paged tok/s", 1},
-                                            {"slower", "paged ms / dynamic ms", 2}};
-    json_t *rows = json_array();
+    static const struct column columns[] = {{"running", "at once", 0, 0},
+                                            {"static_mb", "static MB", 1, 0},
+                                            {"dynamic_mb", "dynamic MB", 1, 0},
+                                            {"paged_mb", "paged MB", 1, 0},
+                                            {"own_tok_s", "dynamic tok/s", 1, 0},
+                                            {"paged_tok_s", "paged tok/s", 1, 0},
+                                            {"slower", "paged ms / dynamic ms", 2, 0}};
     int result = 0;
-    for (int i = 0; !result && i < 6 && !demo_interrupted(demo); i++)
-        result = compare(demo, w, sizes[i], rows, err);
-    if (result) {
-        json_decref(rows);
-        return -1;
-    }
-    demo_table(demo, "memory_and_speed",
-               "Phase 7: caches of their own and one pool, at the fullest moment", columns, 7,
-               rows);
-    return 0;
+    demo_table_begin(demo, "memory_and_speed",
+                     "Phase 7: caches of their own and one pool, at the fullest moment", columns,
+                     7);
+    for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 4 : 2)
+        result = compare(demo, w, n, err);
+    if (!result)
+        demo_table_end(demo);
+    return result;
 }
 
 /* A pool of ever fewer blocks, and both ways to give way. */
 static int shrinking_pool(struct demo *demo, const struct workload *w, struct error *err) {
     static const int percents[] = {100, 75, 50, 0};
     static const struct column columns[] = {
-        {"blocks", "blocks", 0},           {"percent", "of what is needed %", 0},
-        {"how", "preempted", -1},          {"preemptions", "times", 0},
-        {"again", "tokens read again", 0}, {"swapped", "tokens swapped", 0},
-        {"seconds", "seconds", 2},         {"tok_s", "tok/s", 1}};
+        {"blocks", "blocks", 0, 0},           {"percent", "of what is needed %", 0, 0},
+        {"how", "preempted", -1, 0},          {"preemptions", "times", 0, 0},
+        {"again", "tokens read again", 0, 0}, {"swapped", "tokens swapped", 0, 0},
+        {"seconds", "seconds", 2, 0},         {"tok_s", "tok/s", 1, 6}};
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
+    struct serving serving = serving_of(demo);
     struct paged_run first, run;
-    json_t *rows = json_array();
-    int result = paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &first, err);
+    int result =
+        paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &serving, &first, err);
     int needed = first.most_used, least = longest_request(demo, w);
+    demo_table_begin(demo, "shrinking_pool", "The pool shrinks; the bits stay", columns, 8);
     for (int i = 0; i < 8 && !result && !demo_interrupted(demo); i++) {
         int n = needed * percents[i / 2] / 100;
         n = n < least ? least : n;
         options.preempt = i % 2 ? PREEMPT_SWAP : PREEMPT_RECOMPUTE;
-        result = paged_run_pool(demo, w, n, &options, &run, err);
+        result = paged_run_pool(demo, w, n, &options, &serving, &run, err);
         if (result || demo_interrupted(demo))
             break;
+        demo_table_row(demo, json_pack("{si si ss si si si sf sf}", "blocks", n, "percent",
+                                       100 * n / needed, "how", i % 2 ? "swap" : "recompute",
+                                       "preemptions", (int)run.stats.preemptions, "again",
+                                       (int)run.stats.recomputed, "swapped", (int)run.stats.swapped,
+                                       "seconds", run.seconds, "tok_s", run.tokens_per_second));
         result = paged_same_bits(&first, &run, err);
-        json_array_append_new(rows, json_pack("{si si ss si si si sf sf}", "blocks", n, "percent",
-                                              100 * n / needed, "how", i % 2 ? "swap" : "recompute",
-                                              "preemptions", (int)run.stats.preemptions, "again",
-                                              (int)run.stats.recomputed, "swapped",
-                                              (int)run.stats.swapped, "seconds", run.seconds,
-                                              "tok_s", run.tokens_per_second));
     }
-    if (result) {
-        json_decref(rows);
-        return -1;
-    }
-    demo_table(demo, "shrinking_pool", "The pool shrinks; the bits stay", columns, 8, rows);
-    return 0;
+    if (!result)
+        demo_table_end(demo);
+    return result;
 }
 
 /* Requests with the same system message, with and without the prefix cache. */
 static int prefixes(struct demo *demo, struct error *err) {
     static const struct column columns[] = {
-        {"cache", "prefix cache", -1}, {"prompt", "prompt tokens", 0}, {"shared", "shared", 0},
-        {"read", "read", 0},           {"ttft_ms", "TTFT ms", 1},      {"blocks", "most blocks", 0},
-        {"seconds", "seconds", 2}};
+        {"cache", "prefix cache", -1, 0}, {"prompt", "prompt tokens", 0, 0},
+        {"shared", "shared", 0, 0},       {"read", "read", 0, 5},
+        {"ttft_ms", "TTFT ms", 1, 0},     {"blocks", "most blocks", 0, 0},
+        {"seconds", "seconds", 2, 0}};
+    struct serving serving = serving_of(demo);
     struct workload w;
     struct paged_run runs[2];
-    json_t *rows = json_array();
     int result = demo_read_requests(demo, shared_prompts, &w, err);
+    if (!result)
+        demo_table_begin(demo, "prefixes", "Requests with the same system message", columns, 7);
     for (int i = 0; i < 2 && !result && !demo_interrupted(demo); i++) {
         struct paged_options options = {PREEMPT_RECOMPUTE, i == 1};
-        result = paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &runs[i], err);
+        result = paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &serving,
+                                &runs[i], err);
         if (result || demo_interrupted(demo))
             break;
         const struct paged_stats *s = &runs[i].stats;
-        json_array_append_new(rows, json_pack("{ss si si si sf si sf}", "cache", i ? "on" : "off",
-                                              "prompt", (int)s->looked_up, "shared", (int)s->shared,
-                                              "read", (int)(s->looked_up - s->shared), "ttft_ms",
-                                              runs[i].ttft * 1e3, "blocks", runs[i].most_used,
-                                              "seconds", runs[i].seconds));
+        demo_table_row(demo,
+                       json_pack("{ss si si si sf si sf}", "cache", i ? "on" : "off", "prompt",
+                                 (int)s->looked_up, "shared", (int)s->shared, "read",
+                                 (int)(s->looked_up - s->shared), "ttft_ms", runs[i].ttft * 1e3,
+                                 "blocks", runs[i].most_used, "seconds", runs[i].seconds));
         result = i ? paged_same_bits(&runs[0], &runs[1], err) : 0;
     }
     workload_free(&w);
-    if (result) {
-        json_decref(rows);
-        return -1;
-    }
-    demo_table(demo, "prefixes", "Requests with the same system message", columns, 7, rows);
-    return 0;
+    if (!result)
+        demo_table_end(demo);
+    return result;
 }
 
 static int tables(struct demo *demo, struct error *err) {
     struct workload once, doubled;
-    int result = demo_read_requests_twice(demo, mixed_prompts, &doubled, err) ||
+    int result = demo_read_requests_twice(demo, demo_requests_file(demo), &doubled, err) ||
                  memory_and_speed(demo, &doubled, err);
     workload_free(&doubled);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
-    result = demo_read_requests(demo, mixed_prompts, &once, err) ||
+    result = demo_read_requests(demo, demo_requests_file(demo), &once, err) ||
              shrinking_pool(demo, &once, err) || demo_interrupted(demo) || prefixes(demo, err);
     workload_free(&once);
     return result && !demo_interrupted(demo) ? -1 : 0;
@@ -162,10 +151,10 @@ int main(int argc, char **argv) {
         .title = "paged cache",
         .about = "All sequences have their keys and values in blocks of one pool.",
         .caches = paged_caches,
-        .n_caches = 1,
         .tables = tables,
         .prompts = paged_prompts,
         .begin = paged_begin,
+        .fingerprint = 0xc68aae5df56fed88,
     };
     return demo_main(argc, argv, &phase);
 }

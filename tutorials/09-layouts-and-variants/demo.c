@@ -14,8 +14,7 @@ static const char sentence[] = "The Roman Empire was ruled from the city of Rome
 
 enum { SENTENCES = 24, PAGE = 16, REPEATS = 5, FIRST_TOKENS = 64 };
 
-/* ---- what the model computes -------------------------------------------------------------------
- */
+/* ---- what the model computes ----------------------------------------------------------------- */
 
 /* Attention of the last layer over a text: its inputs and its result. Host: q, want; the cache is
  * on the device. */
@@ -152,8 +151,7 @@ static double attend(struct lesson *l, const struct kv_views *kv,
     return dev->ops->sync(dev, &fault, err) ? -1 : ms;
 }
 
-/* ---- layouts -----------------------------------------------------------------------------------
- */
+/* ---- layouts --------------------------------------------------------------------------------- */
 
 struct lesson_layout {
     const char *name, *keys, *values;
@@ -207,36 +205,36 @@ static int show_layouts(struct lesson *l, struct error *err) {
         {"NHD, one tensor", "[pages, 2, 16, heads, dim]", "", KV_NHD, true},
         {"HND, one tensor", "[pages, 2, heads, 16, dim]", "", KV_HND, true},
         {"vLLM", "[pages, heads, dim/8, 16, 8]", "[pages, heads, dim, 16]", KV_VLLM, false}};
-    static const struct column columns[] = {{"layout", "layout", -1},
-                                            {"keys", "keys", -1},
-                                            {"values", "values", -1},
-                                            {"ms", "ms", 2},
-                                            {"bits", "bits", -1}};
-    json_t *rows = json_array();
-    float *got = malloc(row_bytes(l) * (size_t)l->n);
+    static const struct column columns[] = {{"layout", "layout", -1, 15},
+                                            {"keys", "keys", -1, 28},
+                                            {"values", "values", -1, 23},
+                                            {"ms", "ms", 2, 6},
+                                            {"bits", "bits", -1, 11}};
+    size_t bytes = row_bytes(l) * (size_t)l->n;
+    float *got = malloc(bytes);
     int result = got ? 0 : error_set(err, "out of memory");
+    demo_table_begin(l->demo, "layouts", "Phase 9: the last layer's attention over every layout",
+                     columns, sizeof columns / sizeof *columns);
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts && !result; i++) {
         double ms = attend_in(l, &layouts[i], got, err);
+        bool same = ms >= 0 && !memcmp(got, l->want, bytes);
+        if (ms >= 0)
+            demo_table_row(l->demo, json_pack("{ss ss ss sf ss}", "layout", layouts[i].name, "keys",
+                                              layouts[i].keys, "values", layouts[i].values, "ms",
+                                              ms, "bits", same ? "the model's" : "others"));
         if (ms < 0)
             result = -1;
-        else if (memcmp(got, l->want, row_bytes(l) * (size_t)l->n))
+        else if (!same)
             result =
-                error_set(err, "%s: other bits than the model's. This is a bug", layouts[i].name);
-        json_array_append_new(rows, json_pack("{ss ss ss sf ss}", "layout", layouts[i].name, "keys",
-                                              layouts[i].keys, "values", layouts[i].values, "ms",
-                                              ms, "bits", "the model's"));
+                error_set(err, "%s: attention has other bits than the model's", layouts[i].name);
     }
     free(got);
-    if (result)
-        json_decref(rows);
-    else
-        demo_table(l->demo, "layouts", "Phase 9: the last layer's attention over every layout",
-                   columns, sizeof columns / sizeof *columns, rows);
+    if (!result)
+        demo_table_end(l->demo);
     return result;
 }
 
-/* ---- variants ----------------------------------------------------------------------------------
- */
+/* ---- variants -------------------------------------------------------------------------------- */
 
 /* Whether a query sees a position, as a mask: causal, but the first tokens all see each other. */
 static bool prefix_sees(int query, int position) {
@@ -290,8 +288,7 @@ struct lesson_variant {
     int seen;                    /* positions that the last token sees; 0: all */
 };
 
-static int show_variant(struct lesson *l, const struct lesson_variant *x, json_t *rows,
-                        struct error *err) {
+static int show_variant(struct lesson *l, const struct lesson_variant *x, struct error *err) {
     const struct ops *ops = l->demo->dev->ops;
     struct device *dev = l->demo->dev;
     struct attention_variant v = attention_variant_causal();
@@ -327,10 +324,10 @@ static int show_variant(struct lesson *l, const struct lesson_variant *x, json_t
             size += (double)l->want[i] * l->want[i];
         }
         bool same = !memcmp(got, l->want, row_bytes(l) * n);
-        json_array_append_new(rows, json_pack("{ss si sf sf ss}", "variant", x->name, "seen",
-                                              x->seen ? x->seen : l->n, "lse", (double)lse,
-                                              "change", 100 * sqrt(difference / size), "bits",
-                                              same ? "the model's" : "others"));
+        demo_table_row(l->demo, json_pack("{ss si sf sf ss}", "variant", x->name, "seen",
+                                          x->seen ? x->seen : l->n, "lse", (double)lse, "change",
+                                          100 * sqrt(difference / size), "bits",
+                                          same ? "the model's" : "others"));
     }
     ops->free(dev, mask, mask_bytes);
     ops->free(dev, slopes, sizeof(float) * heads);
@@ -348,19 +345,17 @@ static int show_variants(struct lesson *l, struct error *err) {
         {"soft cap 5", -1, 5, 0, 0, NULL, 0},
         {"ALiBi, slope 0.05", -1, 0, 0.05f, 0, NULL, 0},
         {"a sink of 2", -1, 0, 0, 2, NULL, 0}};
-    static const struct column columns[] = {{"variant", "variant", -1},
-                                            {"seen", "the last token sees", 0},
-                                            {"lse", "log of its sum", 4},
-                                            {"change", "change of all %", 2},
-                                            {"bits", "bits", -1}};
-    json_t *rows = json_array();
+    static const struct column columns[] = {{"variant", "variant", -1, 27},
+                                            {"seen", "the last token sees", 0, 0},
+                                            {"lse", "log of its sum", 4, 0},
+                                            {"change", "change of all %", 2, 0},
+                                            {"bits", "bits", -1, 11}};
+    demo_table_begin(l->demo, "variants", "What a query sees, and what happens to a score", columns,
+                     sizeof columns / sizeof *columns);
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
-        if (show_variant(l, &variants[i], rows, err)) {
-            json_decref(rows);
+        if (show_variant(l, &variants[i], err))
             return -1;
-        }
-    demo_table(l->demo, "variants", "What a query sees, and what happens to a score", columns,
-               sizeof columns / sizeof *columns, rows);
+    demo_table_end(l->demo);
     return 0;
 }
 
@@ -384,12 +379,11 @@ int main(int argc, char **argv) {
         .title = "layouts and variants",
         .about = "Attention over caches of any layout, with any mask and score.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
-        .draws_nothing = true,
         .prompts = paged_prompts,
         .begin = paged_begin,
+        .fingerprint = 0x9d5366b1f7378651,
     };
     return demo_main(argc, argv, &phase);
 }

@@ -6,8 +6,6 @@
  */
 #include "tutorials/common/paged.h"
 #include "tutorials/common/pool.h"
-#include "tutorials/common/serve.h"
-#include "tutorials/common/terminal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +14,7 @@ static const char shared_prompts[] = "data/prompts/shared.jsonl";
 
 enum { NEW_TOKENS = 24, QUESTION = 12, MOST_READERS = 64, SOME_READERS = 16, SOME_TOKENS = 2048 };
 
-/* ---- the requests ------------------------------------------------------------------------------
- */
+/* ---- the requests ---------------------------------------------------------------------------- */
 
 /* n requests: a document of n_shared tokens, the text of the first prompt of the file over and
  * over, and the end of another prompt each. The first wants one token only. */
@@ -50,8 +47,7 @@ static int make_requests(const struct demo *demo, struct workload *out, int n, i
     return out->n == n ? 0 : error_set(err, "out of memory for %d requests", n);
 }
 
-/* ---- a measurement -----------------------------------------------------------------------------
- */
+/* ---- a measurement --------------------------------------------------------------------------- */
 
 /* What a run was like. */
 struct reading {
@@ -65,6 +61,7 @@ struct reading {
 static int read_all(struct demo *demo, const struct workload *w, enum plan_version version,
                     struct reading *out, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, true};
+    struct serving serving = serving_of(demo);
     struct kv_pool pool;
     struct paged_memory paged;
     struct engine e = {0};
@@ -73,8 +70,9 @@ static int read_all(struct demo *demo, const struct workload *w, enum plan_versi
         demo_pool_start(demo, &pool, paged_enough_blocks(demo, w), err))
         return -1;
     paged_memory_start(&paged, &pool, &options);
-    demo->memory = &paged.base;
-    int result = serve_all(demo, w, &e, err);
+    serving.memory = &paged.base;
+    serving.max_running = w->n > 1 ? w->n - 1 : 1; /* all readers */
+    int result = serve_all(demo, w, &serving, &e, err);
     double first = 0, done = 0;
     for (int i = 0; !result && i < w->n; i++) {
         const struct job *j = &e.scheduler.jobs[i];
@@ -85,7 +83,6 @@ static int read_all(struct demo *demo, const struct workload *w, enum plan_versi
     out->tokens_per_second = (double)(w->n - 1) * (NEW_TOKENS - 1) / (done - first);
     out->found = (int)paged.stats.shared;
     result = result || engine_fingerprint(&e, &out->fingerprint, err);
-    demo->memory = NULL;
     engine_end(&e);
     paged_memory_end(&paged);
     kv_pool_end(&pool);
@@ -105,58 +102,45 @@ static int let_readers_come(struct demo *demo, struct workload *w, struct error 
 }
 
 /* A row: n readers of a document of n_shared tokens. */
-static int measure(struct demo *demo, int n, int n_shared, json_t *rows, struct error *err) {
+static int measure(struct demo *demo, int n, int n_shared, struct error *err) {
     struct workload w;
     struct reading single = {0}, shared = {0};
-    int chosen = demo->options.max_running;
-    if (make_requests(demo, &w, n + 1, n_shared, err)) {
-        workload_free(&w);
-        return -1;
-    }
-    demo->options.max_running = n;
     demo->generator.ignore_stop = true;
-    int result = let_readers_come(demo, &w, err) || read_all(demo, &w, PLAN_SINGLE, &single, err) ||
+    int result = make_requests(demo, &w, n + 1, n_shared, err) || let_readers_come(demo, &w, err) ||
+                 read_all(demo, &w, PLAN_SINGLE, &single, err) ||
                  read_all(demo, &w, PLAN_BEST, &shared, err);
     demo->generator.ignore_stop = false;
-    demo->options.max_running = chosen;
     workload_free(&w);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
-    json_array_append_new(
-        rows,
-        json_pack("{si si si sf sf sf ss}", "readers", n, "tokens", n_shared, "found", shared.found,
-                  "alone", single.tokens_per_second, "together", shared.tokens_per_second, "times",
-                  shared.tokens_per_second / single.tokens_per_second, "bits",
-                  single.fingerprint == shared.fingerprint ? "the same" : "OTHERS"));
-    struct paged_run runs[] = {{.fingerprint = single.fingerprint},
-                               {.fingerprint = shared.fingerprint}};
-    return paged_same_bits(&runs[0], &runs[1], err);
+    bool same = single.fingerprint == shared.fingerprint;
+    demo_table_row(demo, json_pack("{si si si sf sf sf ss}", "readers", n, "tokens", n_shared,
+                                   "found", shared.found, "alone", single.tokens_per_second,
+                                   "together", shared.tokens_per_second, "times",
+                                   shared.tokens_per_second / single.tokens_per_second, "bits",
+                                   same ? "the same" : "others"));
+    return same ? 0
+                : demo_other_bits("each alone", single.fingerprint, "together", shared.fingerprint,
+                                  err);
 }
 
 static int table(struct demo *demo, const char *key, const char *title, const int (*cases)[2],
                  int n_cases, struct error *err) {
-    static const struct column columns[] = {{"readers", "readers", 0},
-                                            {"tokens", "document", 0},
-                                            {"found", "tokens not read", 0},
-                                            {"alone", "each alone tok/s", 1},
-                                            {"together", "together tok/s", 1},
-                                            {"times", "times", 2},
-                                            {"bits", "bits", -1}};
-    json_t *rows = json_array();
-    struct progress_bar bar = progress_bar_start("measuring");
+    static const struct column columns[] = {{"readers", "readers", 0, 0},
+                                            {"tokens", "document", 0, 0},
+                                            {"found", "tokens not read", 0, 0},
+                                            {"alone", "each alone tok/s", 1, 0},
+                                            {"together", "together tok/s", 1, 0},
+                                            {"times", "times", 2, 0},
+                                            {"bits", "bits", -1, 8}};
     int result = 0;
-    for (int i = 0; i < n_cases && !result && !demo_interrupted(demo); i++) {
+    demo_table_begin(demo, key, title, columns, 7);
+    for (int i = 0; i < n_cases && !result && !demo_interrupted(demo); i++)
         if (cases[i][1] + QUESTION + NEW_TOKENS + 1 < demo->generator.context)
-            result = measure(demo, cases[i][0], cases[i][1], rows, err);
-        progress_bar_update(&bar, (size_t)i + 1, (size_t)n_cases);
-    }
-    progress_bar_end(&bar);
-    if (result) {
-        json_decref(rows);
-        return -1;
-    }
-    demo_table(demo, key, title, columns, 7, rows);
-    return 0;
+            result = measure(demo, cases[i][0], cases[i][1], err);
+    if (!result)
+        demo_table_end(demo);
+    return result;
 }
 
 static int tables(struct demo *demo, struct error *err) {
@@ -168,10 +152,15 @@ static int tables(struct demo *demo, struct error *err) {
     static const int readers[][2] = {{2, SOME_TOKENS},  {4, SOME_TOKENS},
                                      {8, SOME_TOKENS},  {16, SOME_TOKENS},
                                      {32, SOME_TOKENS}, {MOST_READERS, SOME_TOKENS}};
-    if (table(demo, "documents", "Phase 10: sixteen readers of one document", documents, 5, err) ||
-        demo_interrupted(demo))
-        return demo_interrupted(demo) ? 0 : -1;
-    return table(demo, "readers", "More readers", readers, 6, err);
+    static const int quick_documents[][2] = {{SOME_READERS, 64}, {SOME_READERS, 128}};
+    static const int quick_readers[][2] = {{2, 128}, {4, 128}, {8, 128}};
+    bool quick = demo->options.quick;
+    if (table(demo, "documents", "Phase 10: sixteen readers of one document",
+              quick ? quick_documents : documents, quick ? 2 : 5, err))
+        return -1;
+    return demo_interrupted(demo) ? 0
+                                  : table(demo, "readers", "More readers",
+                                          quick ? quick_readers : readers, quick ? 3 : 6, err);
 }
 
 int main(int argc, char **argv) {
@@ -180,11 +169,11 @@ int main(int argc, char **argv) {
         .title = "cascade",
         .about = "What sequences share is read once a step for all of them.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,
         .begin = paged_begin,
+        .fingerprint = 0x43a9b15de98ff52f,
     };
     return demo_main(argc, argv, &phase);
 }

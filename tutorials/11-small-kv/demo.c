@@ -7,21 +7,19 @@
 #include "model/files/json.h"
 #include "scheduler/kv_paged.h"
 #include "tutorials/common/paged.h"
-#include "tutorials/common/terminal.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char texts_path[] = "data/golden/generations.jsonl";
-static const char mixed_prompts[] = "data/prompts/mixed.jsonl";
 
-/* ---- the texts ---------------------------------------------------------------------------------
- */
+/* ---- the texts ------------------------------------------------------------------------------- */
 
 struct texts {
-    int32_t *ids; /* all, one after the other */
-    int *ends;    /* [n] */
-    int n, n_ids;
+    int32_t *ids;       /* all, one after the other */
+    int *ends;          /* [n] */
+    int n, n_ids, most; /* the others of the file are left out */
 };
 
 static int add_ids(struct texts *t, const json_t *list, const char *where, struct error *err) {
@@ -38,6 +36,8 @@ static int add_ids(struct texts *t, const json_t *list, const char *where, struc
 /* A prompt with its answer, as token ids. */
 static int add_text(void *context, const json_t *line, const char *where, struct error *err) {
     struct texts *t = context;
+    if (t->n == t->most)
+        return 0;
     int *ends = realloc(t->ends, sizeof *ends * ((size_t)t->n + 1));
     if (!ends)
         return error_set(err, "%s: out of memory", where);
@@ -54,8 +54,7 @@ static void free_texts(struct texts *t) {
     free(t->ends);
 }
 
-/* ---- reading one -------------------------------------------------------------------------------
- */
+/* ---- reading one ----------------------------------------------------------------------------- */
 
 /* Bits of information that `id` is worth, in nats, where these were the logits. */
 static double loss_of(const float *logits, int vocab, int32_t id) {
@@ -150,14 +149,14 @@ static int read_all(struct demo *demo, const struct texts *t, enum kv_type type,
     return result ? -1 : 0;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static int measure_type(struct demo *demo, const struct texts *t, enum kv_type type,
                         int32_t *likely, const int32_t *likely_bfp16, double *first_loss,
-                        json_t *rows, struct error *err) {
+                        struct error *err) {
     const struct model_config *c = &demo->model.config;
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
+    struct serving serving = serving_of(demo);
     struct paged_run run;
     struct workload w;
     double loss;
@@ -169,50 +168,42 @@ static int measure_type(struct demo *demo, const struct texts *t, enum kv_type t
     for (int i = 0; i < t->n_ids; i++)
         same += likely[i] == likely_bfp16[i];
     demo->options.kv_type = type;
-    int result = demo_read_requests(demo, mixed_prompts, &w, err) ||
-                 paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &run, err);
+    int result =
+        demo_read_requests(demo, demo_requests_file(demo), &w, err) ||
+        paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &serving, &run, err);
     workload_free(&w);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     size_t bytes = (size_t)c->n_layers * kv_layer_bytes(1, c->n_kv_heads, c->head_dim, type);
-    json_array_append_new(rows, json_pack("{ss si sf sf sf sf}", "type", kv_type_name(type),
-                                          "bytes", (int)bytes, "loss", loss, "change",
-                                          100 * (loss / *first_loss - 1), "same",
-                                          100.0 * same / t->n_ids, "tok_s", run.tokens_per_second));
+    demo_table_row(demo,
+                   json_pack("{ss si sf sf sf sf}", "type", kv_type_name(type), "bytes", (int)bytes,
+                             "loss", loss, "change", 100 * (loss / *first_loss - 1), "same",
+                             100.0 * same / t->n_ids, "tok_s", run.tokens_per_second));
     return 0;
 }
 
 static int tables(struct demo *demo, struct error *err) {
     static const struct column columns[] = {
-        {"type", "type", -1},      {"bytes", "bytes a token", 0}, {"loss", "loss", 5},
-        {"change", "change %", 3}, {"same", "same token %", 2},   {"tok_s", "tok/s", 1}};
-    enum kv_type chosen = demo->options.kv_type;
-    struct texts t = {0};
-    json_t *rows = json_array();
+        {"type", "type", -1, 5},      {"bytes", "bytes a token", 0, 0}, {"loss", "loss", 5, 7},
+        {"change", "change %", 3, 0}, {"same", "same token %", 2, 0},   {"tok_s", "tok/s", 1, 6}};
+    struct texts t = {.most = demo->options.quick ? 2 : INT_MAX};
     double first_loss = 0;
     int result = json_for_each_line(texts_path, add_text, &t, err);
     int32_t *likely = calloc((size_t)t.n_ids + 1, sizeof *likely);
     int32_t *likely_bfp16 = calloc((size_t)t.n_ids + 1, sizeof *likely);
     if (!result && (!likely || !likely_bfp16))
         result = error_set(err, "out of memory for the texts of %s", texts_path);
-    struct progress_bar bar = progress_bar_start("measuring");
-    for (int type = 0; type < N_KV_TYPES && !result && !demo_interrupted(demo); type++) {
+    demo_table_begin(demo, "kv_types", "Phase 11: what the cache's type costs", columns,
+                     sizeof columns / sizeof *columns);
+    for (int type = 0; type < N_KV_TYPES && !result && !demo_interrupted(demo); type++)
         result = measure_type(demo, &t, (enum kv_type)type, type ? likely : likely_bfp16,
-                              likely_bfp16, &first_loss, rows, err);
-        progress_bar_update(&bar, (size_t)type + 1, N_KV_TYPES);
-    }
-    progress_bar_end(&bar);
-    demo->options.kv_type = chosen;
+                              likely_bfp16, &first_loss, err);
     free(likely);
     free(likely_bfp16);
     free_texts(&t);
-    if (result) {
-        json_decref(rows);
-        return -1;
-    }
-    demo_table(demo, "kv_types", "Phase 11: what the cache's type costs", columns,
-               sizeof columns / sizeof *columns, rows);
-    return 0;
+    if (!result)
+        demo_table_end(demo);
+    return result ? -1 : 0;
 }
 
 int main(int argc, char **argv) {
@@ -221,12 +212,11 @@ int main(int argc, char **argv) {
         .title = "small KV formats",
         .about = "Keys and values in 8 bits, or in the 16 of others.",
         .caches = paged_caches,
-        .n_caches = 1,
         .fused = true,
         .tables = tables,
-        .draws_nothing = true,
         .prompts = paged_prompts,
         .begin = paged_begin,
+        .fingerprint = 0x73bce730f56b0f0a,
     };
     return demo_main(argc, argv, &phase);
 }

@@ -1,6 +1,5 @@
 #include "tutorials/common/answer.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +12,8 @@ struct streaming {
 };
 
 static int write_stdout(const char *text, size_t n, struct error *err) {
-    if (fwrite(text, 1, n, stdout) != n || fflush(stdout))
-        return error_set(err, "stdout: %s", strerror(errno));
-    return 0;
+    fwrite(text, 1, n, stdout);
+    return output_flush_stdout(err);
 }
 
 static int show_token(void *context, const struct sequence *s, const float *logits,
@@ -50,8 +48,7 @@ static void report(struct demo *demo, const struct sequence *s, int n_prompt) {
             n_prompt, n_new, finish_name(s->finish), ttft_ms, ms_tok, tok_s,
             (double)demo->dev->peak_bytes / 1e6);
     char fingerprint[17];
-    snprintf(fingerprint, sizeof fingerprint, "%016llx",
-             (unsigned long long)fingerprint_value(&s->fingerprint));
+    fingerprint_text(fingerprint, fingerprint_value(&s->fingerprint));
     json_t *runs = json_object_get(demo->json, "runs");
     if (!runs) {
         runs = json_array();
@@ -66,17 +63,13 @@ static void report(struct demo *demo, const struct sequence *s, int n_prompt) {
 
 int answer_start(struct demo *demo, struct sequence *s, struct kv_cache **cache,
                  const struct sampling_options *sampling, struct error *err) {
-    const struct phase *phase = demo->phase;
     *cache = NULL;
     if (sequence_start(s, demo->n_sequences, sampling, err))
         return -1;
-    if (phase->n_caches) {
-        *cache =
-            phase->caches[demo->options.cache].create(&demo->model, demo->generator.context, err);
-        if (!*cache) {
-            sequence_end(s);
-            return -1;
-        }
+    if (demo->cache &&
+        !(*cache = demo->cache->create(&demo->model, demo->generator.context, err))) {
+        sequence_end(s);
+        return -1;
     }
     demo->n_sequences++;
     return 0;
@@ -86,7 +79,7 @@ void answer_end(struct demo *demo, struct sequence *s, struct kv_cache *cache) {
     if (s->fingerprint.state)
         fingerprint_add_sequence(&demo->run, fingerprint_value(&s->fingerprint));
     if (cache)
-        demo->phase->caches[demo->options.cache].destroy(cache);
+        demo->cache->destroy(cache);
     sequence_end(s);
 }
 
@@ -115,7 +108,7 @@ int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const 
     if (n >= demo->generator.context)
         return error_set(err, "the prompt has %d tokens and needs one more, but the context is %d",
                          n, demo->generator.context);
-    if (options->dump_logits && !output->logits.file &&
+    if (options->dump_logits && !output->logits.output.file &&
         npy_open(&output->logits, options->dump_logits, (size_t)demo->model.config.vocab_size, err))
         return -1;
     streaming.logits = options->dump_logits ? &output->logits : NULL;

@@ -4,7 +4,6 @@
 #include "tutorials/common/answer.h"
 #include "tutorials/common/requests.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,13 +104,13 @@ static int tokenize_line(void *context, const json_t *value, const char *where, 
         printf("%s%d", i ? ", " : "", ids[i]);
     printf("]\n");
     free(ids);
-    return 0;
+    return ferror(stdout) ? output_flush_stdout(err) : 0;
 }
 
 int tokenize_lines(const struct tokenizer *tokenizer, const char *path, struct error *err) {
-    if (json_for_each_line(path, tokenize_line, (void *)tokenizer, err))
-        return -1;
-    return fflush(stdout) ? error_set(err, "stdout: %s", strerror(errno)) : 0;
+    return json_for_each_line(path, tokenize_line, (void *)tokenizer, err)
+               ? -1
+               : output_flush_stdout(err);
 }
 
 /* The text of the next turn. An answer that was cut off, or ended by another stop id, has no end

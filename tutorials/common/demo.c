@@ -2,42 +2,53 @@
 
 #include "model/files/folder.h"
 #include "tutorials/common/complete.h"
+#include "tutorials/common/output.h"
 #include "tutorials/common/terminal.h"
 #include "tutorials/common/verify.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-/* --kernel OP=N */
-static int choose_kernel(struct device *dev, const char *choice, struct error *err) {
-    char op[32], *end = NULL;
-    const char *equals = strchr(choice, '=');
-    long version = equals ? strtol(equals + 1, &end, 10) : 0;
-    if (!equals || equals == choice || equals - choice >= (long)sizeof op || end == equals + 1 ||
-        *end || version < 0 || version > 99)
-        return error_set(err, "--kernel %s: must be OP=N, as linear=2", choice);
-    snprintf(op, sizeof op, "%.*s", (int)(equals - choice), choice);
-    struct error why;
-    if (dev->ops->set_version(dev, op, (int)version, &why))
-        return error_set(err, "--kernel %s: %s", choice, why.text);
-    return 0;
+const char demo_prompt[] = "Describe the history of the Roman Empire in significant detail.";
+
+const char *demo_requests_file(const struct demo *demo) {
+    return demo->options.quick ? "data/prompts/short.jsonl" : "data/prompts/mixed.jsonl";
 }
 
-static int choose_kernels(struct device *dev, const struct options *o, struct error *err) {
-    for (int i = 0; i < o->n_kernels; i++) {
-        size_t n = strcspn(o->kernels[i], "=");
-        for (int j = 0; j < i; j++)
-            if (!strncmp(o->kernels[i], o->kernels[j], n + 1))
-                return error_set(err, "--kernel %s: --kernel %s was given, too: give one for an op",
-                                 o->kernels[i], o->kernels[j]);
-        if (choose_kernel(dev, o->kernels[i], err))
-            return -1;
-    }
+void fingerprint_text(char out[17], uint64_t fingerprint) {
+    snprintf(out, 17, "%016llx", (unsigned long long)fingerprint);
+}
+
+int demo_other_bits(const char *run, uint64_t bits, const char *other, uint64_t other_bits,
+                    struct error *err) {
+    return error_set(err,
+                     "%s: fingerprint %016llx; %s: %016llx. The tables end here, because both "
+                     "should have the same bits",
+                     run, (unsigned long long)bits, other, (unsigned long long)other_bits);
+}
+
+/* --kernel OP=N: the i-th. */
+static int choose_kernel(struct device *dev, const struct options *o, int i, struct error *err) {
+    const char *choice = o->kernels[i];
+    size_t n = strcspn(choice, "=");
+    struct error why;
+    char op[32], *end;
+    for (int j = 0; j < i; j++)
+        if (!strncmp(choice, o->kernels[j], n + 1))
+            return error_set(err, "--kernel %s: --kernel %s was given, too: give one for an op",
+                             choice, o->kernels[j]);
+    long version = choice[n] ? strtol(choice + n + 1, &end, 10) : 0;
+    if (!n || !choice[n] || n >= sizeof op || end == choice + n + 1 || *end || version < 0 ||
+        version > 99)
+        return error_set(err, "--kernel %s: must be OP=N, as linear=2", choice);
+    snprintf(op, sizeof op, "%.*s", (int)n, choice);
+    if (dev->ops->set_version(dev, op, (int)version, &why))
+        return error_set(err, "--kernel %s: %s", choice, why.text);
     return 0;
 }
 
@@ -71,8 +82,11 @@ static int open_model(struct demo *demo, struct error *err) {
         tokenizer_load(&demo->tokenizer, o->model, err))
         return -1;
     demo->dev = ops->open(&device, err);
-    if (!demo->dev || choose_kernels(demo->dev, o, err))
+    if (!demo->dev)
         return -1;
+    for (int i = 0; i < o->n_kernels; i++)
+        if (choose_kernel(demo->dev, o, i, err))
+            return -1;
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
@@ -131,15 +145,21 @@ bool demo_interrupted(const struct demo *demo) {
     return generator_interrupted(&demo->generator);
 }
 
-/* From here on the first Ctrl-C ends the run at the end of its step, the second one at once. A chat
- * waits for its user most of the time: there, it ends the waiting, too. */
+/* From here on the first Ctrl-C, SIGTERM or SIGHUP ends the run at the end of its step, the second
+ * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. */
 static void catch_interrupts(struct demo *demo) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART | SA_RESETHAND};
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction before,
+        action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART | (int)SA_RESETHAND};
     if (demo->options.verify)
         return;
     if (demo->options.chat)
         action.sa_flags = (int)SA_RESETHAND;
-    sigaction(SIGINT, &action, NULL);
+    for (int i = 0; i < 3; i++) {
+        sigaction(signals[i], &action, &before);
+        if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN) /* nohup */
+            signal(SIGHUP, SIG_IGN);
+    }
     demo->generator.interrupted = &interrupted;
 }
 
@@ -160,44 +180,51 @@ static int run_task(struct demo *demo, struct error *err) {
     return demo->phase->tables(demo, err);
 }
 
+static int write_json(const struct demo *demo, struct error *err) {
+    struct output o;
+    const char *path = demo->options.json;
+    if (!path)
+        return 0;
+    if (output_open(&o, path, err))
+        return -1;
+    errno = 0;
+    if (!json_dumpf(demo->json, o.file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)))
+        return output_keep(&o, err);
+    error_set(err, "%s: cannot write: %s", path, strerror(errno));
+    output_discard(&o);
+    return -1;
+}
+
+/* The fingerprint on stderr, and whether it is the chapter's if the chapter's tables were asked
+ * for.
+ */
+static void show_fingerprint(const struct demo *demo, const char *fingerprint) {
+    char expected[17];
+    fingerprint_text(expected, demo->phase->fingerprint);
+    if (!demo->phase->fingerprint || !demo->options.as_in_chapter)
+        fprintf(stderr, "fingerprint %s\n", fingerprint);
+    else if (!strcmp(fingerprint, expected))
+        fprintf(stderr, "fingerprint %s, as in the chapter\n", fingerprint);
+    else
+        fprintf(stderr, "fingerprint %s, not as in the chapter: expected %s\n", fingerprint,
+                expected);
+}
+
 /* Ends the report: the fingerprint on stderr and the file of --json. What was interrupted has none.
  */
 static int finish_report(struct demo *demo, struct error *err) {
     char fingerprint[17];
-    snprintf(fingerprint, sizeof fingerprint, "%016llx",
-             (unsigned long long)fingerprint_value(&demo->run));
-    if (demo_interrupted(demo))
-        json_object_set_new(demo->json, "interrupted", json_true());
-    else
-        json_object_set_new(demo->json, "fingerprint", json_string(fingerprint));
-    demo_empty_file(demo->json_file);
-    errno = 0;
-    if (demo->json_file &&
-        (json_dumpf(demo->json, demo->json_file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) ||
-         fflush(demo->json_file)))
-        return error_set(err, "%s: cannot write: %s", demo->options.json, strerror(errno));
-    if (fflush(stdout) || ferror(stdout))
-        return error_set(err, "stdout: cannot write%s%s", errno ? ": " : "",
-                         errno ? strerror(errno) : "");
-    if (demo_interrupted(demo))
+    bool ended = demo_interrupted(demo);
+    fingerprint_text(fingerprint, fingerprint_value(&demo->run));
+    json_object_set_new(demo->json, ended ? "interrupted" : "fingerprint",
+                        ended ? json_true() : json_string(fingerprint));
+    if (write_json(demo, err) || output_flush_stdout(err))
+        return -1;
+    if (ended)
         fprintf(stderr, "interrupted\n");
     else
-        fprintf(stderr, "fingerprint %s\n", fingerprint);
+        show_fingerprint(demo, fingerprint);
     return 0;
-}
-
-/* Files that cannot be written are told of before the model is loaded. What is in them stays until
- * there is something to write. */
-static int open_file(FILE **file, const char *path, struct error *err) {
-    if (path && !(*file = fopen(path, "a")))
-        return error_set(err, "%s: cannot write: %s", path, strerror(errno));
-    return 0;
-}
-
-void demo_empty_file(FILE *file) {
-    struct stat s;
-    if (file && !fstat(fileno(file), &s) && S_ISREG(s.st_mode) && ftruncate(fileno(file), 0))
-        clearerr(file); /* writing fails, too, and says why */
 }
 
 void demo_request_failed(struct demo *demo, int request, const struct error *why) {
@@ -219,9 +246,8 @@ static int run_model(struct demo *demo, struct error *err) {
     demo->json = json_pack("{si ss}", "phase", demo->phase->number, "model", demo->options.model);
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
-    if (open_file(&demo->json_file, demo->options.json, err) ||
-        open_file(&demo->trace_file, demo->options.trace, err) || open_model(demo, err) ||
-        fingerprint_start(&demo->run, err))
+    if (output_check(demo->options.json, err) || output_check(demo->options.trace, err) ||
+        open_model(demo, err) || fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
     if (demo->phase->begin)
@@ -246,30 +272,39 @@ static void close_all(struct demo *demo) {
         demo->dev->ops->close(demo->dev);
     tokenizer_free(demo->tokenizer);
     json_decref(demo->json);
-    if (demo->json_file)
-        fclose(demo->json_file);
-    if (demo->trace_file)
-        fclose(demo->trace_file);
+}
+
+/* A file that is opened must not become stdin, stdout or stderr. */
+static int check_streams(struct error *err) {
+    if (fcntl(STDOUT_FILENO, F_GETFD) < 0)
+        return error_set(err, "stdout: cannot write: %s", strerror(errno));
+    while (fcntl(STDIN_FILENO, F_GETFD) < 0 || fcntl(STDERR_FILENO, F_GETFD) < 0)
+        if (open("/dev/null", O_RDWR) < 0)
+            return error_set(err, "/dev/null: %s", strerror(errno));
+    signal(SIGXFSZ, SIG_IGN); /* a file that is too large is an error of writing, with its name */
+    return 0;
+}
+
+static int run(struct demo *demo, int argc, char **argv, struct error *err) {
+    const struct phase *phase = demo->phase;
+    if (check_streams(err) || options_parse(&demo->options, argc, argv, phase, err))
+        return -1;
+    if (demo->options.help) {
+        options_help(argv[0], phase);
+        return output_flush_stdout(err);
+    }
+    demo->cache = phase->caches ? &phase->caches[demo->options.cache] : NULL;
+    return demo->options.tokenize ? run_tokenizer(demo, err) : run_model(demo, err);
 }
 
 int demo_main(int argc, char **argv, const struct phase *phase) {
     struct demo demo = {.phase = phase};
     struct error err;
-    int result = options_parse(&demo.options, argc, argv, phase, &err);
-    if (!result && demo.options.help) {
-        options_help(argv[0], phase);
-        if (!fflush(stdout) && !ferror(stdout))
-            return 0;
-        fprintf(stderr, "demo: stdout: cannot write: %s\n", strerror(errno));
-        return 2;
-    }
-    if (!result)
-        result = demo.options.tokenize ? run_tokenizer(&demo, &err) : run_model(&demo, &err);
-    bool ended = demo_interrupted(&demo);
+    int result = run(&demo, argc, argv, &err);
     close_all(&demo);
     if (result) {
         fflush(stdout); /* what was written so far comes before the reason why it ends */
         fprintf(stderr, "demo: %s\n", err.text);
     }
-    return result ? 2 : ended ? 128 + SIGINT : 0;
+    return result ? 2 : interrupted ? 128 + interrupted : 0;
 }

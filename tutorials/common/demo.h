@@ -13,8 +13,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
 #include "tutorials/common/options.h"
-
-#include <stdio.h>
+#include "tutorials/common/table.h"
 
 /* A kind of KV cache that a phase offers. */
 struct cache_kind {
@@ -23,23 +22,21 @@ struct cache_kind {
     void (*destroy)(struct kv_cache *cache);
 };
 
-struct demo;
-struct request_memory;
-
 struct phase {
     int number;
-    const char *title;               /* "no cache" */
-    const char *about;               /* one sentence for --help */
-    const struct cache_kind *caches; /* the first is the default; none: no cache */
-    int n_caches;
-    /* Runs the phase's tables with demo_table; 0, or -1 with err set. Both end early, with 0, when
-     * the demo is interrupted. */
+    const char *title; /* "no cache" */
+    const char *about; /* one sentence for --help */
+    /* The first is the default; one without a name comes last. NULL: no cache. */
+    const struct cache_kind *caches;
+    /* What the run of the tables has with the options of the chapter; 0: the chapter has none. */
+    uint64_t fingerprint;
+    /* Runs the phase's tables (table.h); 0, or -1 with err set. Both end early, with 0, when the
+     * demo is interrupted. */
     int (*tables)(struct demo *demo, struct error *err);
     /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
      * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
-    bool draws_nothing; /* the tables; options that say how tokens are drawn are then refused */
-    bool fused;         /* a step is one pass, with one attention for all (phase 8) */
+    bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
 };
@@ -47,38 +44,41 @@ struct phase {
 struct demo {
     const struct phase *phase;
     struct options options;
+    const struct cache_kind *cache; /* the one that the options choose; NULL: the phase has none */
     struct device *dev;
     struct model model;
     struct tokenizer *tokenizer;
     struct generator generator;
-    /* Where the requests of serve.h have their caches; NULL: each has one of the options' kind. */
-    struct request_memory *memory;
-    struct fingerprint run;       /* of all sequences so far */
-    uint32_t n_sequences;         /* run so far */
-    json_t *json;                 /* what --json writes */
-    FILE *json_file, *trace_file; /* open from the start; NULL without the option */
-    int n_failed;                 /* requests that could not be answered */
-    struct error first_failed;    /* the first of them, and why */
+    struct fingerprint run; /* of all sequences so far */
+    uint32_t n_sequences;   /* run so far */
+    json_t *json;           /* what --json writes */
+    struct table table;
+    int n_failed;              /* requests that could not be answered */
+    struct error first_failed; /* the first of them, and why */
     struct error late; /* what went wrong while there was still something to show; or empty */
 };
 
-/* One column of a table: the key of a row's field and how it is shown. */
-struct column {
-    const char *key, *title;
-    int decimals; /* of a number; -1: text */
-};
+/* The prompt of the tables that write one text. */
+extern const char demo_prompt[];
 
-/* Runs the program. Returns its exit status: 0, 2 after one line on stderr, or 130 after an
- * interrupt signal, which ends the run at the end of its step. Requests that could not be answered
- * make it 2, too, when everything is printed. */
+/* The file of the tables that answer many requests; a shorter one with --quick. */
+const char *demo_requests_file(const struct demo *demo);
+
+/* Runs the program. Returns its exit status: 0, 2 after one line on stderr, or 128 + the number of
+ * a signal (SIGINT, SIGTERM, SIGHUP), which ends the run at the end of its step. Requests that
+ * could not be answered make it 2, too, when everything is printed. */
 int demo_main(int argc, char **argv, const struct phase *phase);
 
-/* Whether the user has interrupted the run (Ctrl-C). Tables then show what they have, without the
+/* Whether a signal has interrupted the run (Ctrl-C). Tables then show what they have, without the
  * row that was being measured. */
 bool demo_interrupted(const struct demo *demo);
 
-/* Empties a file that is open for --json or --trace, just before it is written; NULL is fine. */
-void demo_empty_file(FILE *file);
+/* A fingerprint as it is shown. */
+void fingerprint_text(char out[17], uint64_t fingerprint);
+
+/* Sets err to say that two runs of the same requests differ, and returns -1. */
+int demo_other_bits(const char *run, uint64_t bits, const char *other, uint64_t other_bits,
+                    struct error *err);
 
 /* Counts a request that could not be answered: its number and why. */
 void demo_request_failed(struct demo *demo, int request, const struct error *why);
@@ -88,14 +88,9 @@ void demo_request_failed(struct demo *demo, int request, const struct error *why
 int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
                        struct error *err);
 
-/* The ids of a list of chat messages. The same; the model must have a ChatML template. */
+/* The ids of a list of chat messages, as above; the model must have a ChatML template. */
 int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
                          size_t n_messages, int32_t **ids, size_t *n, struct error *err);
-
-/* Prints rows (a JSON list of objects) as a table on stdout and keeps them, under `key`, for
- * --json. Takes over the reference to rows. */
-void demo_table(struct demo *demo, const char *key, const char *title, const struct column *columns,
-                int n_columns, json_t *rows);
 
 /* One measurement for a table: answers `prompt` with exactly n_new tokens (stop tokens do not end
  * it), with the cache kind (NULL: none). Returns a row with the keys new, tok_s, ms_tok, last_ms

@@ -1,10 +1,8 @@
-/* The measurements behind the phases' tables, and the tables themselves. */
+/* demo_measure: one answer, timed. */
 #include "tutorials/common/demo.h"
 #include "tutorials/common/terminal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Notes when each token came. */
 struct timing {
@@ -32,8 +30,7 @@ static double last_ms(const struct timing *timing) {
 static json_t *row_of(const struct demo *demo, const struct sequence *s,
                       const struct timing *timing, const struct kv_cache *cache) {
     char fingerprint[17];
-    snprintf(fingerprint, sizeof fingerprint, "%016llx",
-             (unsigned long long)fingerprint_value(&s->fingerprint));
+    fingerprint_text(fingerprint, fingerprint_value(&s->fingerprint));
     return json_pack("{si sf sf sf sf sf sf ss}", "new", timing->n_new, "tok_s",
                      timing->n_new / (s->last - s->asked), "ms_tok", sequence_ms_per_token(s),
                      "last_ms", last_ms(timing), "ttft_ms", sequence_ttft(s) * 1e3, "cache_mb",
@@ -95,49 +92,4 @@ done:
     free(ids);
     free(timing.at);
     return row;
-}
-
-/* A cell as text: numbers with the column's decimals. */
-static void format_cell(char *out, size_t size, const json_t *value, int decimals) {
-    if (json_is_string(value))
-        snprintf(out, size, "%s", json_string_value(value));
-    else if (json_is_number(value))
-        snprintf(out, size, "%.*f", decimals, json_number_value(value));
-    else
-        snprintf(out, size, "-");
-}
-
-static int width_of(const struct column *column, const json_t *rows) {
-    char cell[128];
-    int width = (int)strlen(column->title);
-    size_t i;
-    json_t *row;
-    json_array_foreach(rows, i, row) {
-        format_cell(cell, sizeof cell, json_object_get(row, column->key), column->decimals);
-        if ((int)strlen(cell) > width)
-            width = (int)strlen(cell);
-    }
-    return width;
-}
-
-void demo_table(struct demo *demo, const char *key, const char *title, const struct column *columns,
-                int n_columns, json_t *rows) {
-    char cell[128];
-    size_t i;
-    json_t *row;
-    printf("%s\n\n", title);
-    for (int c = 0; c < n_columns; c++)
-        printf("%s%*s", c ? "  " : "", width_of(&columns[c], rows), columns[c].title);
-    printf("\n");
-    json_array_foreach(rows, i, row) {
-        for (int c = 0; c < n_columns; c++) {
-            format_cell(cell, sizeof cell, json_object_get(row, columns[c].key),
-                        columns[c].decimals);
-            printf("%s%*s", c ? "  " : "", width_of(&columns[c], rows), cell);
-        }
-        printf("\n");
-    }
-    printf("\n");
-    fflush(stdout);
-    json_object_set_new(demo->json, key, rows);
 }

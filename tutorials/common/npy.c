@@ -6,7 +6,7 @@
 enum { HEADER = 128 }; /* fixed, so that the shape can be written when it is known */
 
 static int failed(const struct npy *n, struct error *err) {
-    return error_set(err, "%s: cannot write: %s", n->path, strerror(errno));
+    return error_set(err, "%s: cannot write: %s", n->output.path, strerror(errno));
 }
 
 static int write_header(struct npy *n, struct error *err) {
@@ -17,25 +17,24 @@ static int write_header(struct npy *n, struct error *err) {
                         1, '\0', HEADER - 10, '\0', n->rows, n->columns);
     memset(header + used, ' ', (size_t)(HEADER - used));
     header[HEADER - 1] = '\n';
-    return fwrite(header, 1, HEADER, n->file) == HEADER ? 0 : failed(n, err);
+    return fwrite(header, 1, HEADER, n->output.file) == HEADER ? 0 : failed(n, err);
 }
 
 int npy_open(struct npy *n, const char *path, size_t columns, struct error *err) {
-    *n = (struct npy){.file = fopen(path, "wb"), .path = path, .columns = columns};
-    return n->file ? write_header(n, err) : failed(n, err);
+    *n = (struct npy){.columns = columns};
+    return output_open(&n->output, path, err) ? -1 : write_header(n, err);
 }
 
 int npy_row(struct npy *n, const float *row, struct error *err) {
     n->rows++;
-    return fwrite(row, sizeof *row, n->columns, n->file) == n->columns ? 0 : failed(n, err);
+    return fwrite(row, sizeof *row, n->columns, n->output.file) == n->columns ? 0 : failed(n, err);
 }
 
 int npy_close(struct npy *n, struct error *err) {
-    if (!n->file)
+    if (!n->output.file)
         return 0;
-    int result = fseek(n->file, 0, SEEK_SET) ? failed(n, err) : write_header(n, err);
-    if (fclose(n->file) && !result)
-        result = failed(n, err);
-    n->file = NULL;
-    return result;
+    if (!(fseek(n->output.file, 0, SEEK_SET) ? failed(n, err) : write_header(n, err)))
+        return output_keep(&n->output, err);
+    output_discard(&n->output);
+    return -1;
 }

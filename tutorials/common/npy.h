@@ -4,23 +4,23 @@
 #ifndef SAMEBITS_NPY_H
 #define SAMEBITS_NPY_H
 
-#include "model/error.h"
+#include "tutorials/common/output.h"
 
-#include <stdio.h>
+#include <stddef.h>
 
 struct npy {
-    FILE *file;
-    const char *path;
+    struct output output;
     size_t rows, columns;
 };
 
-/* Creates the file. Returns 0, or -1 with err set. path must outlive n. */
+/* Begins the file. Returns 0, or -1 with err set. path must outlive n. */
 int npy_open(struct npy *n, const char *path, size_t columns, struct error *err);
 
 /* Appends row[columns]. Returns 0, or -1 with err set (disk full…). */
 int npy_row(struct npy *n, const float *row, struct error *err);
 
-/* Writes the final shape and closes; a zeroed one is fine. Returns 0, or -1 with err set. */
+/* Writes the final shape and puts the file in its place; a zeroed one is fine. Returns 0, or -1
+ * with err set and no new file. */
 int npy_close(struct npy *n, struct error *err);
 
 #endif

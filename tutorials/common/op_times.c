@@ -101,10 +101,10 @@ void op_times_start(struct demo *demo) {
 }
 
 void op_times_show(struct demo *demo, const char *title, long n_passes) {
-    static const struct column columns[] = {{"op", "op", -1},
-                                            {"calls", "calls a pass", 0},
-                                            {"ms", "ms a pass", 3},
-                                            {"share", "of all %", 1}};
+    static const struct column columns[] = {{"op", "op", -1, 0},
+                                            {"calls", "calls a pass", 0, 0},
+                                            {"ms", "ms a pass", 3, 0},
+                                            {"share", "of all %", 1, 0}};
     double all = 0;
     demo->dev->ops = inner;
     workspace_use_graphs(demo->generator.ws, true);

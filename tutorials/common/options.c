@@ -1,223 +1,303 @@
 #include "tutorials/common/options.h"
 
-#include "model/attention/kv_view.h"
 #include "tutorials/common/demo.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-/* One row per option serves the parser and --help. */
+/* ---- the table: parsing, refusals and --help come from it ------------------------------------ */
+
+/* What a command line asks for. An option says with which of these it does something. EACH are the
+ * --prompts of phases 0 and 1, one after the other, PROMPTS those of later ones, all at once. */
+enum { TABLES = 1, PROMPT = 2, VERIFY = 4, EACH = 8, PROMPTS = 16, RANDOM = 32, MESSAGES = 64 };
+enum { CHAT = 128, TOKENIZE = 256, N_TASKS = 9 };
+enum { ONE = PROMPT | EACH | MESSAGES | CHAT, MANY = PROMPTS | RANDOM, DRAWING = ONE | MANY };
+enum { RUNNING = DRAWING | VERIFY };
+
+static const char *const task_names[N_TASKS] = {"the tables", "--prompt",  "--verify",
+                                                "--prompts",  "--prompts", "--random",
+                                                "--messages", "--chat",    "--tokenize"};
+
+/* Sets of phases; DRAWN: their tables draw tokens as the options say; POOLED: their tables have a
+ * pool of the size that the options say. */
+#define FROM(n) (ALL >> (n) << (n))
+#define ONLY(n) (1 << (n))
+enum { N_PHASES = 12, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
+
+/* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
+ * names of row.choice. */
+enum kind { SWITCH, TEXT, READ, WRITE, INT, POWER_OF_TWO, FLOAT, SEED, SIZE, CHOICE, KERNEL };
+
+/* CHANGES: the results of the tables are then others than the chapter's. Two options that are in
+ * the same group exclude each other. */
+enum { CHANGES = 1, TASK_GROUP = 2, POOL_GROUP = 4 };
+
+static const char *cache_name(const struct phase *phase, int i) {
+    return phase->caches ? phase->caches[i].name : NULL;
+}
+
+static const char *type_name(const struct phase *phase, int i) {
+    (void)phase;
+    return i < N_KV_TYPES ? kv_type_name((enum kv_type)i) : NULL;
+}
+
+static const char *mix_name(const struct phase *phase, int i) {
+    (void)phase;
+    return i == MIX_SHAREGPT ? "sharegpt" : i == MIX_SHORT ? "short" : NULL;
+}
+
+static const char *preempt_name(const struct phase *phase, int i) {
+    (void)phase;
+    return i == 0 ? "recompute" : i == 1 ? "swap" : NULL;
+}
+
 struct row {
-    const char *name, *argument, *help;
-    int key;
+    const char *name, *argument, *help; /* no name: a heading */
+    size_t field;                       /* in struct options */
+    enum kind kind;
+    unsigned phases, tasks; /* phases that have the option with these tasks */
+    unsigned tables;        /* phases whose tables use it */
+    unsigned flags;
+    double min, max;
+    const char *(*choice)(const struct phase *phase, int i); /* the i-th name; NULL behind them */
 };
 
-enum {
-    MODEL = 256,
-    DEVICE,
-    KERNEL,
-    THREADS,
-    CONTEXT,
-    CHUNK,
-    CACHE,
-    PROMPT,
-    PROMPTS,
-    RANDOM,
-    MESSAGES,
-    CHAT,
-    VERIFY,
-    RAW,
-    MAX_NEW,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    SEED,
-    IDS,
-    DUMP_LOGITS,
-    TOKENIZE,
-    JSON,
-    MAX_RUNNING,
-    TOKEN_BUDGET,
-    TRACE,
-    RATE,
-    MIX,
-    BLOCK_SIZE,
-    KV_BLOCKS,
-    KV_MEMORY,
-    KV_TYPE,
-    PREEMPT,
-    NO_PREFIX_CACHE,
-    SAMPLES,
-    HELP
-};
+#define F(field) offsetof(struct options, field)
 
 static const struct row rows[] = {
-    {NULL, NULL, "What to run (nothing of these: this phase's tables)", 0},
-    {"prompt", "TEXT", "complete one prompt; the text streams to stdout", PROMPT},
-    {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new, seed, ...", PROMPTS},
-    {"random", "N", "N requests of random tokens, from phase 3 on; see --rate and --mix", RANDOM},
-    {"messages", "FILE.json", "answer a JSON list of chat messages", MESSAGES},
-    {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", CHAT},
-    {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", VERIFY},
-    {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line", TOKENIZE},
-    {NULL, NULL, "How to sample", 0},
-    {"max-new", "N", "most tokens to write (512; with --random: those of the mix)", MAX_NEW},
-    {"temperature", "T", "0 is greedy (0)", TEMPERATURE},
-    {"top-k", "K", "draw among the K most likely; 0: all (0)", TOP_K},
-    {"top-p", "P", "draw among the most likely that hold a share P (1)", TOP_P},
+    {.help = "What to run (nothing of these: this phase's tables)"},
+    {"prompt", "TEXT", "complete one prompt; the text streams to stdout", F(prompt), TEXT, ALL,
+     PROMPT | VERIFY, 0, .flags = TASK_GROUP},
+    {"prompts", "FILE", "one JSON object a line: prompt or messages, max_new, seed, ...",
+     F(prompts), READ, ALL, EACH | PROMPTS, 0, .flags = TASK_GROUP},
+    {"random", "N", "N requests of random tokens; see --rate and --mix", F(random), INT, FROM(3),
+     RANDOM, 0, .flags = TASK_GROUP, .min = 1, .max = 1e5},
+    {"messages", "FILE.json", "answer a JSON list of chat messages", F(messages), READ, ALL,
+     MESSAGES, 0, .flags = TASK_GROUP},
+    {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", F(chat), SWITCH, ALL,
+     CHAT, 0, .flags = TASK_GROUP},
+    {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line",
+     F(tokenize), READ, ALL, TOKENIZE, 0, .flags = TASK_GROUP},
+    {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", F(verify),
+     SWITCH, ALL, PROMPT | VERIFY, 0, .flags = 0},
+    {"quick", NULL, "the tables with fewer and shorter measurements: some seconds", F(quick),
+     SWITCH, 0, 0, ALL, .flags = CHANGES},
+    {.help = "How to sample"},
+    {"max-new", "N", "most tokens to write (512; with --random: those of the mix)", F(max_new), INT,
+     ALL, DRAWING, 0, .min = 1, .max = INT_MAX},
+    {"temperature", "T", "0 is greedy (0)", F(sampling.temperature), FLOAT, ALL, DRAWING, DRAWN,
+     .flags = CHANGES, .max = 1e30},
+    {"top-k", "K", "draw among the K most likely; 0: all (0)", F(sampling.top_k), INT, ALL, DRAWING,
+     DRAWN, .flags = CHANGES, .max = INT_MAX},
+    {"top-p", "P", "draw among the most likely that hold a probability of P (1)", F(sampling.top_p),
+     FLOAT, ALL, DRAWING, DRAWN, .flags = CHANGES, .max = 1},
     {"seed", "S", "of each request: fixes its answer (none: each request of a run draws otherwise)",
-     SEED},
-    {NULL, NULL, "What to run it on", 0},
-    {"model", "DIR", "Hugging Face folder (data/model)", MODEL},
-    {"device", "NAME", "cpu, gpu or emu, the kernels on a CPU (gpu if there is one)", DEVICE},
+     F(sampling.seed), SEED, ALL, DRAWING, DRAWN, .flags = CHANGES},
+    {.help = "What to run it on"},
+    {"model", "DIR", "Hugging Face folder (data/model)", F(model), TEXT, ALL, RUNNING | TOKENIZE,
+     ALL, .flags = CHANGES},
+    {"device", "NAME", "cpu, gpu or emu, the kernels on a CPU (gpu if there is one)", F(device),
+     TEXT, ALL, RUNNING | TOKENIZE, ALL, .flags = 0},
     {"kernel", "OP=N", "version N of an op's kernel, as linear=2; may be repeated; changes no bit",
-     KERNEL},
-    {"threads", "N", "for matrix products (all cores); changes no bit", THREADS},
-    {"context", "N", "most tokens of a sequence (the model's)", CONTEXT},
-    {"cache", "KIND", NULL, CACHE}, /* show_cache_help */
-    {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", CHUNK},
-    {NULL, NULL, "Many requests, of --prompts, --random or the tables (from phase 3 on)", 0},
-    {"max-running", "N", "requests admitted at once (8)", MAX_RUNNING},
+     F(kernels), KERNEL, ALL, RUNNING, ALL, .flags = 0},
+    {"threads", "N", "for matrix products (all cores); changes no bit", F(threads), INT, ALL,
+     RUNNING | TOKENIZE, ALL, .min = 1, .max = 1024},
+    {"context", "N", "most tokens of a sequence (the model's)", F(context), INT, ALL, RUNNING,
+     FROM(0) & ~ONLY(9), .flags = CHANGES, .min = 2, .max = INT_MAX},
+    {"cache", "KIND", "which KV cache:", F(cache), CHOICE, FROM(1), RUNNING, FROM(2),
+     .choice = cache_name},
+    {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
+     RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
+    {.help = "Many requests"},
+    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), MANY,
+     FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
     {"token-budget", "N", "most tokens of all requests in one step (256, or N of --max-running)",
-     TOKEN_BUDGET},
-    {"trace", "FILE.json", "with --prompts or --random: a trace for ui.perfetto.dev", TRACE},
-    {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", RATE},
-    {"mix", "NAME", "their lengths: sharegpt or short (sharegpt); drawn with --seed", MIX},
-    {NULL, NULL,
-     "The pool of KV blocks (from phase 5 on for the tables, from phase 7 on for requests)", 0},
-    {"block-size", "N", "positions per block, a power of two up to 256 (16)", BLOCK_SIZE},
-    {"kv-blocks", "N", "blocks in the pool of all requests; or", KV_BLOCKS},
+     F(token_budget), INT, FROM(3), MANY, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
+    {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
+     .flags = 0},
+    {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
+     FROM(3), RANDOM, 0, .max = 1e6},
+    {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, FROM(3),
+     RANDOM, 0, .choice = mix_name},
+    {.help = "The pool of KV blocks"},
+    {"block-size", "N", "positions per block, a power of two up to 256 (16)", F(block_size),
+     POWER_OF_TWO, FROM(7), RUNNING, FROM(5) & ~ONLY(9), .min = 1, .max = 256},
+    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), MANY,
+     POOLED, .flags = POOL_GROUP, .min = 1, .max = INT_MAX},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free; tables choose)",
-     KV_MEMORY},
-    {"kv-type", "TYPE", "bfp16, bfp8, e4m3, e5m2, fp16 or bf16, from phase 11 on (bfp16)", KV_TYPE},
-    {NULL, NULL, "Sharing the pool, with --prompts or --random (from phase 7 on)", 0},
-    {"preempt", "HOW", "who gives way reads its tokens again or not: recompute or swap (recompute)",
-     PREEMPT},
-    {"no-prefix-cache", NULL, "requests that begin alike share no blocks", NO_PREFIX_CACHE},
-    {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", SAMPLES},
-    {NULL, NULL, "What to print", 0},
-    {"raw", NULL, "no chat template: continue the prompt as it is", RAW},
-    {"ids", NULL, "token ids instead of text, in lines prompt: ... and output: ...", IDS},
-    {"dump-logits", "FILE.npy", "float32 [steps, vocab], a row per token drawn", DUMP_LOGITS},
-    {"json", "FILE", "the tables, or the run's metrics, as JSON", JSON},
-    {"help", NULL, "this text", HELP},
+     F(kv_memory), SIZE, FROM(7), MANY, POOLED, .flags = POOL_GROUP},
+    {"kv-type", "TYPE", "keys and values as", F(kv_type), CHOICE, FROM(11), RUNNING, 0,
+     .choice = type_name},
+    {"preempt", "HOW", "who gives way reads its tokens again, or has them in host memory:",
+     F(preempt), CHOICE, FROM(7), MANY, 0, .choice = preempt_name},
+    {"no-prefix-cache", NULL, "requests that begin alike share no blocks", F(no_prefix_cache),
+     SWITCH, FROM(7), MANY, 0, .flags = 0},
+    {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
+     INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
+    {.help = "What to print"},
+    {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
+     PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
+    {"ids", NULL, "token ids instead of text, in lines prompt: ... and output: ...", F(ids), SWITCH,
+     ALL, ONE, 0, .flags = 0},
+    {"dump-logits", "FILE.npy", "float32 [steps, vocab], a row per token drawn", F(dump_logits),
+     WRITE, ALL, ONE, 0, .flags = 0},
+    {"json", "FILE", "the tables, or the run's metrics, as JSON", F(json), WRITE, ALL, RUNNING, ALL,
+     .flags = 0},
+    {"help", NULL, "this text", F(help), SWITCH, ALL, RUNNING | TOKENIZE, ALL, .flags = 0},
 };
 
-enum { N_ROWS = sizeof rows / sizeof *rows };
-_Static_assert(HELP - MODEL < 64, "options.given has a bit for each option");
+enum { N_ROWS = sizeof rows / sizeof *rows, FIRST_KEY = 256 };
+_Static_assert(N_ROWS <= 64, "options.given has a bit for each row");
 
-static bool given(const struct options *o, int key) {
-    return o->given >> (key - MODEL) & 1;
+static bool given(const struct options *o, int row) {
+    return o->given >> row & 1;
 }
 
-/* The name of the first of these options that was given, or NULL. The keys end with a 0. */
-static const char *first_given(const struct options *o, const int *keys) {
-    for (; *keys; keys++)
-        for (int i = 0; i < N_ROWS; i++)
-            if (rows[i].key == *keys && given(o, *keys))
-                return rows[i].name;
-    return NULL;
+/* With what a phase takes an option; 0: it does not have it. */
+static unsigned tasks_of(const struct row *row, int phase) {
+    unsigned tasks = (row->phases >> phase & 1 ? row->tasks : 0) |
+                     (row->tables >> phase & 1 ? (unsigned)TABLES : 0);
+    return tasks & ~(unsigned)(phase < 2 ? PROMPTS : EACH);
 }
 
-/* "dynamic or static": the caches of a phase. */
-static void cache_names(char out[64], const struct phase *phase) {
-    int used = 0;
-    out[0] = 0;
-    for (int i = 0; i < phase->n_caches; i++)
-        used +=
-            snprintf(out + used, 64 - (size_t)used, "%s%s", i ? " or " : "", phase->caches[i].name);
+/* The first phase from `phase` on that takes the option with one of the tasks; N_PHASES: none. */
+static int first_phase(const struct row *row, int phase, unsigned tasks) {
+    while (phase < N_PHASES && !(tasks_of(row, phase) & tasks))
+        phase++;
+    return phase;
 }
 
-static void show_cache_help(const char *option, const struct phase *phase) {
-    char names[64];
-    cache_names(names, phase);
-    if (phase->n_caches)
-        printf("  %-26s %s (%s)\n", option, names, phase->caches[0].name);
-    else
-        printf("  %-26s which KV cache, from phase 1 on\n", option);
+/* ---- words ----------------------------------------------------------------------------------- */
+
+enum { LIST = 160 };
+
+/* Adds a word to a list "a, b or c". */
+static void add_word(char list[LIST], const char *word, bool first, bool last) {
+    size_t n = strlen(list);
+    snprintf(list + n, LIST - n, "%s%s", first ? "" : last ? " or " : ", ", word);
+}
+
+static void list_tasks(char list[LIST], unsigned tasks) {
+    if (tasks & PROMPT)
+        tasks &= ~(unsigned)VERIFY; /* a prompt, too */
+    unsigned left = tasks;
+    *list = 0;
+    for (int i = 1; i <= N_TASKS; i++) {
+        int task = i % N_TASKS; /* the tables come last */
+        if (!(tasks >> task & 1))
+            continue;
+        left &= ~(1u << task);
+        add_word(list, task_names[task], !*list, !left);
+    }
+}
+
+static void list_choices(char list[LIST], const struct row *row, const struct phase *phase) {
+    *list = 0;
+    for (int i = 0; row->choice(phase, i); i++)
+        add_word(list, row->choice(phase, i), !i, !row->choice(phase, i + 1));
+}
+
+/* ---- help ------------------------------------------------------------------------------------ */
+
+static void show_row(const struct row *row, const struct phase *phase) {
+    char option[64], choices[LIST];
+    snprintf(option, sizeof option, "--%s%s%s", row->name, row->argument ? " " : "",
+             row->argument ? row->argument : "");
+    printf("  %-26s %s", option, row->help);
+    if (row->choice) {
+        list_choices(choices, row, phase);
+        printf(" %s (%s)", choices, row->choice(phase, 0));
+    }
+    printf("\n");
+}
+
+/* What a later phase adds. */
+static void show_new_options(int phase) {
+    bool any = false;
+    for (int i = 0; i < N_ROWS; i++)
+        if (rows[i].name && first_phase(&rows[i], 0, ~0u) == phase) {
+            if (!any)
+                printf("Phase %d adds", phase);
+            printf("%s --%s", any ? "," : "", rows[i].name);
+            any = true;
+        }
+    if (any)
+        printf("\n");
 }
 
 void options_help(const char *program, const struct phase *phase) {
+    const char *heading = NULL;
     printf("Phase %d, %s. %s\n\nUsage: %s [OPTION]...\n", phase->number, phase->title, phase->about,
            program);
     for (int i = 0; i < N_ROWS; i++) {
-        char option[64];
         if (!rows[i].name) {
-            printf("\n%s:\n", rows[i].help);
-            continue;
+            heading = rows[i].help;
+        } else if (tasks_of(&rows[i], phase->number)) {
+            if (heading)
+                printf("\n%s:\n", heading);
+            heading = NULL;
+            show_row(&rows[i], phase);
         }
-        snprintf(option, sizeof option, "--%s%s%s", rows[i].name, rows[i].argument ? " " : "",
-                 rows[i].argument ? rows[i].argument : "");
-        if (rows[i].key == CACHE)
-            show_cache_help(option, phase);
-        else
-            printf("  %-26s %s\n", option, rows[i].help);
     }
+    printf("\n");
+    for (int later = phase->number + 1; later < N_PHASES; later++)
+        show_new_options(later);
     printf("\nExit status: 0; 2 after an error, which is told on stderr; also 2 when a request of\n"
-           "--prompts could not be answered, behind all tables; 130 after Ctrl-C.\n");
-    printf("\nExample: %s --prompt \"What is the capital of France?\"\n", program);
+           "--prompts could not be answered, behind all tables; 128 + N after signal N, as 130\n"
+           "after Ctrl-C.\n\nExample: %s --prompt \"What is the capital of France?\"\n",
+           program);
 }
 
-static int parse_int(const char *name, const char *text, int min, int max, int *out,
-                     struct error *err) {
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static int parse_int(const struct row *row, const char *text, int *out, struct error *err) {
+    int min = (int)row->min, max = (int)row->max;
     char *end;
     errno = 0;
     long value = strtol(text, &end, 10);
     if (end == text || *end || errno || value < min || value > max)
-        return error_set(err, "--%s %s: must be a whole number from %d to %d", name, text, min,
+        return error_set(err, "--%s %s: must be a whole number from %d to %d", row->name, text, min,
+                         max);
+    if (row->kind == POWER_OF_TWO && value & (value - 1))
+        return error_set(err, "--%s %s: must be a power of two from %d to %d", row->name, text, min,
                          max);
     *out = (int)value;
     return 0;
 }
 
-static int parse_float(const char *name, const char *text, float min, float max, float *out,
-                       struct error *err) {
+static int parse_float(const struct row *row, const char *text, float *out, struct error *err) {
     char *end;
     errno = 0;
     float value = strtof(text, &end);
-    if (end == text || *end || !(value >= min && value <= max))
-        return error_set(err, "--%s %s: must be a number from %g to %g", name, text, (double)min,
-                         (double)max);
+    if (end == text || *end || !((double)value >= row->min && (double)value <= row->max))
+        return error_set(err, "--%s %s: must be a number from %g to %g", row->name, text, row->min,
+                         row->max);
     if (errno) /* it would count as 0, which means something else */
-        return error_set(err, "--%s %s: too close to 0; give 0, or more than 1e-37", name, text);
+        return error_set(err, "--%s %s: too close to 0; give 0, or more than 1e-37", row->name,
+                         text);
     *out = value;
     return 0;
 }
 
-static int parse_seed(const char *text, uint64_t *out, struct error *err) {
+static int parse_seed(const struct row *row, const char *text, uint64_t *out, struct error *err) {
     char *end;
     errno = 0;
     *out = strtoull(text, &end, 10);
     if (end == text || *end || errno || strchr(text, '-'))
-        return error_set(err, "--seed %s: must be a whole number from 0 to 2^64-1", text);
+        return error_set(err, "--%s %s: must be a whole number from 0 to 2^64-1", row->name, text);
     return 0;
-}
-
-static int parse_block_size(const char *text, int *out, struct error *err) {
-    if (parse_int("block-size", text, 1, 256, out, err))
-        return -1;
-    if (*out & (*out - 1))
-        return error_set(err, "--block-size %s: must be a power of two from 1 to 256", text);
-    return 0;
-}
-
-static int parse_kv_type(const char *text, enum kv_type *out, struct error *err) {
-    for (int type = 0; type < N_KV_TYPES; type++)
-        if (!strcmp(text, kv_type_name((enum kv_type)type))) {
-            *out = (enum kv_type)type;
-            return 0;
-        }
-    return error_set(err, "--kv-type %s: must be bfp16, bfp8, e4m3, e5m2, fp16 or bf16", text);
 }
 
 /* Bytes, with the usual suffixes: 1K = 1024. */
-static int parse_size(const char *name, const char *text, size_t *out, struct error *err) {
+static int parse_size(const struct row *row, const char *text, size_t *out, struct error *err) {
     char *end;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
@@ -228,229 +308,95 @@ static int parse_size(const char *name, const char *text, size_t *out, struct er
         return error_set(err,
                          "--%s %s: must be a number of bytes, 1 or more, or with K, M or G "
                          "behind it as 500M",
-                         name, text);
+                         row->name, text);
     *out = (size_t)value << shift;
     return 0;
 }
 
-static int parse_preempt(const char *text, bool *swap, struct error *err) {
-    *swap = !strcmp(text, "swap");
-    return *swap || !strcmp(text, "recompute")
-               ? 0
-               : error_set(err, "--preempt %s: must be recompute or swap", text);
-}
-
-static int parse_mix(const char *text, const char **out, struct error *err) {
-    *out = text;
-    return !strcmp(text, "sharegpt") || !strcmp(text, "short")
-               ? 0
-               : error_set(err, "--mix %s: must be sharegpt or short", text);
-}
-
-static int parse_cache(const char *text, const struct phase *phase, int *out, struct error *err) {
-    char names[64];
-    for (int i = 0; i < phase->n_caches; i++)
-        if (!strcmp(text, phase->caches[i].name)) {
+static int parse_choice(const struct row *row, const char *text, const struct phase *phase,
+                        int *out, struct error *err) {
+    char choices[LIST];
+    for (int i = 0; row->choice(phase, i); i++)
+        if (!strcmp(text, row->choice(phase, i))) {
             *out = i;
             return 0;
         }
-    if (!phase->n_caches)
-        return error_set(
-            err, "--cache %s: this phase has no cache; make phase1 builds one that has", text);
-    cache_names(names, phase);
-    return error_set(err, "--cache %s: in this phase it must be %s", text, names);
+    list_choices(choices, row, phase);
+    return error_set(err, "--%s %s: must be %s", row->name, text, choices);
 }
 
-static int set_option(struct options *o, int key, const char *text, const struct phase *phase,
-                      struct error *err) {
-    switch (key) {
-    case MODEL:
-        o->model = text;
+static int add_kernel(struct options *o, const char *text, struct error *err) {
+    if (o->n_kernels == MAX_KERNELS)
+        return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
+    o->kernels[o->n_kernels++] = text;
+    return 0;
+}
+
+static int set_option(struct options *o, const struct row *row, const char *text,
+                      const struct phase *phase, struct error *err) {
+    void *field = (char *)o + row->field;
+    switch (row->kind) {
+    case SWITCH:
+        *(bool *)field = true;
         return 0;
-    case DEVICE:
-        o->device = text;
-        return 0;
-    case KERNEL:
-        if (o->n_kernels == MAX_KERNELS)
-            return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
-        o->kernels[o->n_kernels++] = text;
-        return 0;
-    case THREADS:
-        return parse_int("threads", text, 1, 1024, &o->threads, err);
-    case CONTEXT:
-        return parse_int("context", text, 2, INT_MAX, &o->context, err);
-    case CHUNK:
-        return parse_int("chunk", text, 1, 1 << 20, &o->chunk, err);
-    case CACHE:
-        return parse_cache(text, phase, &o->cache, err);
-    case PROMPT:
-        o->prompt = text;
-        return 0;
-    case PROMPTS:
-        o->prompts = text;
-        return 0;
-    case RANDOM:
-        return parse_int("random", text, 1, 100000, &o->random, err);
-    case MESSAGES:
-        o->messages = text;
-        return 0;
-    case CHAT:
-        o->chat = true;
-        return 0;
-    case VERIFY:
-        o->verify = true;
-        return 0;
-    case RAW:
-        o->raw = true;
-        return 0;
-    case MAX_NEW:
-        if (parse_int("max-new", text, 1, INT_MAX, &o->max_new, err))
-            return -1;
-        o->longest = o->max_new;
-        return 0;
-    case TEMPERATURE:
-        return parse_float("temperature", text, 0, 1e30f, &o->sampling.temperature, err);
-    case TOP_K:
-        return parse_int("top-k", text, 0, INT_MAX, &o->sampling.top_k, err);
-    case TOP_P:
-        return parse_float("top-p", text, 0, 1, &o->sampling.top_p, err);
+    case INT:
+    case POWER_OF_TWO:
+        return parse_int(row, text, field, err);
+    case FLOAT:
+        return parse_float(row, text, field, err);
     case SEED:
         o->sampling.has_seed = true;
-        return parse_seed(text, &o->sampling.seed, err);
-    case IDS:
-        o->ids = true;
-        return 0;
-    case DUMP_LOGITS:
-        o->dump_logits = text;
-        return 0;
-    case TOKENIZE:
-        o->tokenize = text;
-        return 0;
-    case JSON:
-        o->json = text;
-        return 0;
-    case MAX_RUNNING:
-        return parse_int("max-running", text, 1, 1 << 20, &o->max_running, err);
-    case TOKEN_BUDGET:
-        return parse_int("token-budget", text, 1, 1 << 30, &o->token_budget, err);
-    case TRACE:
-        o->trace = text;
-        return 0;
-    case BLOCK_SIZE:
-        return parse_block_size(text, &o->block_size, err);
-    case KV_BLOCKS:
-        return parse_int("kv-blocks", text, 1, INT_MAX, &o->kv_blocks, err);
-    case KV_MEMORY:
-        return parse_size("kv-memory", text, &o->kv_memory, err);
-    case KV_TYPE:
-        return parse_kv_type(text, &o->kv_type, err);
-    case PREEMPT:
-        return parse_preempt(text, &o->swap, err);
-    case NO_PREFIX_CACHE:
-        o->no_prefix_cache = true;
-        return 0;
-    case SAMPLES:
-        return parse_int("samples", text, 1, 1000, &o->samples, err);
-    case RATE:
-        return parse_float("rate", text, 0, 1e6f, &o->rate, err);
-    case MIX:
-        return parse_mix(text, &o->mix, err);
+        return parse_seed(row, text, field, err);
+    case SIZE:
+        return parse_size(row, text, field, err);
+    case CHOICE:
+        return phase->number < first_phase(row, 0, ~0u)
+                   ? 0
+                   : parse_choice(row, text, phase, field, err);
+    case KERNEL:
+        return add_kernel(o, text, err);
     default:
-        o->help = true;
+        *(const char **)field = text;
         return 0;
     }
 }
 
-/* What only some phases have. */
-static int check_phase(const struct options *o, const struct phase *phase, struct error *err) {
-    static const int scheduler[] = {MAX_RUNNING, TOKEN_BUDGET, TRACE, RANDOM, 0},
-                     pool[] = {BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0},
-                     shared[] = {PREEMPT, NO_PREFIX_CACHE, SAMPLES, 0}, types[] = {KV_TYPE, 0};
-    static const struct {
-        int number;
-        const int *options;
-        const char *what;
-    } needs[] = {{3, scheduler, "that has a scheduler"},
-                 {5, pool, "that has a pool of blocks"},
-                 {7, shared, "whose requests share a pool"},
-                 {11, types, "whose cache has other types"}};
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        const char *name = first_given(o, needs[i].options);
-        if (name && phase->number < needs[i].number)
-            return error_set(err, "--%s: make phase%d builds a demo %s", name, needs[i].number,
-                             needs[i].what);
-    }
-    return 0;
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static unsigned task_asked(const struct options *o, int phase) {
+    return o->tokenize   ? TOKENIZE
+           : o->prompt   ? (o->verify ? VERIFY : PROMPT)
+           : o->prompts  ? (phase < 2 ? EACH : PROMPTS)
+           : o->random   ? RANDOM
+           : o->messages ? MESSAGES
+           : o->chat     ? CHAT
+                         : TABLES;
 }
 
-/* Whether there is at most one sequence at a time, and no table. */
-static bool is_alone(const struct options *o) {
-    return o->prompt || o->messages || o->chat || o->tokenize;
+/* An option that the phase does not have, or that would do nothing. */
+static int check_use(const struct row *row, unsigned task, int phase, struct error *err) {
+    char here[LIST], asked[LIST], later[LIST] = "";
+    unsigned tasks = tasks_of(row, phase);
+    int first = first_phase(row, phase, ~0u), next = first_phase(row, phase, task);
+    if (tasks & task)
+        return 0;
+    if (!tasks)
+        return error_set(err, "--%s: make phase%d builds a demo that has it", row->name, first);
+    list_tasks(here, tasks);
+    list_tasks(asked, task);
+    if (next < N_PHASES)
+        snprintf(later, sizeof later, "; make phase%d builds a demo in which it does", next);
+    return error_set(err, "--%s does nothing with %s in this phase: it goes with %s%s", row->name,
+                     asked, here, later);
 }
 
-/* What the tables of a phase do not ask. */
-static int check_tables(const struct options *o, const struct phase *phase, struct error *err) {
-    const char *name = first_given(o, (int[]){TEMPERATURE, TOP_K, TOP_P, SEED, 0});
-    if (name && phase->draws_nothing)
-        return error_set(err, "--%s: the tables of this phase draw no tokens; give a --prompt",
-                         name);
-    if (given(o, MAX_NEW))
-        return error_set(err, "--max-new: the tables write as many tokens as their requests say; "
-                              "give a --prompt");
-    return 0;
-}
-
-/* What would do nothing: there is no text to print, no other request. */
-static int check_use(const struct options *o, const struct phase *phase, struct error *err) {
-    bool many = o->prompts || o->random;
-    const char *name = first_given(o, (int[]){IDS, DUMP_LOGITS, 0});
-    if (name && many && phase->prompts)
-        return error_set(err, "--%s: many requests at once have tables only; give one --prompt",
-                         name);
-    if (name && !o->prompt && !o->messages && !o->chat && !o->prompts)
-        return error_set(err, "--%s needs --prompt, --messages or --chat%s", name,
-                         phase->prompts ? "" : ", or --prompts");
-    if ((name = first_given(o, (int[]){RATE, MIX, 0})) && !o->random)
-        return error_set(err, "--%s needs --random", name);
-    if (o->samples && !o->prompts)
-        return error_set(err, "--samples needs --prompts");
-    name = first_given(o, (int[]){TRACE, PREEMPT, NO_PREFIX_CACHE, 0});
-    if (name && !many)
-        return error_set(err, "--%s needs --prompts or --random", name);
-    return many || is_alone(o) || o->help ? 0 : check_tables(o, phase, err);
-}
-
-/* The same for what only requests beside each other share. */
-static int check_sharing(const struct options *o, const struct phase *phase, struct error *err) {
-    bool alone = is_alone(o), any = alone || o->prompts || o->random;
-    const char *name = first_given(o, (int[]){BLOCK_SIZE, KV_BLOCKS, KV_MEMORY, 0});
-    if (name && any && phase->number < 7)
-        return error_set(err,
-                         "--%s: in this phase only the tables have a pool. make phase7 builds a "
-                         "demo whose requests share one",
-                         name);
-    name = first_given(o, (int[]){MAX_RUNNING, TOKEN_BUDGET, KV_BLOCKS, KV_MEMORY, 0});
-    if (name && alone)
-        return error_set(err,
-                         "--%s: a sequence that runs alone needs none; it is for --prompts, "
-                         "--random and the tables",
-                         name);
-    return 0;
-}
-
-static int check_verify(const struct options *o, struct error *err) {
-    if (!o->prompt)
-        return error_set(err, "--verify needs --prompt");
-    if (o->device && !strcmp(o->device, "cpu"))
-        return error_set(err,
-                         "--verify compares a device with the CPU: choose --device gpu or emu");
-    const char *name =
-        first_given(o, (int[]){MAX_NEW, TEMPERATURE, TOP_K, TOP_P, SEED, IDS, DUMP_LOGITS, 0});
-    if (name)
-        return error_set(err,
-                         "--verify draws a few greedy tokens and prints what it compared: leave "
-                         "out --%s",
-                         name);
+static int check_groups(const struct options *o, struct error *err) {
+    for (int i = 0; i < N_ROWS; i++)
+        for (int j = 0; j < i; j++)
+            if (given(o, i) && given(o, j) &&
+                rows[i].flags & rows[j].flags & (TASK_GROUP | POOL_GROUP))
+                return error_set(err, "--%s and --%s exclude each other: give one", rows[j].name,
+                                 rows[i].name);
     return 0;
 }
 
@@ -465,92 +411,79 @@ static bool is_same_file(const char *a, const char *b) {
 
 /* What is written must go to different files, and to none that is read. */
 static int check_files(const struct options *o, struct error *err) {
-    const struct {
-        const char *name, *path;
-    } files[] = {{"prompts", o->prompts},
-                 {"messages", o->messages},
-                 {"json", o->json},
-                 {"trace", o->trace},
-                 {"dump-logits", o->dump_logits}};
-    enum { READ = 2, ALL = 5 };
-    for (int i = READ; i < ALL; i++)
-        for (int j = 0; j < i; j++)
-            if (files[i].path && files[j].path && is_same_file(files[i].path, files[j].path))
-                return error_set(err, "--%s and --%s: %s %s; give them different files",
-                                 files[j].name, files[i].name,
-                                 j < READ ? "the second would overwrite what the first reads,"
-                                          : "both would write",
-                                 files[i].path);
-    return 0;
-}
-
-/* What changes no bit does no harm; all else would have to do something. */
-static int check_tokenize(const struct options *o, struct error *err) {
-    static const int fine[] = {TOKENIZE, MODEL, DEVICE, KERNEL, THREADS, CHUNK, HELP};
-    uint64_t rest = o->given;
-    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
-        rest &= ~((uint64_t)1 << (fine[i] - MODEL));
     for (int i = 0; i < N_ROWS; i++)
-        if (rows[i].name && rest >> (rows[i].key - MODEL) & 1)
-            return error_set(err, "--tokenize runs no model: it has nothing for --%s",
-                             rows[i].name);
+        for (int j = 0; j < i; j++) {
+            const struct row *a = &rows[j], *b = &rows[i];
+            bool files = (a->kind == READ || a->kind == WRITE) && b->kind == WRITE;
+            if (!files || !given(o, i) || !given(o, j))
+                continue;
+            const char *path_a = *(const char *const *)((const char *)o + a->field),
+                       *path_b = *(const char *const *)((const char *)o + b->field);
+            if (is_same_file(path_a, path_b))
+                return error_set(
+                    err, "--%s and --%s: %s %s; give them different files", a->name, b->name,
+                    a->kind == READ ? "the second would overwrite what the first reads,"
+                                    : "both would write",
+                    path_b);
+        }
     return 0;
 }
 
-static int check_combination(const struct options *o, struct error *err) {
-    int tasks = !!o->prompt + !!o->prompts + !!o->random + !!o->messages + o->chat + !!o->tokenize;
-    if (tasks > 1)
-        return error_set(err, "--prompt, --prompts, --random, --messages, --chat and --tokenize "
-                              "exclude each other: give one");
-    if (o->raw && (o->chat || o->messages))
-        return error_set(err, "--raw: chat messages need the chat template");
-    if (o->tokenize && check_tokenize(o, err))
+static int check(struct options *o, int phase, struct error *err) {
+    unsigned task = task_asked(o, phase);
+    if (check_groups(o, err))
         return -1;
-    if (o->kv_blocks && o->kv_memory)
-        return error_set(err, "--kv-blocks and --kv-memory both say how large the pool is: give "
-                              "one");
-    return check_files(o, err) || (o->verify && check_verify(o, err)) ? -1 : 0;
+    o->as_in_chapter = task == TABLES;
+    for (int i = 0; i < N_ROWS; i++)
+        if (given(o, i)) {
+            if (check_use(&rows[i], task, phase, err))
+                return -1;
+            o->as_in_chapter = o->as_in_chapter && !(rows[i].flags & CHANGES);
+        }
+    return check_files(o, err);
+}
+
+static int set_defaults(struct options *o, struct error *err) {
+    o->longest = o->max_new;
+    o->max_new = o->max_new ? o->max_new : 512;
+    o->max_running = o->max_running ? o->max_running : 8;
+    if (o->token_budget && o->token_budget < o->max_running)
+        return error_set(err,
+                         "--token-budget %d: each of the %d requests of --max-running draws a "
+                         "token per step: at least %d",
+                         o->token_budget, o->max_running, o->max_running);
+    if (!o->token_budget)
+        o->token_budget = o->max_running > 256 ? o->max_running : 256;
+    return 0;
 }
 
 int options_parse(struct options *out, int argc, char **argv, const struct phase *phase,
                   struct error *err) {
     struct option table[N_ROWS + 1] = {{0}};
-    int n = 0;
+    int n = 0, key;
     for (int i = 0; i < N_ROWS; i++)
         if (rows[i].name)
-            table[n++] = (struct option){rows[i].name, rows[i].argument != NULL, NULL, rows[i].key};
+            table[n++] =
+                (struct option){rows[i].name, rows[i].argument != NULL, NULL, FIRST_KEY + i};
     *out = (struct options){
-        .model = "data/model", .chunk = 128, .max_new = 512, .sampling = {.top_p = 1}};
+        .model = "data/model", .chunk = 128, .block_size = 16, .sampling = {.top_p = 1}};
     opterr = 0;
-    int key;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
+        const char *word = argv[optind - 1];
         if (key == ':')
-            return error_set(err, "%s needs a value; see --help", argv[optind - 1]);
-        if (key == '?' && optopt >= MODEL)
-            return error_set(err, "%s: it takes no value; see --help", argv[optind - 1]);
+            return error_set(err, "%s needs a value; see --help", word);
+        if (key == '?' && optopt >= FIRST_KEY)
+            return error_set(err, "%s: it takes no value; see --help", word);
         if (key == '?' && optopt)
             return error_set(err, "-%c: unknown option; see --help", optopt);
         if (key == '?')
-            return error_set(err, "%s: unknown option, or short for several; see --help",
-                             argv[optind - 1]);
-        if (set_option(out, key, optarg, phase, err))
+            return error_set(err, "%s: unknown option, or short for several; see --help", word);
+        if (set_option(out, &rows[key - FIRST_KEY], optarg, phase, err))
             return -1;
-        out->given |= (uint64_t)1 << (key - MODEL);
+        out->given |= (uint64_t)1 << (key - FIRST_KEY);
     }
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",
                          argv[optind]);
-    if (check_combination(out, err) || check_phase(out, phase, err) || check_use(out, phase, err) ||
-        check_sharing(out, phase, err))
-        return -1;
-    out->max_running = out->max_running ? out->max_running : 8;
-    if (out->token_budget && out->token_budget < out->max_running)
-        return error_set(err,
-                         "--token-budget %d: each of the %d requests of --max-running draws a "
-                         "token per step: at least %d",
-                         out->token_budget, out->max_running, out->max_running);
-    if (!out->token_budget)
-        out->token_budget = out->max_running > 256 ? out->max_running : 256;
-    out->block_size = out->block_size ? out->block_size : 16;
-    return 0;
+    return out->help ? 0 : check(out, phase->number, err) || set_defaults(out, err) ? -1 : 0;
 }

@@ -4,8 +4,8 @@
 #ifndef SAMEBITS_OPTIONS_H
 #define SAMEBITS_OPTIONS_H
 
-#include "model/error.h"
 #include "model/attention/kv_type.h"
+#include "model/error.h"
 #include "scheduler/sequence.h"
 
 #include <stdbool.h>
@@ -13,6 +13,9 @@
 struct phase;
 
 enum { MAX_KERNELS = 32 };
+
+/* Lengths of random requests: those of real conversations, or short ones. */
+enum mix { MIX_SHAREGPT, MIX_SHORT };
 
 struct options {
     uint64_t given;                   /* a bit for each option on the command line; for options.c */
@@ -24,13 +27,14 @@ struct options {
     int context;        /* 0: the model's */
     int chunk;          /* prompt tokens per pass */
     int cache;          /* index into the phase's caches */
-    const char *prompt; /* one of these five, or none: the phase's tables */
+    const char *prompt; /* at most one of these six; none: the phase's tables */
     const char *prompts;
     int random; /* requests drawn at random; 0: none. From phase 3 on */
     const char *messages;
     bool chat;
-    bool verify;          /* with prompt: compare the device with the reference */
     const char *tokenize; /* instead of running the model */
+    bool verify;          /* with prompt: compare the device with the reference */
+    bool quick;           /* the tables: fewer and shorter measurements */
     bool raw;             /* no chat template */
     bool ids;
     int max_new;
@@ -42,12 +46,13 @@ struct options {
     enum kv_type kv_type;      /* from phase 11 on */
     int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
     size_t kv_memory;          /* bytes */
-    bool swap;                 /* from phase 7 on: what is preempted waits in host memory */
+    int preempt;               /* enum preempt of what gives way in the pool, from phase 7 on */
     bool no_prefix_cache;
-    int samples;     /* of each request */
-    float rate;      /* of random requests, per second; 0: all at once */
-    const char *mix; /* their lengths, "sharegpt" or "short"; NULL: not given */
-    int longest;     /* answer of a random request: --max-new, or 0 when that was not given */
+    int samples;        /* of each request */
+    float rate;         /* of random requests, per second; 0: all at once */
+    enum mix mix;       /* their lengths */
+    int longest;        /* answer of a random request: --max-new, or 0 when that was not given */
+    bool as_in_chapter; /* the tables, with no option that changes their results */
     bool help;
 };
 
@@ -56,7 +61,7 @@ struct options {
 int options_parse(struct options *out, int argc, char **argv, const struct phase *phase,
                   struct error *err);
 
-/* Prints --help to stdout. */
+/* Prints --help to stdout: the options of this phase, and which ones later phases add. */
 void options_help(const char *program, const struct phase *phase);
 
 #endif

@@ -1,15 +1,13 @@
 #include "tutorials/common/paged.h"
 
-#include "scheduler/kv_contiguous.h"
+#include "tutorials/common/contiguous.h"
 #include "tutorials/common/pool.h"
-#include "tutorials/common/serve.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- one sequence alone: a pool of its own -----------------------------------------------------
- */
+/* ---- one sequence alone: a pool of its own --------------------------------------------------- */
 
 static int block_size = 16;
 static enum kv_type kv_type;
@@ -49,10 +47,9 @@ static void alone_free(struct kv_cache *cache) {
     free(a);
 }
 
-const struct cache_kind paged_caches[1] = {{"paged", alone_new, alone_free}};
+const struct cache_kind paged_caches[2] = {{"paged", alone_new, alone_free}, {NULL, NULL, NULL}};
 
-/* ---- many requests ----------------------------------------------------------------------------
- */
+/* ---- many requests --------------------------------------------------------------------------- */
 
 static int measure(const struct engine *e, struct paged_run *run, struct error *err) {
     struct engine_metrics m;
@@ -65,8 +62,9 @@ static int measure(const struct engine *e, struct paged_run *run, struct error *
 }
 
 int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
-                   const struct paged_options *paged_options, struct paged_run *run,
-                   struct error *err) {
+                   const struct paged_options *paged_options, const struct serving *serving,
+                   struct paged_run *run, struct error *err) {
+    struct serving from_pool = *serving;
     struct kv_pool pool;
     struct paged_memory paged;
     struct engine e = {0};
@@ -78,9 +76,8 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
                  : demo_pool_start(demo, &pool, 0, err))
         return -1;
     paged_memory_start(&paged, &pool, paged_options);
-    demo->memory = &paged.base;
-    int result = serve_all(demo, w, &e, err) || measure(&e, run, err);
-    demo->memory = NULL;
+    from_pool.memory = &paged.base;
+    int result = serve_all(demo, w, &from_pool, &e, err) || measure(&e, run, err);
     run->stats = paged.stats;
     run->most_used = pool.blocks.stats.most_used;
     engine_end(&e);
@@ -89,34 +86,23 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
     return result ? -1 : 0;
 }
 
-int paged_run_own_caches(struct demo *demo, const struct workload *w, struct paged_run *run,
-                         int64_t *bytes, struct error *err) {
-    static const struct cache_kind dynamic[] = {{"dynamic", kv_dynamic_new, kv_cache_free}};
-    struct phase with_dynamic = *demo->phase;
-    const struct phase *phase = demo->phase;
+int paged_run_own_caches(struct demo *demo, const struct workload *w, const struct serving *serving,
+                         struct paged_run *run, int64_t *bytes, struct error *err) {
+    struct serving own = *serving;
     struct engine e = {0};
-    with_dynamic.caches = dynamic;
-    demo->phase = &with_dynamic;
+    own.cache = &contiguous_caches[DYNAMIC];
     *run = (struct paged_run){0};
-    int result = serve_all(demo, w, &e, err) || measure(&e, run, err);
-    demo->phase = phase;
+    int result = serve_all(demo, w, &own, &e, err) || measure(&e, run, err);
     *bytes = e.most_cache_bytes;
     engine_end(&e);
     return result ? -1 : 0;
 }
 
-static struct paged_options paged_options_of(const struct demo *demo) {
-    return (struct paged_options){demo->options.swap ? PREEMPT_SWAP : PREEMPT_RECOMPUTE,
-                                  !demo->options.no_prefix_cache};
-}
-
 int paged_same_bits(const struct paged_run *a, const struct paged_run *b, struct error *err) {
-    if (a->fingerprint == b->fingerprint)
-        return 0;
-    return error_set(err,
-                     "two runs of the same requests have fingerprints %016llx and %016llx. "
-                     "This is a bug",
-                     (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
+    return a->fingerprint == b->fingerprint
+               ? 0
+               : demo_other_bits("one run", a->fingerprint, "another of the same requests",
+                                 b->fingerprint, err);
 }
 
 int paged_most_blocks(const struct demo *demo, const struct request *r) {
@@ -132,15 +118,14 @@ int paged_enough_blocks(const struct demo *demo, const struct workload *w) {
     return n < INT_MAX ? (int)n : INT_MAX;
 }
 
-/* ---- --prompts and --random -------------------------------------------------------------------
- */
+/* ---- --prompts and --random ------------------------------------------------------------------ */
 
 static void show_pool(struct demo *demo, const struct kv_pool *pool, const struct paged_stats *s) {
     static const struct column columns[] = {
-        {"blocks", "blocks", 0},           {"most", "most used", 0},
-        {"preemptions", "preemptions", 0}, {"again", "tokens read again", 0},
-        {"swapped", "tokens swapped", 0},  {"prompt", "prompt tokens", 0},
-        {"shared", "of them shared", 0}};
+        {"blocks", "blocks", 0, 0},           {"most", "most used", 0, 0},
+        {"preemptions", "preemptions", 0, 0}, {"again", "tokens read again", 0, 0},
+        {"swapped", "tokens swapped", 0, 0},  {"prompt", "prompt tokens", 0, 0},
+        {"shared", "of them shared", 0, 0}};
     json_t *rows = json_array();
     json_array_append_new(
         rows, json_pack("{si si si si si si si}", "blocks", pool->blocks.stats.total, "most",
@@ -153,15 +138,16 @@ static void show_pool(struct demo *demo, const struct kv_pool *pool, const struc
 int paged_prompts(struct demo *demo, struct error *err) {
     struct kv_pool pool;
     struct paged_memory paged;
-    struct paged_options options = paged_options_of(demo);
+    struct serving serving = serving_of(demo);
+    struct paged_options options = {(enum preempt_mode)demo->options.preempt,
+                                    !demo->options.no_prefix_cache};
     if (demo_pool_start(demo, &pool, 0, err))
         return -1;
     paged_memory_start(&paged, &pool, &options);
-    demo->memory = &paged.base;
-    int result = serve_prompts(demo, demo->options.prompts, true, err);
+    serving.memory = &paged.base;
+    int result = serve_requests(demo, demo->options.prompts, &serving, err);
     if (!result)
         show_pool(demo, &pool, &paged.stats);
-    demo->memory = NULL;
     paged_memory_end(&paged);
     kv_pool_end(&pool);
     return result;

@@ -4,12 +4,11 @@
 #ifndef SAMEBITS_PAGED_H
 #define SAMEBITS_PAGED_H
 
-#include "scheduler/engine.h"
 #include "scheduler/paged_memory.h"
-#include "tutorials/common/requests.h"
+#include "tutorials/common/serve.h"
 
 /* The cache of a sequence that is alone: a pool of its own, with the blocks of --block-size. */
-extern const struct cache_kind paged_caches[1];
+extern const struct cache_kind paged_caches[2];
 
 /* For struct phase: takes --block-size for them. */
 void paged_begin(const struct demo *demo);
@@ -22,15 +21,16 @@ struct paged_run {
     uint64_t fingerprint;
 };
 
-/* Serves the workload from a pool of n_blocks (0: what the options say). Returns 0, or -1 with err
- * set and a run of what there was, zeros if it did not begin. */
+/* Serves the workload from a pool of n_blocks (0: what the options say), else as serving says.
+ * Returns 0, or -1 with err set and a run of what there was, zeros if it did not begin. */
 int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
-                   const struct paged_options *paged_options, struct paged_run *run,
-                   struct error *err);
+                   const struct paged_options *paged_options, const struct serving *serving,
+                   struct paged_run *run, struct error *err);
 
-/* The same with a contiguous cache for each request; bytes: of all at the fullest moment. */
-int paged_run_own_caches(struct demo *demo, const struct workload *w, struct paged_run *run,
-                         int64_t *bytes, struct error *err);
+/* Serves it with a contiguous, growing cache for each request; *bytes: of all at the fullest
+ * moment. Returns as paged_run_pool. */
+int paged_run_own_caches(struct demo *demo, const struct workload *w, const struct serving *serving,
+                         struct paged_run *run, int64_t *bytes, struct error *err);
 
 /* 0 when two runs of the same requests have the same fingerprint, or -1 with err set. */
 int paged_same_bits(const struct paged_run *a, const struct paged_run *b, struct error *err);

@@ -19,14 +19,14 @@ struct request_length *demo_request_lengths(struct demo *demo, const char *path,
                                             struct error *err) {
     struct engine e = {0};
     struct request_length *lengths = NULL;
-    bool any = false, fused = demo->generator.fused;
-    demo->generator.fused = true; /* only lengths are wanted: the fast way, one pass for all */
-    if (!demo_read_requests(demo, path, w, err) && !serve_run(demo, w, true, &e, NULL, err)) {
+    struct serving serving = serving_of(demo);
+    bool any = false;
+    serving.fused = true; /* only lengths are wanted: the fast way, one pass for all */
+    if (!demo_read_requests(demo, path, w, err) && !serve_run(demo, w, &serving, &e, NULL, err)) {
         lengths = calloc((size_t)w->n + 1, sizeof *lengths);
         if (!lengths)
             error_set(err, "out of memory for the lengths of %d requests", w->n);
     }
-    demo->generator.fused = fused;
     for (int i = 0; lengths && i < w->n; i++) {
         const struct sequence *s = &e.answers[i].sequence;
         if (s->finish == FINISH_ERROR) {

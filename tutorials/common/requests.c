@@ -1,7 +1,10 @@
 #include "tutorials/common/requests.h"
 
-#include <stdlib.h>
-#include <string.h>
+enum { QUICK_ANSWER = 8 };
+
+static int min_int(int a, int b) {
+    return a < b ? a : b;
+}
 
 static int encode_prompt(void *context, const char *text, int32_t **ids, size_t *n,
                          struct error *err) {
@@ -26,7 +29,10 @@ int demo_read_requests(const struct demo *demo, const char *path, struct workloa
     struct request defaults = {.max_new = demo->options.max_new,
                                .sampling = demo->options.sampling};
     struct workload_encoder encoder = {encode_prompt, encode_messages, (void *)demo};
-    return workload_read(w, path, &defaults, &encoder, err);
+    int result = workload_read(w, path, &defaults, &encoder, err);
+    for (int i = 0; demo->options.quick && i < w->n; i++)
+        w->requests[i].max_new = min_int(w->requests[i].max_new, QUICK_ANSWER);
+    return result;
 }
 
 int demo_check_untimed(const struct workload *w, const char *path, struct error *err) {
@@ -37,16 +43,10 @@ int demo_check_untimed(const struct workload *w, const char *path, struct error 
     return 0;
 }
 
-static int min_int(int a, int b) {
-    return a < b ? a : b;
-}
-
 int demo_draw_requests(const struct demo *demo, struct workload *w, struct error *err) {
     const struct options *o = &demo->options;
-    struct workload_mix mix = workload_sharegpt;
+    struct workload_mix mix = o->mix == MIX_SHORT ? workload_short : workload_sharegpt;
     int context = demo->generator.context;
-    if (o->mix && !strcmp(o->mix, "short"))
-        mix = workload_short;
     mix.requests_per_second = (double)o->rate;
     mix.most_prompt = min_int(mix.most_prompt, context / 2);
     mix.most_answer = min_int(mix.most_answer, context - mix.most_prompt);

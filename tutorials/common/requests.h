@@ -8,12 +8,12 @@
 #include "tutorials/common/demo.h"
 
 /* Reads the requests of a file as the demo's model wants them: as chat messages unless --raw; what
- * a line does not say, the options say. Returns 0, or -1 with err set; workload_free in either
- * case. */
+ * a line does not say, the options say; with --quick, answers are short. Returns 0, or -1 with err
+ * set; workload_free in either case. */
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
                        struct error *err);
 
-/* The same, every request of the file twice: enough that 32 can run at once. */
+/* demo_read_requests with every request of the file twice: enough that 32 can run at once. */
 int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
                              struct error *err);
 

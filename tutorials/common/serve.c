@@ -2,6 +2,7 @@
 
 #include "scheduler/own_caches.h"
 #include "scheduler/trace.h"
+#include "tutorials/common/output.h"
 #include "tutorials/common/terminal.h"
 
 #include <stdio.h>
@@ -22,9 +23,9 @@ struct log {
 
 /* The trace's counters, when they changed. */
 static void count(struct log *log, const struct engine *e, double now) {
-    int running = e->scheduler.n_running, waiting = scheduler_waiting(&e->scheduler, now);
     if (!log->trace.events)
         return;
+    int running = e->scheduler.n_running, waiting = scheduler_waiting(&e->scheduler, now);
     if (running != log->running)
         trace_counter(&log->trace, "running", running, now);
     if (waiting != log->waiting)
@@ -55,7 +56,9 @@ static void on_change(void *context, const struct engine *e, int request, enum r
 
 /* A row of the step log, if a state has changed since the last one. */
 static void log_states(struct log *log, const struct engine *e, double now) {
-    for (int i = 0; log->steps && i < e->n; i++) {
+    if (!log->steps)
+        return;
+    for (int i = 0; i < e->n; i++) {
         const struct job *job = &e->scheduler.jobs[i];
         log->current[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
                           : job->state == REQUEST_WAITING                     ? 'W'
@@ -64,7 +67,7 @@ static void log_states(struct log *log, const struct engine *e, double now) {
                           : job->state == REQUEST_PREEMPTED                   ? 'p'
                                                                               : '.';
     }
-    if (!log->steps || !memcmp(log->current, log->states, (size_t)e->n))
+    if (!memcmp(log->current, log->states, (size_t)e->n))
         return;
     memcpy(log->states, log->current, (size_t)e->n);
     json_array_append_new(log->steps,
@@ -81,15 +84,24 @@ static void on_step(void *context, struct engine *e) {
     log_states(log, e, now);
 }
 
-/* What happened after the last step: a request that was refused, all that were cancelled. And the
- * trace; that it cannot be written must not cost the tables. */
+/* That a trace cannot be written must not cost the tables: the reason is told behind them. */
+static void write_trace(struct log *log, const char *path, struct error *late) {
+    struct output o;
+    if (output_open(&o, path, late))
+        return;
+    if (trace_write(&log->trace, o.file, path, late))
+        output_discard(&o);
+    else
+        output_keep(&o, late);
+}
+
+/* What happened after the last step: a request that was refused, all that were cancelled. */
 static void log_finish(struct log *log, struct demo *demo, const struct engine *e) {
     double now = clock_now() - e->began;
     count(log, e, now);
     log_states(log, e, now);
-    demo_empty_file(demo->trace_file);
     if (log->trace.events)
-        trace_write(&log->trace, demo->trace_file, demo->options.trace, &demo->late);
+        write_trace(log, demo->options.trace, &demo->late);
 }
 
 static int log_start(struct log *log, const struct demo *demo, const struct workload *w,
@@ -118,26 +130,35 @@ static int log_start(struct log *log, const struct demo *demo, const struct work
     return 0;
 }
 
-int serve_run(struct demo *demo, const struct workload *w, bool continuous, struct engine *engine,
-              json_t **steps, struct error *err) {
-    const struct cache_kind *kind = &demo->phase->caches[demo->options.cache];
+struct serving serving_of(const struct demo *demo) {
+    return (struct serving){.cache = demo->cache,
+                            .max_running = demo->options.max_running,
+                            .continuous = true,
+                            .fused = demo->phase->fused};
+}
+
+int serve_run(struct demo *demo, const struct workload *w, const struct serving *serving,
+              struct engine *engine, json_t **steps, struct error *err) {
     struct own_caches own;
     struct log log;
+    struct generator generator = demo->generator;
     struct engine_options options = {
-        .scheduler = {demo->options.max_running, demo->options.token_budget, demo->options.chunk,
-                      continuous},
-        .memory = demo->memory ? demo->memory : &own.base,
-        .one_pass = demo->generator.fused,
+        .scheduler = {serving->max_running, demo->options.token_budget, demo->options.chunk,
+                      serving->continuous},
+        .memory = serving->memory ? serving->memory : &own.base,
+        .one_pass = serving->fused,
         .tokenizer = demo->tokenizer,
         .stepped = on_step,
         .changed = on_change,
         .context = &log,
     };
+    generator.fused = serving->fused;
     *engine = (struct engine){0};
-    own_caches_start(&own, &demo->model, kind->create, kind->destroy, demo->generator.context);
+    own_caches_start(&own, &demo->model, serving->cache->create, serving->cache->destroy,
+                     demo->generator.context);
     demo->dev->peak_bytes = demo->dev->bytes;
     int result = log_start(&log, demo, w, steps, err) ||
-                 engine_run(engine, &demo->generator, w->requests, w->n, &options, err);
+                 engine_run(engine, &generator, w->requests, w->n, &options, err);
     progress_bar_end(&log.bar);
     if (!result)
         log_finish(&log, demo, engine);
@@ -156,9 +177,9 @@ int serve_run(struct demo *demo, const struct workload *w, bool continuous, stru
     return result ? -1 : 0;
 }
 
-int serve_all(struct demo *demo, const struct workload *w, struct engine *engine,
-              struct error *err) {
-    if (serve_run(demo, w, true, engine, NULL, err))
+int serve_all(struct demo *demo, const struct workload *w, const struct serving *serving,
+              struct engine *engine, struct error *err) {
+    if (serve_run(demo, w, serving, engine, NULL, err))
         return -1;
     for (int i = 0; i < w->n && !demo_interrupted(demo); i++)
         if (engine->answers[i].sequence.finish == FINISH_ERROR)
@@ -167,18 +188,18 @@ int serve_all(struct demo *demo, const struct workload *w, struct engine *engine
     return 0;
 }
 
-void serve_show_steps(struct demo *demo, json_t *steps) {
-    static const struct column columns[] = {{"step", "step", 0},
-                                            {"ms", "ms", 1},
-                                            {"running", "running", 0},
-                                            {"waiting", "waiting", 0},
-                                            {"states", "states", -1}};
+static void show_steps(struct demo *demo, json_t *steps, bool preempts) {
+    static const struct column columns[] = {{"step", "step", 0, 0},
+                                            {"ms", "ms", 1, 0},
+                                            {"running", "running", 0, 0},
+                                            {"waiting", "waiting", 0, 0},
+                                            {"states", "states", -1, 0}};
     char title[200];
     snprintf(
         title, sizeof title,
         "Steps in which a state changed; a letter for each request: - not here yet, W waiting, "
         "P prefilling, D decoding,%s . done",
-        demo->memory ? " p preempted," : "");
+        preempts ? " p preempted," : "");
     demo_table(demo, "steps", title, columns, 5, steps);
 }
 
@@ -197,23 +218,23 @@ static void show_failures(struct demo *demo, const struct workload *w,
         }
 }
 
-void serve_show_requests(struct demo *demo, const struct workload *w, const struct engine *engine) {
-    static const struct column columns[] = {{"request", "#", 0},
-                                            {"prompt", "prompt", -1},
-                                            {"tokens", "prompt tokens", 0},
-                                            {"new", "new tokens", 0},
-                                            {"finish", "end", -1},
-                                            {"queue_ms", "queue ms", 1},
-                                            {"ttft_ms", "TTFT ms", 1},
-                                            {"ms_tok", "ms/tok", 2},
-                                            {"latency_ms", "latency ms", 1},
-                                            {"fingerprint", "fingerprint", -1}};
+static void show_requests(struct demo *demo, const struct workload *w,
+                          const struct engine *engine) {
+    static const struct column columns[] = {{"request", "#", 0, 0},
+                                            {"prompt", "prompt", -1, 0},
+                                            {"tokens", "prompt tokens", 0, 0},
+                                            {"new", "new tokens", 0, 0},
+                                            {"finish", "end", -1, 0},
+                                            {"queue_ms", "queue ms", 1, 0},
+                                            {"ttft_ms", "TTFT ms", 1, 0},
+                                            {"ms_tok", "ms/tok", 2, 0},
+                                            {"latency_ms", "latency ms", 1, 0},
+                                            {"fingerprint", "fingerprint", -1, 0}};
     json_t *rows = json_array();
     for (int i = 0; i < w->n; i++) {
         const struct job *j = &engine->scheduler.jobs[i];
         char fingerprint[17];
-        snprintf(fingerprint, sizeof fingerprint, "%016llx",
-                 (unsigned long long)fingerprint_value(&engine->answers[i].sequence.fingerprint));
+        fingerprint_text(fingerprint, fingerprint_value(&engine->answers[i].sequence.fingerprint));
         json_array_append_new(
             rows,
             json_pack("{si ss si si ss so so so so ss}", "request", i, "prompt", w->titles[i],
@@ -233,12 +254,12 @@ static json_t *spread_row(const char *what, const struct spread *s, double scale
                      s->p50 * scale, "p95", s->p95 * scale, "p99", s->p99 * scale);
 }
 
-int serve_show_totals(struct demo *demo, const struct engine *engine, struct error *err) {
-    static const struct column columns[] = {{"what", "", -1},
-                                            {"mean", "mean", 2},
-                                            {"p50", "p50", 2},
-                                            {"p95", "p95", 2},
-                                            {"p99", "p99", 2}};
+static int show_totals(struct demo *demo, const struct engine *engine, struct error *err) {
+    static const struct column columns[] = {{"what", "", -1, 0},
+                                            {"mean", "mean", 2, 0},
+                                            {"p50", "p50", 2, 0},
+                                            {"p95", "p95", 2, 0},
+                                            {"p99", "p99", 2, 0}};
     struct engine_metrics m;
     char title[160];
     if (engine_measure(engine, &m, err))
@@ -256,7 +277,8 @@ int serve_show_totals(struct demo *demo, const struct engine *engine, struct err
     return 0;
 }
 
-int serve_prompts(struct demo *demo, const char *path, bool continuous, struct error *err) {
+int serve_requests(struct demo *demo, const char *path, const struct serving *serving,
+                   struct error *err) {
     struct workload w;
     struct engine engine = {0};
     json_t *steps = NULL;
@@ -265,15 +287,20 @@ int serve_prompts(struct demo *demo, const char *path, bool continuous, struct e
         result = workload_fork(&w, demo->options.samples, err);
     demo->generator.ignore_stop = !path;
     if (!result)
-        result = serve_run(demo, &w, continuous, &engine, w.n > 100 ? NULL : &steps, err);
+        result = serve_run(demo, &w, serving, &engine, w.n > 100 ? NULL : &steps, err);
     demo->generator.ignore_stop = false;
     if (!result) {
         if (steps)
-            serve_show_steps(demo, steps);
-        serve_show_requests(demo, &w, &engine);
-        result = serve_show_totals(demo, &engine, err);
+            show_steps(demo, steps, serving->memory != NULL);
+        show_requests(demo, &w, &engine);
+        result = show_totals(demo, &engine, err);
     }
     engine_end(&engine);
     workload_free(&w);
     return result ? -1 : 0;
+}
+
+int serve_prompts(struct demo *demo, struct error *err) {
+    struct serving serving = serving_of(demo);
+    return serve_requests(demo, demo->options.prompts, &serving, err);
 }

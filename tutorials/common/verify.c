@@ -80,7 +80,7 @@ static void compare(void *context, enum tensor_id id, int layer, const float *x,
 /* A few greedy tokens with a probe on every tensor, by the way that the demo takes. */
 static int run(struct demo *demo, struct model *model, struct probe *probe, const int32_t *ids,
                int n, struct drawn *drawn, struct error *err) {
-    const struct phase *phase = demo->phase;
+    const struct cache_kind *kind = demo->cache;
     const struct sampling_options greedy = {.top_p = 1};
     struct generator g;
     struct sequence s = {0};
@@ -92,7 +92,6 @@ static int run(struct demo *demo, struct model *model, struct probe *probe, cons
     g.chunk = demo->generator.chunk;
     g.context = demo->generator.context;
     g.fused = demo->generator.fused;
-    const struct cache_kind *kind = phase->n_caches ? &phase->caches[demo->options.cache] : NULL;
     if (kind && !(cache = kind->create(model, g.context, err)))
         goto done;
     if (sequence_start(&s, 0, &greedy, err) ||
@@ -169,7 +168,8 @@ int verify_prompt(struct demo *demo, struct error *err) {
     int32_t *ids;
     size_t n;
     if (demo->dev->ops == &ref_ops)
-        return error_set(err, "--verify compares a device with the CPU, and there is no GPU here");
+        return error_set(err, "--verify compares a device with the CPU, which is what runs here: "
+                              "choose --device gpu or emu");
     if (demo_encode_prompt(demo, demo->options.prompt, &ids, &n, err))
         return -1;
     int result = verify_ids(demo, ids, (int)n, err);
