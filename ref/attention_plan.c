@@ -1,5 +1,4 @@
-/* attention_paged: many sequences over one paged cache, each through its page table; and the plan
- * that it shares with attend. */
+/* The plan of attend: the batch as it is, and the tiles that its sequences share. */
 #include "ref/attention.h"
 
 #include <stdlib.h>
@@ -34,7 +33,7 @@ static void clear(struct attention_plan *p) {
 static int fill(struct attention_plan *p, const struct paged_batch *b,
                 const struct attention_shape *shape, struct error *err) {
     size_t n = (size_t)b->n_sequences, n_pages = (size_t)b->kv_indptr[n];
-    struct attention_sequence *sequences = realloc(p->sequences, sizeof *sequences * (n + 1));
+    struct planned_sequence *sequences = realloc(p->sequences, sizeof *sequences * (n + 1));
     p->sequences = sequences ? sequences : p->sequences;
     int32_t *pages = realloc(p->pages, sizeof *pages * (n_pages + 1));
     p->pages = pages ? pages : p->pages;
@@ -42,7 +41,7 @@ static int fill(struct attention_plan *p, const struct paged_batch *b,
         return error_set(err, "cpu: out of memory for the plan of %zu sequences", n);
     memcpy(pages, b->kv_page_indices, sizeof *pages * n_pages);
     for (int i = 0; i < b->n_sequences; i++)
-        sequences[i] = (struct attention_sequence){
+        sequences[i] = (struct planned_sequence){
             .first_token = b->qo_indptr[i],
             .n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i],
             .kv_len = paged_batch_kv_len(b, i),
@@ -71,12 +70,4 @@ int ref_attention_plan(struct device *dev, struct attention_plan *p, const struc
 
 int ref_attention_plan_form(const struct attention_plan *p) {
     return p->cascade.n_stretches > 0;
-}
-
-void ref_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
-                         const float *q,               /* [n_tokens, n_heads, head_dim] */
-                         const struct kv_layer *kv, const struct attention_plan *p, int site) {
-    struct kv_views views = kv_layer_views(kv, p->page_size, &p->shape);
-    struct attention_variant causal = attention_variant_causal();
-    ref_attend(dev, y, q, &views, p, &causal, site);
 }
