@@ -25,14 +25,14 @@
  * are no NaNs among integers. Caches that do not lie in vectors are read element by element.
  */
 #include "gpu/attend.h"
+#include "gpu/kv_vectors.h"
 #include "gpu/ptx/tensor_core.h"
 
 enum {
-    LANES = 2,     /* of a key */
-    KEYS = 16,     /* of a warp at a time */
-    VECTORS = 4,   /* of a key, that a lane loads before it uses the first */
-    MANTISSAS = 8, /* in 16 bytes */
-    BLOCKS = 3     /* that a processor is to have room for */
+    LANES = 2,   /* of a key */
+    KEYS = 16,   /* of a warp at a time */
+    VECTORS = 4, /* of a key, that a lane loads before it uses the first */
+    BLOCKS = 3   /* that a processor is to have room for */
 };
 
 static const size_t most_partial_bytes = (size_t)1 << 28; /* of version 3 */
@@ -60,58 +60,6 @@ struct tile_work {
 
 static size_t dynamic_bytes(int head_dim) {
     return (size_t)head_dim * (sizeof(unsigned long long) + sizeof(int16_t));
-}
-
-/* ---- vectors of N elements: 16 bytes, or one element (N = 1) ------------------------------------
- */
-
-/* Vector i of a row. Zeros where there is nothing, so that loads can stand together, before any of
- * them is used. */
-template <enum kv_type TYPE, int N>
-static __device__ __forceinline__ uint4 load(const struct kv_view *v, int64_t row, int i,
-                                             bool there) {
-    uint4 vector = {0, 0, 0, 0};
-    int64_t next = v->x == N ? v->group_step : N; /* vLLM's keys; rows in one piece */
-    if (there && N == 1)
-        vector.x = kv_load_bits(v->data, TYPE, row + kv_view_element(v, i));
-    else if (there)
-        vector = __ldg((const uint4 *)v->data + (row + i * next) / N);
-    return vector;
-}
-
-/* Element i of N. */
-template <int N> static __device__ __forceinline__ uint32_t element_of(const uint4 &vector, int i) {
-    const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-    const int in_word = N == 1 ? 1 : N / 4, bits = 32 / in_word;
-    return words[i / in_word] >> (i % in_word * bits) & (~0u >> (32 - bits));
-}
-
-/* The N mantissas, at a multiple of 16 bytes, that such a vector is multiplied by. */
-template <int N> struct mantissas {
-    int at[N];
-};
-template <int N>
-static __device__ __forceinline__ struct mantissas<N> load_mantissas(const int16_t *from) {
-    struct mantissas<N> to;
-    if (N == 1)
-        to.at[0] = *from;
-    UNROLL
-    for (int k = 0; k < N && N > 1; k++)
-        to.at[k] = (int16_t)element_of<MANTISSAS>(((const uint4 *)from)[k / MANTISSAS],
-                                                  k % MANTISSAS);
-    return to;
-}
-
-/* A mantissa times an element: of the integers only those of e5m2 have more than 32 bits. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ long long product(int mantissa, uint32_t bits, float scale) {
-    int64_t integer = kv_integer(TYPE, bits, scale);
-    return TYPE == KV_E5M2 ? mantissa * integer : (long long)mantissa * (int)integer;
-}
-
-/* What a row of that exponent is multiplied by before it becomes integers. */
-template <enum kv_type TYPE> static __device__ __forceinline__ float scale_of(int exponent) {
-    return kv_type_is_snapped(TYPE) ? num_pow2f(15 - exponent) : 1;
 }
 
 /* ---- scores: a pair of lanes, each with every other vector of a row ----------------------------- */
@@ -197,8 +145,7 @@ static __device__ __forceinline__ void weigh_tile(const struct tile_work *w) {
         long long sums[ACROSS ? 1 : N] = {0};
         UNROLL_4
         for (int j = (w->first / DEEP + turn) * DEEP; j < w->end; j += turns * DEEP) {
-            uint4 vector = ACROSS ? __ldg((const uint4 *)w->a->kv.v.data +
-                                          (m->rows[j] + (int64_t)column * w->page_size) / N)
+            uint4 vector = ACROSS ? load_across<N>(&w->a->kv.v, m->rows[j], column)
                                   : load<TYPE, N>(&w->a->kv.v, m->rows[j], column, true);
             struct mantissas<DEEP> weights = load_mantissas<DEEP>(m->weights + j);
             UNROLL
@@ -372,32 +319,16 @@ static void launch(struct gpu_device *gpu, const struct attend_arguments *a,
                      tiles_of(plan));
 }
 
-/* Whether rows lie in vectors of n elements, in one piece or as vLLM's keys do. */
-static bool in_vectors(const struct kv_view *v, int n, int head_dim) {
-    return v->element_step == 1 && (v->x == n || v->group_step == v->x) && head_dim % n == 0 &&
-           v->group_step % n == 0 && v->position_step % n == 0;
-}
-
-/* Whether neighbouring positions do, as in vLLM's values. */
-static bool across(const struct kv_view *v, int n, int page_size) {
-    return v->position_step == 1 && v->element_step == page_size &&
-           v->group_step == v->x * v->element_step && page_size % n == 0;
-}
-
-static bool is_aligned(const struct kv_view *v, int n) {
-    return (uintptr_t)v->data % 16 == 0 && v->page_step % n == 0 && v->head_step % n == 0;
-}
-
 /* A kernel for each type: how an element becomes an integer is worked out by the compiler. N: its
  * elements in 16 bytes. */
 template <enum kv_type TYPE, int N>
 static void launch_type(struct gpu_device *gpu, const struct attend_arguments *a,
                         const struct attention_plan *plan, int version, int most_tokens) {
     int dim = a->shape.head_dim;
-    bool keys = is_aligned(&a->kv.k, N) && is_aligned(&a->kv.v, N) && in_vectors(&a->kv.k, N, dim);
-    if (keys && in_vectors(&a->kv.v, N, dim))
+    bool keys = lies_in_vectors(&a->kv.k, N, dim);
+    if (keys && lies_in_vectors(&a->kv.v, N, dim))
         launch<TYPE, N, false>(gpu, a, plan, version, most_tokens);
-    else if (keys && across(&a->kv.v, N, plan->arrays.page_size))
+    else if (keys && lies_across(&a->kv.v, N, plan->arrays.page_size))
         launch<TYPE, N, true>(gpu, a, plan, version, most_tokens);
     else
         launch<TYPE, 1, false>(gpu, a, plan, version, most_tokens);
