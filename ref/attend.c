@@ -14,15 +14,6 @@
 
 #include <cblas.h>
 
-/* What a block does: rows of one sequence from its first own tile on to the end; or of all members
- * of a stretch, its tiles. */
-struct block_item {
-    int sequence; /* its number; of a stretch, a member's: they have the same pages there */
-    int stretch;  /* -1: none */
-    int first_row, n_rows; /* row = token * group + head in the group; of a stretch, its tokens are
-                              those of all members, one after the other */
-};
-
 /* What the blocks of a call share. */
 struct call {
     struct device *dev;
@@ -32,7 +23,6 @@ struct call {
     const struct attention_variant *variant;
     const struct attention_plan *plan;
     int site;
-    struct block_item *items;
     float *max, *l; /* [n_tokens, n_heads] of rows between blocks */
     double *memory; /* of all threads */
     int first_item; /* of those that are run now */
@@ -56,7 +46,8 @@ struct block {
     double v_units[TILE]; /* 2^exponent of each value row; a NaN: it cannot be read */
 };
 
-/* ---- rows ------------------------------------------------------------------------------------- */
+/* ---- rows -------------------------------------------------------------------------------------
+ */
 
 static const struct planned_sequence *sequence_of(const struct block *b, const struct row *r) {
     return &b->call->plan->sequences[r->sequence];
@@ -132,7 +123,8 @@ static void load_queries(struct block *b, int first_tile) {
     }
 }
 
-/* ---- a tile ----------------------------------------------------------------------------------- */
+/* ---- a tile -----------------------------------------------------------------------------------
+ */
 
 /* A row of the cache as integers. Returns the exponent: it stands for integer * 2^(exponent - 15).
  * One that cannot be read becomes zeros, for the queries that do not see it. */
@@ -289,7 +281,8 @@ static void run_tile(struct block *b, int tile) {
     }
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------- */
+/* ---- blocks -----------------------------------------------------------------------------------
+ */
 
 /* The end of a row: its sink, its sum's logarithm, and the division. */
 static void finish_row(struct block *b, struct row *r) {
@@ -342,7 +335,7 @@ static void run_block(void *context, int item, int worker) {
     const struct call *c = context;
     const struct attention_shape *shape = &c->plan->shape;
     struct block b = {.call = c,
-                      .item = &c->items[c->first_item + item / shape->n_kv_heads],
+                      .item = &c->plan->items[c->first_item + item / shape->n_kv_heads],
                       .head = item % shape->n_kv_heads,
                       .memory = ref_block_memory(c->memory, shape->head_dim, worker)};
     find_rows(&b);
@@ -352,77 +345,24 @@ static void run_block(void *context, int item, int worker) {
         run_stretch(&b);
 }
 
-/* Cuts n tokens into blocks. items NULL: only counts. Returns how many. */
-static int cut_rows(struct block_item *items, const struct call *c, int sequence, int stretch,
-                    int n_tokens) {
-    int n = n_tokens * (c->plan->shape.n_heads / c->plan->shape.n_kv_heads);
-    int count = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    for (int i = 0; i < count && items; i++) {
-        int first = i * BLOCK_ROWS, left = n - first;
-        items[i] =
-            (struct block_item){sequence, stretch, first, left < BLOCK_ROWS ? left : BLOCK_ROWS};
-    }
-    return count;
-}
-
-static int cut_stretch(struct block_item *items, const struct call *c, int stretch) {
-    const struct shared_stretch *s = &c->plan->cascade.stretches[stretch];
-    const int32_t *members = c->plan->cascade.members + s->first_member;
-    int n = 0;
-    for (int i = 0; i < s->n_members; i++)
-        n += c->plan->sequences[members[i]].n_tokens;
-    return cut_rows(items, c, members[0], stretch, n);
-}
-
-static int cut_sequence(struct block_item *items, const struct call *c, int sequence) {
-    return cut_rows(items, c, sequence, -1, c->plan->sequences[sequence].n_tokens);
-}
-
-static void run(struct call *c, int first, int n) {
-    c->first_item = first;
-    ref_parallel(c->dev, n * c->plan->shape.n_kv_heads, run_block, c);
-}
-
-/* Memory for the items and for what is kept between them. Returns false: there is none. */
-static bool get_memory(struct call *c) {
-    const struct attention_plan *p = c->plan;
-    size_t n_items = 0, n_rows = 0;
-    for (int i = 0; i < p->cascade.n_stretches; i++)
-        n_items += (size_t)cut_stretch(NULL, c, i);
-    for (int i = 0; i < p->n_sequences; i++) {
-        n_items += (size_t)cut_sequence(NULL, c, i);
-        n_rows += (size_t)p->sequences[i].n_tokens * (size_t)p->shape.n_heads;
-    }
-    c->memory = ref_block_scratch(c->dev, p->shape.head_dim, "attention");
-    c->items = ref_scratch(c->dev, SCRATCH_STATE,
-                           sizeof *c->items * n_items + 2 * sizeof *c->max * n_rows, "attention");
-    if (!c->memory || !c->items)
-        return false;
-    c->max = (float *)(c->items + n_items);
-    c->l = c->max + n_rows;
-    return true;
-}
-
 void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                 const float *q,               /* [n_tokens, n_heads, head_dim] */
                 const struct kv_views *kv, const struct attention_plan *plan,
                 const struct attention_variant *variant, int site) {
     struct call c = {
         .dev = dev, .y = y, .q = q, .kv = *kv, .variant = variant, .plan = plan, .site = site};
-    const struct shared_stretch *stretches = plan->cascade.stretches;
-    int n_stretches = plan->cascade.n_stretches, at = 0;
+    size_t n_rows = (size_t)plan->n_tokens * (size_t)plan->shape.n_heads;
     if (variant->m) /* a state is without the scale: finish_states has it */
         c.kv.v.scale = 1;
-    if (!get_memory(&c))
+    c.memory = ref_block_scratch(dev, plan->shape.head_dim, "attention");
+    c.max = ref_scratch(dev, SCRATCH_STATE, 2 * sizeof *c.max * n_rows, "attention");
+    if (!c.memory || !c.max)
         return;
-    for (int i = 0; i < n_stretches;) { /* a depth needs the one before it */
-        int first = at, depth = stretches[i].depth;
-        for (; i < n_stretches && stretches[i].depth == depth; i++)
-            at += cut_stretch(c.items + at, &c, i);
-        run(&c, first, at - first);
+    c.l = c.max + n_rows;
+    for (int end; c.first_item < plan->n_items; c.first_item = end) {
+        int depth = plan->items[c.first_item].depth; /* each needs the one before it */
+        for (end = c.first_item; end < plan->n_items && plan->items[end].depth == depth;)
+            end++;
+        ref_parallel(dev, (end - c.first_item) * plan->shape.n_kv_heads, run_block, &c);
     }
-    int first = at;
-    for (int i = 0; i < plan->n_sequences; i++)
-        at += cut_sequence(c.items + at, &c, i);
-    run(&c, first, at - first);
 }

@@ -20,8 +20,8 @@ struct block_memory {
     int16_t *mantissas; /* [head_dim] */
 };
 
-/* The doubles of one thread; the memory of all threads, or NULL when there is none (ref_scratch); and
- * thread `worker`'s. */
+/* The doubles of one thread; the memory of all threads, or NULL when there is none (ref_scratch);
+ * and thread `worker`'s. */
 static inline size_t block_doubles(int head_dim) {
     size_t dim = (size_t)head_dim;
     return BLOCK_ROWS * (2 * dim + TILE) + 2 * TILE * dim + dim;
@@ -76,11 +76,22 @@ struct planned_sequence {
     const int32_t *pages; /* [ceil(kv_len / page_size)] where its positions lie */
 };
 
+/* A block: rows of one sequence, which go from its first own tile on to the end; or rows of all
+ * members of a stretch (model/attention/cascade.h), which go through its tiles. */
+struct block_item {
+    int sequence; /* its number; of a stretch, a member's: they have the same pages there */
+    int stretch;  /* -1: none */
+    int depth;    /* of the stretch; of a sequence, one more than the last stretch's */
+    int first_row, n_rows; /* row = token * group + head in the group; of a stretch, its tokens are
+                              those of all members, one after the other */
+};
+
 struct attention_plan {
     struct attention_shape shape;
-    int page_size, n_sequences;
+    int page_size, n_sequences, n_tokens, n_items;
     struct planned_sequence *sequences; /* [n_sequences]; their pages are in `pages` */
     int32_t *pages;
+    struct block_item *items; /* [n_items] in order of depth */
     struct cascade cascade;
 };
 

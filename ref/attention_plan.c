@@ -1,4 +1,5 @@
-/* The plan of attend: the batch as it is, and the tiles that its sequences share. */
+/* The plan of attend: the batch, the tiles that its sequences share, and the blocks of rows that
+ * the threads share out. */
 #include "ref/attention.h"
 
 #include <stdlib.h>
@@ -21,13 +22,49 @@ void ref_attention_plan_free(struct device *dev, struct attention_plan *p) {
     cascade_end(&p->cascade);
     free(p->sequences);
     free(p->pages);
+    free(p->items);
     free(p);
 }
 
 /* The plan is then of no sequences: what it knows of the batch before must not be run. */
 static void clear(struct attention_plan *p) {
-    p->n_sequences = 0;
+    p->n_sequences = p->n_items = 0;
     p->cascade.n_stretches = 0;
+}
+
+/* Cuts n_tokens into blocks. items NULL: only counts. Returns how many. */
+static int cut_rows(struct block_item *items, const struct attention_plan *p,
+                    struct block_item whole, int n_tokens) {
+    int n = n_tokens * (p->shape.n_heads / p->shape.n_kv_heads);
+    int count = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (int i = 0; i < count && items; i++) {
+        int first = i * BLOCK_ROWS, left = n - first;
+        items[i] = whole;
+        items[i].first_row = first;
+        items[i].n_rows = left < BLOCK_ROWS ? left : BLOCK_ROWS;
+    }
+    return count;
+}
+
+/* The blocks of all stretches, then those of all sequences; items as above. */
+static int cut_all(struct block_item *items, const struct attention_plan *p) {
+    const struct cascade *c = &p->cascade;
+    int count = 0, depth = 0;
+    for (int i = 0; i < c->n_stretches; i++) {
+        const struct shared_stretch *s = &c->stretches[i];
+        const int32_t *members = c->members + s->first_member;
+        int n = 0;
+        for (int k = 0; k < s->n_members; k++)
+            n += p->sequences[members[k]].n_tokens;
+        struct block_item whole = {.sequence = members[0], .stretch = i, .depth = s->depth};
+        count += cut_rows(items ? items + count : NULL, p, whole, n);
+        depth = s->depth + 1;
+    }
+    for (int i = 0; i < p->n_sequences; i++) {
+        struct block_item whole = {.sequence = i, .stretch = -1, .depth = depth};
+        count += cut_rows(items ? items + count : NULL, p, whole, p->sequences[i].n_tokens);
+    }
+    return count;
 }
 
 static int fill(struct attention_plan *p, const struct paged_batch *b,
@@ -50,6 +87,13 @@ static int fill(struct attention_plan *p, const struct paged_batch *b,
     p->shape = *shape;
     p->page_size = b->page_size;
     p->n_sequences = b->n_sequences;
+    p->n_tokens = b->qo_indptr[n];
+    p->n_items = cut_all(NULL, p);
+    struct block_item *items = realloc(p->items, sizeof *items * ((size_t)p->n_items + 1));
+    if (!items)
+        return error_set(err, "cpu: out of memory for the plan of %zu sequences", n);
+    p->items = items;
+    cut_all(items, p);
     return 0;
 }
 
