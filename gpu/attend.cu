@@ -106,18 +106,16 @@ __global__ static void __launch_bounds__(TILE)
     finish_row(&a, &r, y, m, l);
 }
 
-/* ---- the choice -------------------------------------------------------------------------------- */
+/* ---- the choice ----------------------------------------------------------------------------- */
 
 /* Versions 1 to 3, for the sequences of at most most_tokens. */
 static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a,
                         const struct attention_plan *plan, int most_tokens) {
     int version = gpu->version[GPU_ATTEND];
     dim3 grid((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads);
-    if (version == 1 ||
-        !gpu_attend_tiles(gpu, a, plan, version == 4 ? 0 : version, most_tokens))
-        GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE,
-                         sizeof(int16_t) * (size_t)plan->shape.head_dim, *a, plan->arrays,
-                         most_tokens);
+    if (version == 1 || !gpu_attend_tiles(gpu, a, plan, version == 4 ? 0 : version, most_tokens))
+        GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE, sizeof(int16_t) * (size_t)plan->shape.head_dim,
+                         *a, plan->arrays, most_tokens);
 }
 
 /* The kernels for decoding, for the plan's row groups; shared tiles; and what must be merged of

@@ -65,7 +65,8 @@ __global__ static void __launch_bounds__(TILE)
         size_t row = sees ? (size_t)(tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
         float s = -INFINITY;
         if (sees)
-            s = num_score(dot_with_key(&kv, a.head_dim, query, row), kv_score_unit(kv.k_exponents[row]));
+            s = num_score(dot_with_key(&kv, a.head_dim, query, row),
+                          kv_score_unit(kv.k_exponents[row]));
         float largest = row_max<WARPS>(s, part_float), tile_m = num_tile_max(largest, unit);
         float p = sees ? num_probability(s, num_window_of(largest, unit.binary)) : 0;
         uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
@@ -96,7 +97,7 @@ __global__ static void __launch_bounds__(TILE)
             a.y[at + (size_t)d] /= l;
 }
 
-/* ---- the choice -------------------------------------------------------------------------------- */
+/* ---- the choice ----------------------------------------------------------------------------- */
 
 /* Version 2 or 3 for many rows, on a GPU that has them. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {

@@ -39,8 +39,8 @@ static const size_t most_partial_bytes = (size_t)1 << 28; /* of version 3 */
 
 /* The shared memory of a block, beside sums and query. */
 struct tile_memory {
-    int64_t rows[TILE];   /* where the values of each position begin */
-    int exponents[TILE];  /* of the values */
+    int64_t rows[TILE];  /* where the values of each position begin */
+    int exponents[TILE]; /* of the values */
     float scores[TILE];
     int16_t weights[TILE];
     bool sees[TILE];
@@ -62,7 +62,7 @@ static size_t dynamic_bytes(int head_dim) {
     return (size_t)head_dim * (sizeof(unsigned long long) + sizeof(int16_t));
 }
 
-/* ---- scores: a pair of lanes, each with every other vector of a row ----------------------------- */
+/* ---- scores: a pair of lanes, each with every other vector of a row ------------------------- */
 
 /* The exponent of a row of n vectors, for both lanes. */
 template <enum kv_type TYPE, int N>
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
     }
 }
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values --------------------------------------------------------------------------------- */
 
 /* Adds the weighted values of the tile to w->sums. A vector is N elements of a position, or one
  * element of N positions (ACROSS); threads with the same one or ones, a column, take turns. */
@@ -165,7 +165,7 @@ static __device__ __forceinline__ float tile_value(const struct tile_work *w, in
     return num_weighted_value(rounded_sum(w->a->kv.v.type, (long long)w->sums[d]), exponent);
 }
 
-/* ---- a tile ------------------------------------------------------------------------------------- */
+/* ---- a tile --------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ struct tile_work
 work_of(const struct attend_arguments *a, const struct query_row *r, unsigned char *dynamic,
@@ -287,7 +287,7 @@ __global__ static void __launch_bounds__(TILE)
     finish_row(&a, &r, y, m, l);
 }
 
-/* ---- launching ---------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------ */
 
 static int tiles_of(const struct attention_plan *plan) {
     return plan->longest > TILE ? blocks_of(plan->longest, TILE) : 1;

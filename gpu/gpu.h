@@ -76,7 +76,7 @@ struct gpu_device {
     struct {                          /* of decode_step (gpu/fast/step/step.cu) */
         const void *packed_of;        /* the embedding of the model whose weights are packed, */
         long packed_at;               /* and weights_changes then */
-        void *layers, *layers_device; /* what it was told of the layers last, and where that is */
+        void *layers, *layers_device; /* what the kernel knows of the layers, and where that is */
         size_t layers_bytes;
         int head_dim, bytes; /* what this was asked for: */
         struct {

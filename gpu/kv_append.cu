@@ -9,8 +9,9 @@
 enum { WARPS = 4 };
 
 __global__ static void kv_append_1(struct kv_views kv, const float *k, const float *v,
-                                  const int64_t *slots, int n_tokens, int page_size, int n_kv_heads,
-                                  int head_dim, int site_k, int site_v, unsigned long long *fault) {
+                                   const int64_t *slots, int n_tokens, int page_size,
+                                   int n_kv_heads, int head_dim, int site_k, int site_v,
+                                   unsigned long long *fault) {
     run_in_turn();
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.y;
     int lane = (int)threadIdx.x, token = (int)(row / n_kv_heads), head = (int)(row % n_kv_heads);
@@ -41,11 +42,11 @@ __global__ static void kv_append_1(struct kv_views kv, const float *k, const flo
 }
 
 void gpu_kv_append(struct device *dev, const struct kv_views *kv,
-                  const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
-                  const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
-                  const int64_t *slots, /* [n_tokens] */
-                  int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
-                  int site_v) {
+                   const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
+                   const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
+                   const int64_t *slots, /* [n_tokens] */
+                   int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
+                   int site_v) {
     struct gpu_device *gpu = gpu_of(dev);
     if (n_tokens)
         GPU_LAUNCH_EARLY(gpu, kv_append_1,

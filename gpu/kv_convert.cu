@@ -1,6 +1,6 @@
 /*
- * kv_convert: copies a cache to one of another layout, bit for bit. A warp per row, whose lanes take
- * neighbouring elements.
+ * kv_convert: copies a cache to one of another layout, bit for bit. A warp per row, whose lanes
+ * take neighbouring elements.
  */
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"

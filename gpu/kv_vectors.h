@@ -55,9 +55,7 @@ static __device__ __forceinline__ uint4 load_across(const struct kv_view *v, int
 }
 
 /* The N mantissas, at a multiple of 16 bytes, that such a vector is multiplied by. */
-template <int N> struct mantissas {
-    int at[N];
-};
+template <int N> struct mantissas { int at[N]; };
 template <int N>
 static __device__ __forceinline__ struct mantissas<N> load_mantissas(const int16_t *from) {
     struct mantissas<N> to;
@@ -65,8 +63,8 @@ static __device__ __forceinline__ struct mantissas<N> load_mantissas(const int16
         to.at[0] = *from;
     UNROLL
     for (int k = 0; k < N && N > 1; k++)
-        to.at[k] = (int16_t)element_of<MANTISSAS>(((const uint4 *)from)[k / MANTISSAS],
-                                                  k % MANTISSAS);
+        to.at[k] =
+            (int16_t)element_of<MANTISSAS>(((const uint4 *)from)[k / MANTISSAS], k % MANTISSAS);
     return to;
 }
 

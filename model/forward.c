@@ -32,7 +32,7 @@ const char *tensor_name(enum tensor_id id) {
     return tensor_names[id];
 }
 
-/* ---- prepare: memory, and what the ops read of the batch --------------------------------------- */
+/* ---- prepare: memory, and what the ops read of the batch ------------------------------------ */
 
 static bool is_paged(const struct batch *batch) {
     return batch->caches && batch->n_sequences && batch->caches[0]->slots;
@@ -140,7 +140,7 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
     return 0;
 }
 
-/* ---- the ops, in order -------------------------------------------------------------------------- */
+/* ---- the ops, in order ---------------------------------------------------------------------- */
 
 /* What the steps of one pass share. */
 struct pass {
@@ -364,7 +364,7 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
     return done > 0 ? ws->logits : NULL;
 }
 
-/* ---- finish: the next tokens, and faults -------------------------------------------------------- */
+/* ---- finish: the next tokens, and faults ---------------------------------------------------- */
 
 /* Turns a fault into a sentence: which tensor, where in the model, where in the text. */
 static int describe_fault(const struct batch *batch, struct fault fault, int n_layers,

@@ -20,11 +20,11 @@
 #ifndef SAMEBITS_OPS_H
 #define SAMEBITS_OPS_H
 
-#include "model/attention/variant.h"
 #include "model/attention/cascade.h"
-#include "model/error.h"
 #include "model/attention/kv_view.h"
 #include "model/attention/paged_batch.h"
+#include "model/attention/variant.h"
+#include "model/error.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -87,7 +87,8 @@ struct bfp_rows {
 /* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
  * exponent. A contiguous cache is one sequence with slot = position. In a pool of another type than
  * bfp16 (model/attention/kv_type.h), k and v are arrays of its elements, and only bfp8 has
- * exponents: ops that take views read such a layer (kv_views_of), attention and kv_gather do not. */
+ * exponents: ops that take views read such a layer (kv_views_of), attention and kv_gather do not.
+ */
 struct kv_layer {
     int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
     int8_t *k_exponents, *v_exponents; /* [n_slots, n_kv_heads] */
@@ -128,9 +129,8 @@ struct ops {
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
      * how many the op of that name has (the reference: none, 0, but of attention_plan:
-     * model/attention/cascade.h).
-     * set_version picks one by number, 0 lets the op choose; -1 with err set when there is no such
-     * op or version. */
+     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with err
+     * set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 
@@ -247,9 +247,9 @@ struct ops {
 
     /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h: rows
      * of bfp are snapped, of fp8 divided by the scale, rounded and saturated, of other floats
-     * rounded), and writes it to its slot = page * page_size + position, in a cache of any layout. A
-     * negative slot is skipped; others must be of the cache, nobody checks. paged_batch_slots gives
-     * the slots of positions of sequences. kv: host. */
+     * rounded), and writes it to its slot = page * page_size + position, in a cache of any layout.
+     * A negative slot is skipped; others must be of the cache, nobody checks. paged_batch_slots
+     * gives the slots of positions of sequences. kv: host. */
     void (*kv_append)(struct device *dev, const struct kv_views *kv,
                       const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                       const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
@@ -280,8 +280,8 @@ struct ops {
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
      * attention_plan copies the batch. variant (host): what attend will be given; what it says of
      * causal, window and mask matters here, scores do not; NULL: causal. Tiles that sequences share
-     * are read once where that pays (model/attention/cascade.h). Returns 0, or -1 with err set: what
-     * paged_batch_check or attention_variant_check refuses, no memory, more tiles than can be
+     * are read once where that pays (model/attention/cascade.h). Returns 0, or -1 with err set:
+     * what paged_batch_check or attention_variant_check refuses, no memory, more tiles than can be
      * counted; the plan is then of no sequences. A plan must not change while attend may still use
      * it: not before the next sync.
      */
@@ -300,10 +300,11 @@ struct ops {
     /*
      * Attention of the planned batch over a cache in any layout and of any type
      * (model/attention/kv_view.h), with any masks and scores (model/attention/variant.h). Rows that
-     * see no position get zeros. The plain case, a pool of bfp16 as the engine has it: kv_layer_views
-     * and attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged.
-     * Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving
-     * with PagedAttention", 2023; layouts and variants: FlashInfer (Ye et al., 2025) and vLLM.
+     * see no position get zeros. The plain case, a pool of bfp16 as the engine has it:
+     * kv_layer_views and attention_variant_causal(). Ragged keys and values: the plan of
+     * paged_batch_of_ragged. Paged attention: Kwon et al., "Efficient Memory Management for Large
+     * Language Model Serving with PagedAttention", 2023; layouts and variants: FlashInfer (Ye et
+     * al., 2025) and vLLM.
      *
      * kv and variant are host structs that hold addresses of device memory. The cache has the pages
      * of the planned batch, its masks are those of the planned sequences (attention_mask_offsets),

@@ -106,8 +106,8 @@ static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
         return 0;
     release_drawn(ws);
     int room = n / AT_ONCE * AT_ONCE + AT_ONCE;
-    ws->drawn =
-        dev->ops->alloc_host_visible(dev, sizeof *ws->drawn * (size_t)room, "the forward pass", err);
+    ws->drawn = dev->ops->alloc_host_visible(dev, sizeof *ws->drawn * (size_t)room,
+                                             "the forward pass", err);
     ws->max_drawn = ws->drawn ? room : 0;
     return ws->drawn ? 0 : -1;
 }

@@ -17,14 +17,14 @@ struct workspace {
                        get, so it grows in steps */
     int max_drawn;
     int64_t *slots;
-    float *x;                /* [hidden] the residual stream */
-    float *normed;           /* [hidden] */
-    float *q, *attention;    /* [n_heads * head_dim] */
-    float *k, *v;            /* [n_kv_heads * head_dim] */
-    float *gate, *up;        /* [ffn] */
-    float *branch;           /* [hidden] what a branch adds to the residual stream */
-    float *logits;           /* [n_logits, vocab_size] */
-    struct bfp_rows snapped; /* [widest input of a linear layer] */
+    float *x;                 /* [hidden] the residual stream */
+    float *normed;            /* [hidden] */
+    float *q, *attention;     /* [n_heads * head_dim] */
+    float *k, *v;             /* [n_kv_heads * head_dim] */
+    float *gate, *up;         /* [ffn] */
+    float *branch;            /* [hidden] what a branch adds to the residual stream */
+    float *logits;            /* [n_logits, vocab_size] */
+    struct bfp_rows snapped;  /* [widest input of a linear layer] */
     struct kv_layer uncached; /* keys and values of one layer when there is no cache */
     /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
      * and values of one sequence and layer gathered from them. */

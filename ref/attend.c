@@ -46,8 +46,7 @@ struct block {
     double v_units[TILE]; /* 2^exponent of each value row; a NaN: it cannot be read */
 };
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ----------------------------------------------------------------------------------- */
 
 static const struct planned_sequence *sequence_of(const struct block *b, const struct row *r) {
     return &b->call->plan->sequences[r->sequence];
@@ -123,8 +122,7 @@ static void load_queries(struct block *b, int first_tile) {
     }
 }
 
-/* ---- a tile -----------------------------------------------------------------------------------
- */
+/* ---- a tile --------------------------------------------------------------------------------- */
 
 /* A row of the cache as integers. Returns the exponent: it stands for integer * 2^(exponent - 15).
  * One that cannot be read becomes zeros, for the queries that do not see it. */
@@ -281,8 +279,7 @@ static void run_tile(struct block *b, int tile) {
     }
 }
 
-/* ---- blocks -----------------------------------------------------------------------------------
- */
+/* ---- blocks --------------------------------------------------------------------------------- */
 
 /* The end of a row: its sink, its sum's logarithm, and the division. */
 static void finish_row(struct block *b, struct row *r) {

@@ -24,8 +24,7 @@
 
 #include <cblas.h>
 
-/* ---- one row and one tile ---------------------------------------------------------------------
- */
+/* ---- one row and one tile ------------------------------------------------------------------- */
 
 int ref_load_query(double *x, const float *q, const struct block_memory *memory, int head_dim,
                    struct row_name name) {
@@ -67,8 +66,7 @@ void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile
         o[d] = num_merge(o[d], old, num_weighted_value((float)sums[d], tile->exponent), fresh);
 }
 
-/* ---- blocks of rows ---------------------------------------------------------------------------
- */
+/* ---- blocks of rows ------------------------------------------------------------------------- */
 
 struct call {
     struct device *dev;

@@ -20,11 +20,11 @@ static void store_row(struct device *dev, const struct kv_view *to, const float 
 }
 
 void ref_kv_append(struct device *dev, const struct kv_views *kv,
-                  const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
-                  const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
-                  const int64_t *slots, /* [n_tokens] */
-                  int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
-                  int site_v) {
+                   const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
+                   const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
+                   const int64_t *slots, /* [n_tokens] */
+                   int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
+                   int site_v) {
     for (int i = 0; i < n_tokens * n_kv_heads; i++) {
         int token = i / n_kv_heads, head = i % n_kv_heads;
         size_t row = (size_t)i * (size_t)head_dim;

@@ -104,8 +104,8 @@ static void kv_append(struct device *dev, const struct kv_views *kv, const float
             continue;
         oracle_snap_rows((struct bfp_rows){keys + row * head_dim, kv->k.exponents + row}, k + from,
                          n_kv_heads, head_dim);
-        oracle_snap_rows((struct bfp_rows){values + row * head_dim, kv->v.exponents + row}, v + from,
-                         n_kv_heads, head_dim);
+        oracle_snap_rows((struct bfp_rows){values + row * head_dim, kv->v.exponents + row},
+                         v + from, n_kv_heads, head_dim);
     }
 }
 

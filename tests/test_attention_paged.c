@@ -1,7 +1,8 @@
 /*
  * attend over a paged bfp16 cache, causal, against the reference's attention of each sequence alone
- * over a contiguous cache, bit for bit: pages of any size in random order, batches that mix decodes, prompts and sequences
- * without a token or a position. Slots that belong to nobody hold poison.
+ * over a contiguous cache, bit for bit: pages of any size in random order, batches that mix
+ * decodes, prompts and sequences without a token or a position. Slots that belong to nobody hold
+ * poison.
  */
 #include "tests/compare.h"
 #include "tests/device.h"

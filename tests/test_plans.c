@@ -1,7 +1,7 @@
 /*
  * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; that the
- * views of a layer are those of the NHD layout; that many prompts are as few launches as two; and that
- * tiles are not shared where that would take too much memory.
+ * views of a layer are those of the NHD layout; that many prompts are as few launches as two; and
+ * that tiles are not shared where that would take too much memory.
  */
 #include "tests/attend_cases.h"
 

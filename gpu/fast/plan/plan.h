@@ -4,7 +4,7 @@
  *
  *     gpu/fast/plan/plan.cu    makes it
  *     gpu/fast/plan/shares.cu  which thread block does what
- *     attention_paged.cu   the op, and versions 1 to 3
+ *     gpu/attend.cu        the op attend, whose versions 1 to 3 are there and in attention_paged.cu
  *     gpu/fast/decode/decode.cu  version 4: few rows per sequence, on tensor cores
  *     gpu/fast/decode/decode_floats.cu   the same over caches of floats
  *     gpu/fast/decode/merge.cu   its results where several thread blocks had a row, merged in order
