@@ -1,25 +1,25 @@
 /*
- * attend: attention over a cache of any layout, with any masks and scores, as
- * ref/attention_blocks.c.
+ * attend: attention over a paged cache of any layout and type, with any masks and scores, as
+ * ref/attend.c.
+ *
+ * q, y [n_tokens, n_heads, head_dim]; a cache behind views (model/attention/kv_view.h); a plan with
+ * the page tables (gpu/fast/plan/plan.h).
  *
  * 1  a block of 256 threads per query token and head: a thread per position of the tile for the
  *    score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that
  *    the window or the causal mask hide are left out.
- * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
- *    attention_paged; of many tokens: versions 2 and 3 of attention. These two do not read fp8, nor
- *    do the kernels for shared tiles: a plan that knows of it has neither, and other plans of such
- *    a cache are left to 1, like caches that are in other pieces.
- * 3  for caches in vLLM's layout, after its paged_attention_v1: a block per query token and head
- *    whose threads read vectors of 16 bytes (attend_vllm.cu); 1 for the others.
- * 4  the same, after paged_attention_v2: a block per query token, head and tile, then a merge.
+ * 2  the same blocks, divided among threads as vLLM's paged_attention_v1 does it
+ * 3  a block per query token, head and tile, after paged_attention_v2 (both: attention_paged.cu)
+ * 4  on tensor cores (compute capability 8.0): sequences of few tokens over a cache whose rows are
+ *    in one piece by the kernels for decoding (gpu/fast/decode), sequences of many by those for
+ *    prompts (gpu/fast/prompt, versions 2 and 3 of attention)
  *
- * The choice (version 0): 2, where it applies, but in vLLM's layout 4 or 3 for what 1 would do.
+ * The choice (version 0): 4; for what it cannot do 3, where a block for each row would leave
+ * processors without work, or 2.
  */
 #include "gpu/attend.h"
 #include "gpu/attention.h"
 #include "gpu/ptx/tensor_core.h"
-
-enum { VECTOR = 8 /* mantissas in 16 bytes */ };
 
 /* The exponent of a row, by the thread that has its position. */
 static __device__ int exponent_of(const struct kv_view *v, int64_t row, int64_t exponent_at,
@@ -55,8 +55,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
 }
 
 __global__ static void __launch_bounds__(TILE)
-    attend_1(struct attend_arguments a, struct plan_arrays plan, int least_tokens,
-             int most_tokens) {
+    attend_1(struct attend_arguments a, struct plan_arrays plan, int most_tokens) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
@@ -64,7 +63,7 @@ __global__ static void __launch_bounds__(TILE)
     SHARED(struct row_parts, part);
     run_in_turn();
     struct query_row r;
-    if (!find_query(&r, &a, &plan, (int)blockIdx.x, least_tokens, most_tokens))
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
         return;
     const struct kv_view *v = &a.kv.v;
     int j = (int)threadIdx.x, dim = a.shape.head_dim;
@@ -107,27 +106,34 @@ __global__ static void __launch_bounds__(TILE)
     finish_row(&a, &r, y, m, l);
 }
 
-/* The sequences of at least least_tokens and at most most_tokens. */
-static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct attention_plan *plan, int least_tokens, int most_tokens) {
-    dim3 grid((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads);
-    GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE, sizeof(int16_t) * (size_t)plan->shape.head_dim, *a,
-                     plan->arrays, least_tokens, most_tokens);
-}
+/* ---- the choice ----------------------------------------------------------------------------- */
 
-/* Those of at most most_tokens, by the kernels for the cache's layout, where there are some. */
+/* Versions 1 to 3, for the sequences of at most most_tokens. */
 static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a,
                         const struct attention_plan *plan, int most_tokens) {
     int version = gpu->version[GPU_ATTEND];
-    if (version == 1 || version == 2 || !gpu_attend_vllm(gpu, a, plan, version, most_tokens))
-        launch_1(gpu, a, plan, 0, most_tokens);
+    dim3 grid((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads);
+    if (version == 1 || !gpu_attend_tiles(gpu, a, plan, version == 4 ? 0 : version, most_tokens))
+        GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE, sizeof(int16_t) * (size_t)plan->shape.head_dim,
+                         *a, plan->arrays, most_tokens);
 }
 
-/* The row groups of the plan, then the long sequences. splits: versions 2 and 3 of attention can
- * read the cache. */
-static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct decode_cache *cache, const struct attention_plan *plan,
-                     bool splits) {
+/* The kernels for decoding, for the plan's row groups; shared tiles; and what must be merged of
+ * both. */
+static void launch_decode(struct gpu_device *gpu, const struct attention_arguments *all,
+                          const struct attend_arguments *a, const struct decode_cache *cache,
+                          const struct attention_plan *plan) {
+    struct group_results own = {plan->partial,
+                                decode_dim(a->shape.head_dim, decode_has_few(cache, &a->variant))};
+    gpu_attention_decode(gpu, all, cache, &a->variant, plan);
+    if (attention_plan_has_cascade(plan))
+        gpu_attention_shared(gpu, all, &a->kv, &a->variant, plan, &own);
+    gpu_attention_merge(gpu, all, cache, &a->variant, plan);
+}
+
+/* cache: NULL where the kernels for decoding cannot read it. */
+static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
+                     const struct decode_cache *cache, const struct attention_plan *plan) {
     struct attention_arguments all = {};
     all.y = a->y;
     all.q = a->q;
@@ -137,14 +143,18 @@ static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
     all.scale = a->shape.scale * (double)a->kv.k.scale;
     all.site = a->site;
     all.fault = a->fault;
-    if (cache)
-        gpu_attention_short(gpu, &all, &a->kv, cache, &a->variant, plan);
+    if (plan->n_groups && cache)
+        launch_decode(gpu, &all, a, cache, plan);
     else if (plan->n_groups)
         launch_rows(gpu, a, plan, plan->short_tokens);
-    if (splits)
-        gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
-    else if (plan->n_long)
-        launch_1(gpu, a, plan, plan->short_tokens + 1, INT32_MAX);
+    gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
+}
+
+/* Whether the plan was made for this variant. */
+static bool is_planned(const struct attention_variant *v, const struct attention_plan *plan) {
+    const struct attention_variant *planned = &plan->variant;
+    return v->causal == planned->causal && v->window_left == planned->window_left &&
+           !v->mask_form == !planned->mask_form;
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -155,23 +165,20 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     struct attend_arguments a = {y, q, *kv, *variant, plan->shape, site, gpu->fault};
     if (variant->m) /* a state is without the scale: finish_states has it */
         a.kv.v.scale = 1;
-    const struct attention_variant *planned = &plan->variant;
     struct decode_cache cache;
     int dim = plan->shape.head_dim, version = gpu->version[GPU_ATTEND];
     if (!plan->n_tokens)
         return;
-    bool as_planned = variant->causal == planned->causal &&
-                      variant->window_left == planned->window_left &&
-                      !variant->mask_form == !planned->mask_form;
-    bool in_rows = decode_cache_of_views(&cache, &a.kv, dim) &&
-                   plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
-                   gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
-    bool splits = gpu_attention_can_split(kv);
-    bool fits =
-        (version == 0 || version == 2) && as_planned && gpu_attention_fits_tensor_cores(gpu, dim);
-    /* Shared tiles are read by versions 2 and 3 of attention. */
-    if (fits && (splits || (in_rows && !attention_plan_has_cascade(plan))))
-        launch_2(gpu, &a, in_rows ? &cache : NULL, plan, splits);
+    bool decodes =
+        decode_cache_of_views(&cache, &a.kv, dim) &&
+        plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
+        gpu_attention_decode_bytes(dim, decode_has_few(&cache, variant)) <= gpu->most_shared;
+    /* The kernels for prompts, and for shared tiles, which are the same. */
+    bool prompts = gpu_attention_can_split(kv);
+    bool needs_prompts = plan->n_long || attention_plan_has_cascade(plan) || !decodes;
+    if ((version == 0 || version == 4) && is_planned(variant, plan) &&
+        gpu_attention_fits_tensor_cores(gpu, dim) && (prompts || !needs_prompts))
+        launch_4(gpu, &a, decodes ? &cache : NULL, plan);
     else
         launch_rows(gpu, &a, plan, INT32_MAX);
 }

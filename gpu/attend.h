@@ -2,8 +2,8 @@
  * attend.h - what the kernels of the op attend share: the row that a thread block works on, its
  * query, the softmax of a tile, the merge of tiles, and the end of a row.
  *
- *     attend.cu       versions 1 and 2, and the choice between all
- *     attend_vllm.cu  versions 3 and 4
+ *     attend.cu           version 1, and the choice between all
+ *     attention_paged.cu  versions 2 and 3
  *
  * A block has a thread for each position of a tile, and works on one query token and head.
  */
@@ -25,10 +25,10 @@ struct attend_arguments {
     unsigned long long *fault;
 };
 
-/* Versions 3 and 4, whichever is asked for (0: the better one), for caches in vLLM's layout and the
- * sequences of at most most_tokens. Returns false, with nothing done, for other caches. */
-bool gpu_attend_vllm(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct attention_plan *plan, int version, int most_tokens);
+/* Version 2 or 3 (0: the better one) for the sequences of at most most_tokens. Returns false, with
+ * nothing done, when a head dimension is too large for shared memory. */
+bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
+                      const struct attention_plan *plan, int version, int most_tokens);
 
 /* ---- for kernels ----------------------------------------------------------------------------- */
 
@@ -51,12 +51,11 @@ struct query_row {
     bool bad;     /* it cannot be snapped */
 };
 
-/* Returns false: its sequence has fewer than least_tokens, or more than most_tokens, and is
- * somebody else's. */
+/* Returns false: its sequence has more than most_tokens, and is somebody else's. */
 static __device__ __forceinline__ bool find_query(struct query_row *r,
                                                   const struct attend_arguments *a,
                                                   const struct plan_arrays *plan, int token,
-                                                  int least_tokens, int most_tokens) {
+                                                  int most_tokens) {
     const struct attention_variant *v = &a->variant;
     r->token = token;
     r->head = (int)blockIdx.y;
@@ -73,7 +72,7 @@ static __device__ __forceinline__ bool find_query(struct query_row *r,
     r->pages = plan->pages + plan->kv_indptr[sequence];
     r->mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
     r->slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
-    return n_tokens >= least_tokens && n_tokens <= most_tokens;
+    return n_tokens <= most_tokens;
 }
 
 /* Snaps the block's query to shared memory. */

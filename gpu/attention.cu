@@ -15,7 +15,6 @@
  * (measured: tests/bench/README.md).
  */
 #include "gpu/attention.h"
-#include "gpu/fast/plan/plan.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
 
@@ -28,7 +27,7 @@ static __device__ int load_query(const struct attention_arguments *a, int16_t *m
     int e = num_row_exponent(row_max<WARPS>(largest, part));
     bool bad = e > BFP_MAX_EXPONENT;
     if (bad && threadIdx.x == 0)
-        gpu_fault(a->fault, a->site, a->first_token + token);
+        gpu_fault(a->fault, a->site, token);
     e = bad ? BFP_MIN_EXPONENT : e;
     for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
         mantissas[d] = bad ? (int16_t)0 : num_mantissa(q[d], num_pow2f(15 - e));
@@ -37,23 +36,22 @@ static __device__ int load_query(const struct attention_arguments *a, int16_t *m
 }
 
 /* The dot product of the query with the key row at `row`, rounded down to a multiple of 256. */
-static __device__ __forceinline__ float dot_with_key(const struct attention_arguments *a,
+static __device__ __forceinline__ float dot_with_key(const struct kv_layer *kv, int head_dim,
                                                      const int16_t *q, size_t row) {
-    const int16_t *k = a->kv.k + row * (size_t)a->head_dim;
+    const int16_t *k = kv->k + row * (size_t)head_dim;
     long long dot = 0;
-    for (int d = 0; d < a->head_dim; d++)
+    for (int d = 0; d < head_dim; d++)
         dot += q[d] * k[d];
     return (float)(dot & -256);
 }
 
-/* One token and head of a sequence. query: shared memory [head_dim]. */
-static __device__ void attend(const struct attention_arguments *args, int16_t *query, int token,
-                              int head) {
-    struct attention_arguments a = *args;
+__global__ static void __launch_bounds__(TILE)
+    attention_1(struct attention_arguments a, struct kv_layer kv) {
+    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(float, part_float, [WARPS]);
     SHARED(uint32_t, part, [WARPS]);
-    int j = (int)threadIdx.x;
+    int j = (int)threadIdx.x, token = (int)blockIdx.x, head = (int)blockIdx.y;
     int kv_head = head / (a.n_heads / a.n_kv_heads);
     size_t at = ((size_t)token * (size_t)a.n_heads + (size_t)head) * (size_t)a.head_dim;
     struct num_score_unit unit =
@@ -64,18 +62,19 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
         a.y[at + (size_t)d] = 0;
     for (int tile = 0; tile < visible; tile += TILE) {
         bool sees = tile + j < visible;
-        size_t row = sees ? slot_of(&a, tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
+        size_t row = sees ? (size_t)(tile + j) * (size_t)a.n_kv_heads + (size_t)kv_head : 0;
         float s = -INFINITY;
         if (sees)
-            s = num_score(dot_with_key(&a, query, row), kv_score_unit(a.kv.k_exponents[row]));
+            s = num_score(dot_with_key(&kv, a.head_dim, query, row),
+                          kv_score_unit(kv.k_exponents[row]));
         float largest = row_max<WARPS>(s, part_float), tile_m = num_tile_max(largest, unit);
         float p = sees ? num_probability(s, num_window_of(largest, unit.binary)) : 0;
         uint32_t units = row_sum<WARPS>(sees ? num_probability_units(p) : 0, part);
-        float w = sees ? num_value_weight(p, a.kv.v_exponents[row]) : 0;
+        float w = sees ? num_value_weight(p, kv.v_exponents[row]) : 0;
         int e = num_row_exponent(row_max<WARPS>(num_magnitude(w), part));
         bool bad = num_magnitude(tile_m) >= 0x7f800000u || e > BFP_MAX_EXPONENT;
         if (bad && j == 0)
-            gpu_fault(a.fault, a.site, a.first_token + token);
+            gpu_fault(a.fault, a.site, token);
         e = bad ? BFP_MIN_EXPONENT : e;
         weights[j] = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
         __syncthreads();
@@ -85,8 +84,8 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
         for (int d = j; d < a.head_dim; d += TILE) {
             long long sum = 0;
             for (int i = 0; i < n; i++) {
-                size_t v_row = slot_of(&a, tile + i) * (size_t)a.n_kv_heads + (size_t)kv_head;
-                sum += weights[i] * a.kv.v[v_row * (size_t)a.head_dim + (size_t)d];
+                size_t v_row = (size_t)(tile + i) * (size_t)a.n_kv_heads + (size_t)kv_head;
+                sum += weights[i] * kv.v[v_row * (size_t)a.head_dim + (size_t)d];
             }
             float *o = &a.y[at + (size_t)d];
             *o = num_merge(*o, old_share, num_weighted_value((float)(sum & -256), e), new_share);
@@ -98,32 +97,7 @@ static __device__ void attend(const struct attention_arguments *args, int16_t *q
             a.y[at + (size_t)d] /= l;
 }
 
-__global__ static void __launch_bounds__(TILE) attention_1(struct attention_arguments a) {
-    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
-    attend(&a, query, (int)blockIdx.x, (int)blockIdx.y);
-}
-
-/* a: the whole batch; the plan tells which sequence the token belongs to. */
-__global__ static void __launch_bounds__(TILE)
-    attention_paged_1(struct attention_arguments a, struct plan_arrays plan) {
-    SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
-    int sequence = plan.token_sequence[blockIdx.x];
-    a.first_token = plan.qo_indptr[sequence];
-    a.n_tokens = plan.qo_indptr[sequence + 1] - a.first_token;
-    a.kv_len = plan.kv_lens[sequence];
-    a.pages = plan.pages + plan.kv_indptr[sequence];
-    a.page_size = plan.page_size;
-    size_t before = (size_t)a.first_token * (size_t)a.n_heads * (size_t)a.head_dim;
-    a.q += before;
-    a.y += before;
-    attend(&a, query, (int)blockIdx.x - a.first_token, (int)blockIdx.y);
-}
-
-void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_arguments *a,
-                           const struct plan_arrays *plan) {
-    GPU_LAUNCH(gpu, attention_paged_1, dim3((unsigned)plan->n_tokens, (unsigned)a->n_heads), TILE,
-               sizeof(int16_t) * (size_t)a->head_dim, *a, *plan);
-}
+/* ---- the choice ----------------------------------------------------------------------------- */
 
 /* Version 2 or 3 for many rows, on a GPU that has them. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
@@ -148,7 +122,6 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
     struct attention_arguments a = {};
     a.y = y;
     a.q = q;
-    a.kv = *kv;
     a.n_tokens = n_tokens;
     a.kv_len = kv_len;
     a.n_heads = shape->n_heads;
@@ -161,11 +134,11 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
     if (!version) /* the rule: tests/bench/README.md */
         version = n_tokens >= 16 || kv_len >= 1024 ? 3 : 1;
     if (version >= 2 && gpu_attention_fits_tensor_cores(gpu, shape->head_dim)) {
-        struct kv_views views = kv_layer_views(kv, 1, shape);
+        struct kv_views views = kv_layer_views(kv, KV_BFP16, 1, shape->n_kv_heads, shape->head_dim);
         struct attention_variant causal = attention_variant_causal();
         gpu_attention_many_rows(gpu, &a, &views, &causal, NULL);
     } else if (n_tokens) {
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,
-                   sizeof(int16_t) * (size_t)shape->head_dim, a);
+                   sizeof(int16_t) * (size_t)shape->head_dim, a, *kv);
     }
 }

@@ -1,8 +1,7 @@
 /*
  * attention.h - what the files of the attention kernels share.
  *
- *     attention.cu            version 1, and the choice between the versions; version 1 of
- *                             attention_paged
+ *     attention.cu              version 1, and the choice between the versions
  *     gpu/fast/prompt/digits.cu     operands as 8-bit digits, for the tensor cores
  *     gpu/fast/prompt/mma.cu    version 2: a warp's products (compute capability 8.0 and later)
  *     gpu/fast/prompt/wgmma.cu  version 3: products of four warps together (9.0)
@@ -16,24 +15,12 @@
 struct attention_arguments {
     float *y;       /* [tokens of the op, n_heads, head_dim] */
     const float *q; /* [tokens of the op, n_heads, head_dim] */
-    struct kv_layer kv;
     int n_tokens, kv_len, n_heads, n_kv_heads, head_dim;
     double scale;
     int site;
     unsigned long long *fault;
-    /* Of a paged cache: the pages of the sequence, and which of the op's tokens is its first. pages
-     * NULL: contiguous, slot = position. */
-    const int32_t *pages;
-    int page_size, first_token;
+    int page_size; /* of a paged cache */
 };
-
-static __device__ __forceinline__ size_t slot_of(const struct attention_arguments *a,
-                                                 int position) {
-    if (!a->pages)
-        return (size_t)position;
-    return (size_t)a->pages[position / a->page_size] * (size_t)a->page_size +
-           (size_t)(position % a->page_size);
-}
 
 /* Versions 2 and 3: for many rows, on tensor cores; head_dim up to 256. With work, its items; else
  * the sequence of the arguments. */
@@ -58,11 +45,6 @@ bool gpu_attention_can_split(const struct kv_views *kv);
 void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work);
-
-/* Version 1 of attention_paged: a is of the whole batch. */
-struct plan_arrays;
-void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_arguments *a,
-                           const struct plan_arrays *plan);
 
 /* ---- operands as digits: gpu/fast/prompt/digits.cu ---------------------------------------------------
  *

@@ -1,336 +1,355 @@
 /*
- * attention_paged: causal attention of a batch over one paged BFP16 cache, as
- * ref/attention_paged.c.
+ * attend, versions 2 and 3: paged attention divided among threads as vLLM's kernels
+ * paged_attention_v1 and v2 do it (Kwon et al., "Efficient Memory Management for Large Language
+ * Model Serving with PagedAttention", 2023), for caches of any layout and type.
  *
- * q, y [n_tokens, n_heads, head_dim]; the cache [slots, n_kv_heads, head_dim] mantissas with an
- * exponent per row; a plan with the page tables (gpu/fast/plan/plan.h).
+ * q, y [n_tokens, n_heads, head_dim]; a cache behind views (model/attention/kv_view.h); a plan with
+ * the page tables (gpu/fast/plan/plan.h).
  *
- * 1  a block of 256 threads per token and query head, plain loops (attention.cu).
- * 2  the same blocks, after vLLM's paged_attention_v1 (Kwon et al., 2023): two lanes share a key
- *    and read it in vectors of 16 bytes, a warp has the keys of a page at a time, scores stay in
- *    shared memory; a lane reads 16 bytes of a value.
- * 3  a block per token, query head and tile, after paged_attention_v2: long contexts are many
- *    blocks' work. Each leaves the result of its tile; a second kernel merges them in order.
- * 4  for few tokens per sequence (decoding): all query heads of a kv head and all digits go through
- *    the tensor cores together, each key and value is read once, in the background
- *    (gpu/fast/decode/decode.cu). For many tokens (prompts): versions 2 and 3 of `attention`, to which
- *    the pages are copied as digits anyway.
+ * 2  (v1) A block of 256 threads per query token and head goes through its tiles of 256 positions:
  *
- * The choice (version 0) is the highest that applies.
+ *        scores   a pair of lanes shares a key, vector of 16 bytes by vector in turn; a warp has 16
+ *                 keys at a time. In rows (NHD, HND) the vectors of a pair are 32 bytes of memory;
+ *                 in vLLM's layout the same vector of 16 positions lies in a row, 256 bytes.
+ *        softmax  a position a thread
+ *        values   a thread reads vectors of one column of the tile, and adds up its products; then
+ *                 the threads of a column add theirs. In rows a vector is elements of one position,
+ *                 in vLLM's layout it is one element of neighbouring positions (ACROSS).
+ *
+ * 3  (v2) A block per query token, head and tile, so that a long context is many blocks' work. Each
+ *    leaves m, l and o; a second kernel merges them in order. v2's partitions have 512 positions;
+ *    here a tile is what has a softmax of its own, whoever computes it.
+ *
+ * All sums are of integers, so neither lanes nor warps nor partitions change a bit. What a row does
+ * not see has the weight 0, and 0 times what lies there is 0, even if it was never written: there
+ * are no NaNs among integers. Caches that do not lie in vectors are read element by element.
  */
-#include "gpu/attention.h"
-#include "gpu/fast/plan/plan.h"
+#include "gpu/attend.h"
+#include "gpu/kv_vectors.h"
+#include "gpu/ptx/tensor_core.h"
 
-enum { TILE = ATTENTION_TILE, WARPS = TILE / 32, VECTOR = 8 /* mantissas in 16 bytes */ };
+enum {
+    LANES = 2,   /* of a key */
+    KEYS = 16,   /* of a warp at a time */
+    VECTORS = 4, /* of a key, that a lane loads before it uses the first */
+    BLOCKS = 3   /* that a processor is to have room for */
+};
 
-/* The shared memory of a block of versions 2 and 3: head_dim is a multiple of VECTOR. */
+static const size_t most_partial_bytes = (size_t)1 << 28; /* of version 3 */
+
+/* The shared memory of a block, beside sums and query. */
 struct tile_memory {
-    int16_t *query;          /* [head_dim] */
-    unsigned long long *sum; /* [head_dim] weighted sums of values, as signed integers */
-    float *scores;           /* [TILE] */
-    int16_t *weights;        /* [TILE] */
-    float *part_float;       /* [WARPS] */
-    uint32_t *part;          /* [WARPS] */
+    int64_t rows[TILE];  /* where the values of each position begin */
+    int exponents[TILE]; /* of the values */
+    float scores[TILE];
+    int16_t weights[TILE];
+    bool sees[TILE];
+    struct row_parts part;
 };
 
-static size_t tile_memory_bytes(int head_dim) {
-    return (size_t)head_dim * 10 + TILE * 6 + WARPS * 8;
-}
-
-static __device__ struct tile_memory cut_memory(unsigned char *memory, int head_dim) {
-    struct tile_memory m;
-    m.sum = (unsigned long long *)memory;
-    m.query = (int16_t *)(m.sum + head_dim);
-    m.scores = (float *)(m.query + head_dim);
-    m.part_float = m.scores + TILE;
-    m.part = (uint32_t *)(m.part_float + WARPS);
-    m.weights = (int16_t *)(m.part + WARPS);
-    return m;
-}
-
-/* A token and query head of the batch. */
-struct query_row {
-    int sequence, head, kv_head;
-    int visible;  /* positions that it sees */
-    size_t at;    /* its place in q and y */
-    int exponent; /* of the query */
-    const int32_t *pages;
+/* A row's tile. */
+struct tile_work {
+    const struct attend_arguments *a;
+    const struct query_row *r;
+    unsigned long long *sums; /* shared [head_dim] weighted sums of values, as signed integers */
+    int16_t *query;           /* shared [head_dim] */
+    struct tile_memory *memory;
+    int page_size;
+    int tile, first, end; /* its first position; those of its positions that the row may see */
 };
 
-static __device__ struct query_row find_row(const struct attention_arguments *a,
-                                            const struct plan_arrays *plan, int token, int head) {
-    struct query_row r;
-    r.sequence = plan->token_sequence[token];
-    r.head = head;
-    r.kv_head = head / (a->n_heads / a->n_kv_heads);
-    r.visible = plan->kv_lens[r.sequence] - plan->qo_indptr[r.sequence + 1] + token + 1;
-    r.at = ((size_t)token * (size_t)a->n_heads + (size_t)head) * (size_t)a->head_dim;
-    r.pages = plan->pages + plan->kv_indptr[r.sequence];
-    return r;
+static size_t dynamic_bytes(int head_dim) {
+    return (size_t)head_dim * (sizeof(unsigned long long) + sizeof(int16_t));
 }
 
-/* Snaps the query to shared memory and sets the row's exponent. */
-static __device__ void snap_query(struct query_row *r, const struct attention_arguments *a,
-                                  const struct tile_memory *m, int token) {
+/* ---- scores: a pair of lanes, each with every other vector of a row ------------------------- */
+
+/* The exponent of a row of n vectors, for both lanes. */
+template <enum kv_type TYPE, int N>
+static __device__ __forceinline__ int exponent_of(const struct kv_view *v, int64_t row,
+                                                  int64_t exponent_at, int n) {
     uint32_t largest = 0;
-    for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
-        largest = max(largest, num_magnitude(a->q[r->at + (size_t)d]));
-    int e = num_row_exponent(row_max<WARPS>(largest, m->part));
-    bool bad = e > BFP_MAX_EXPONENT;
-    if (bad && threadIdx.x == 0)
-        gpu_fault(a->fault, a->site, token);
-    e = bad ? BFP_MIN_EXPONENT : e;
-    for (int d = (int)threadIdx.x; d < a->head_dim; d += TILE)
-        m->query[d] = bad ? (int16_t)0 : num_mantissa(a->q[r->at + (size_t)d], num_pow2f(15 - e));
-    r->exponent = e;
-    __syncthreads();
-}
-
-/* The row of the cache that holds a position. */
-static __device__ __forceinline__ size_t cache_row(const struct query_row *r,
-                                                   const struct attention_arguments *a,
-                                                   const struct plan_arrays *plan, int position) {
-    int page = position / plan->page_size;
-    size_t slot = (size_t)r->pages[page] * (size_t)plan->page_size +
-                  (size_t)(position - page * plan->page_size);
-    return slot * (size_t)a->n_kv_heads + (size_t)r->kv_head;
-}
-
-/* Two mantissas a word: the sum of their products with two others. */
-static __device__ __forceinline__ long long dot_2(uint32_t x, uint32_t y) {
-    return (long long)((int16_t)(x & 0xffff) * (int16_t)(y & 0xffff)) +
-           (int16_t)(x >> 16) * (int16_t)(y >> 16);
-}
-
-/* The scores of a tile, but for the query's unit: 16 keys a warp at a time, two lanes a key. */
-static __device__ void score_tile(const struct query_row *r, const struct attention_arguments *a,
-                                  const struct plan_arrays *plan, const struct tile_memory *m,
-                                  int tile) {
-    int lane = (int)threadIdx.x % 32, half = lane % 2, n = min(TILE, r->visible - tile);
-    const uint4 *query = (const uint4 *)m->query;
-    for (int j = (int)threadIdx.x / 2; j < (n + 15) / 16 * 16; j += TILE / 2) {
-        bool sees = j < n;
-        size_t row = cache_row(r, a, plan, tile + (sees ? j : 0));
-        const uint4 *key = (const uint4 *)(a->kv.k + row * (size_t)a->head_dim);
-        long long dot = 0;
-        for (int i = half; i < a->head_dim / VECTOR; i += 2) {
-            uint4 k = key[i], q = query[i];
-            dot += dot_2(k.x, q.x) + dot_2(k.y, q.y) + dot_2(k.z, q.z) + dot_2(k.w, q.w);
-        }
-        dot += __shfl_xor_sync(0xffffffffu, dot, 1);
-        if (half == 0)
-            m->scores[j] =
-                sees ? num_score((float)(dot & -256), kv_score_unit(a->kv.k_exponents[row]))
-                     : -INFINITY;
+    if (kv_type_has_exponents(TYPE))
+        return n ? v->exponents[exponent_at] : 0;
+    for (int i = (int)threadIdx.x % LANES; i < n; i += LANES) {
+        uint4 vector = load<TYPE, N>(v, row, i, true);
+        UNROLL
+        for (int k = 0; k < N; k++)
+            largest = max(largest, kv_magnitude(TYPE, element_of<N>(vector, k)));
     }
-    for (int j = (n + 15) / 16 * 16 + (int)threadIdx.x; j < TILE; j += TILE)
-        m->scores[j] = -INFINITY;
-    __syncthreads();
+    return kv_read_exponent(TYPE, max(largest, __shfl_xor_sync(0xffffffffu, largest, 1)));
 }
 
-/* What a tile gives: maximum, sum, and the exponent of the weights in the sums of m->sum. */
-struct tile_result {
-    float m, l;
-    int exponent;
-};
-
-/* One softmax over the tile, a position a thread; then the weighted sums, 16 bytes a lane. */
-static __device__ struct tile_result run_tile(const struct query_row *r,
-                                              const struct attention_arguments *a,
-                                              const struct plan_arrays *plan,
-                                              const struct tile_memory *m, int tile, int token) {
-    int j = (int)threadIdx.x, n = min(TILE, r->visible - tile);
-    struct tile_result result;
-    score_tile(r, a, plan, m, tile);
-    float s = m->scores[j];
-    float largest = row_max<WARPS>(s, m->part_float);
-    struct num_score_unit unit = num_score_unit_of(r->exponent, a->scale);
-    result.m = num_tile_max(largest, unit);
-    struct num_window window = num_window_of(largest, unit.binary);
-    float p = j < n ? num_probability(s, window) : 0;
-    uint32_t units = row_sum<WARPS>(j < n ? num_probability_units(p) : 0, m->part);
-    result.l = (float)units * 0x1p-23f;
-    float w = j < n ? num_value_weight(p, a->kv.v_exponents[cache_row(r, a, plan, tile + j)]) : 0;
-    result.exponent = num_row_exponent(row_max<WARPS>(num_magnitude(w), m->part));
-    bool bad = num_magnitude(result.m) >= 0x7f800000u || result.exponent > BFP_MAX_EXPONENT;
-    if (bad && j == 0)
-        gpu_fault(a->fault, a->site, token);
-    result.exponent = bad ? BFP_MIN_EXPONENT : result.exponent;
-    m->weights[j] = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - result.exponent));
-    for (int d = j; d < a->head_dim; d += TILE)
-        m->sum[d] = 0;
-    __syncthreads();
-    int vectors = a->head_dim / VECTOR, rows_at_once = TILE / vectors;
-    if (j < rows_at_once * vectors) { /* with 1024 dimensions a row is half of the block's work */
-        long long sum[VECTOR] = {0};
-        for (int i = j / vectors; i < n; i += rows_at_once) {
-            size_t row = cache_row(r, a, plan, tile + i);
-            uint4 v = ((const uint4 *)(a->kv.v + row * (size_t)a->head_dim))[j % vectors];
-            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-            int weight = m->weights[i];
+/* The product of the query with a key of n vectors, for both lanes. */
+template <enum kv_type TYPE, int N>
+static __device__ __forceinline__ long long dot_with_key(const struct tile_work *w, int64_t row,
+                                                         int n, int exponent) {
+    long long dot = 0;
+    for (int first = (int)threadIdx.x % LANES; first < n; first += VECTORS * LANES) {
+        uint4 vectors[VECTORS];
+        UNROLL
+        for (int i = 0; i < VECTORS; i++)
+            vectors[i] = load<TYPE, N>(&w->a->kv.k, row, first + i * LANES, first + i * LANES < n);
+        UNROLL
+        for (int i = 0; i < VECTORS; i++) {
+            int at = first + i * LANES < n ? first + i * LANES : 0; /* the query times zeros */
+            struct mantissas<N> query = load_mantissas<N>(w->query + at * N);
             UNROLL
-            for (int k = 0; k < VECTOR; k++)
-                sum[k] += weight * (int16_t)(words[k / 2] >> (k % 2 * 16));
+            for (int k = 0; k < N; k++)
+                dot += product<TYPE>(query.at[k], element_of<N>(vectors[i], k),
+                                     scale_of<TYPE>(exponent));
+        }
+    }
+    return dot + __shfl_xor_sync(0xffffffffu, dot, 1);
+}
+
+/* The softmax_scores of what the row sees of the tile, and where its values are. V_N: of the
+ * vectors of a value. */
+template <enum kv_type TYPE, int N, int V_N>
+static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
+    const struct kv_view *k = &w->a->kv.k, *v = &w->a->kv.v;
+    struct tile_memory *m = w->memory;
+    int dim = w->a->shape.head_dim, head = w->r->kv_head;
+    int begin = w->first / KEYS * KEYS, end = (w->end + KEYS - 1) / KEYS * KEYS;
+    for (int j = begin + (int)threadIdx.x / LANES; j < end; j += TILE / LANES) {
+        bool exists = j < w->end, sees = m->sees[j];
+        int position = w->tile + j, in_page = position % w->page_size;
+        int64_t page = exists ? w->r->pages[position / w->page_size] : 0;
+        int64_t key = kv_view_row(k, page, in_page, head);
+        int64_t value = kv_view_row(v, page, in_page, head);
+        int n = sees ? dim / N : 0, v_n = sees ? dim / V_N : 0;
+        int e = exponent_of<TYPE, N>(k, key, kv_view_exponent(k, page, in_page, head), n);
+        float sum = rounded_sum(TYPE, dot_with_key<TYPE, N>(w, key, n, e));
+        int v_e = exponent_of<TYPE, V_N>(v, value, kv_view_exponent(v, page, in_page, head), v_n);
+        if (threadIdx.x % LANES == 0) {
+            m->rows[j] = value;
+            m->exponents[j] = v_e;
+            m->scores[j] = sees ? softmax_score(w->r, w->a, sum, e, position) : -INFINITY;
+        }
+    }
+}
+
+/* ---- values --------------------------------------------------------------------------------- */
+
+/* Adds the weighted values of the tile to w->sums. A vector is N elements of a position, or one
+ * element of N positions (ACROSS); threads with the same one or ones, a column, take turns. */
+template <enum kv_type TYPE, int N, bool ACROSS>
+static __device__ __forceinline__ void weigh_tile(const struct tile_work *w) {
+    const struct tile_memory *m = w->memory;
+    const int BESIDE = ACROSS ? 2 : 1; /* vectors of a column that lie side by side */
+    const int DEEP = ACROSS ? N : 1;   /* positions of a vector */
+    int n = ACROSS ? w->a->shape.head_dim : w->a->shape.head_dim / N; /* columns */
+    int width = min(n, TILE / BESIDE), turns = TILE / BESIDE / width * BESIDE, t = (int)threadIdx.x;
+    int turn = t / BESIDE / width * BESIDE + t % BESIDE;
+    for (int column = t / BESIDE % width; column < n && turn < turns; column += width) {
+        long long sums[ACROSS ? 1 : N] = {0};
+        UNROLL_4
+        for (int j = (w->first / DEEP + turn) * DEEP; j < w->end; j += turns * DEEP) {
+            uint4 vector = ACROSS ? load_across<N>(&w->a->kv.v, m->rows[j], column)
+                                  : load<TYPE, N>(&w->a->kv.v, m->rows[j], column, true);
+            struct mantissas<DEEP> weights = load_mantissas<DEEP>(m->weights + j);
+            UNROLL
+            for (int k = 0; k < N; k++)
+                sums[ACROSS ? 0 : k] +=
+                    product<TYPE>(weights.at[ACROSS ? k : 0], element_of<N>(vector, k),
+                                  scale_of<TYPE>(m->exponents[ACROSS ? j + k : j]));
         }
         UNROLL
-        for (int k = 0; k < VECTOR; k++) /* integers: the order of the additions is free */
-            atomicAdd(&m->sum[j % vectors * VECTOR + k], (unsigned long long)sum[k]);
+        for (int k = 0; k < (ACROSS ? 1 : N); k++) /* integers: the order is free */
+            atomicAdd(&w->sums[column * (ACROSS ? 1 : N) + k], (unsigned long long)sums[k]);
     }
+}
+
+/* What the tile gives of element d. */
+static __device__ __forceinline__ float tile_value(const struct tile_work *w, int d, int exponent) {
+    return num_weighted_value(rounded_sum(w->a->kv.v.type, (long long)w->sums[d]), exponent);
+}
+
+/* ---- a tile --------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ struct tile_work
+work_of(const struct attend_arguments *a, const struct query_row *r, unsigned char *dynamic,
+        struct tile_memory *memory, int page_size) {
+    unsigned long long *sums = (unsigned long long *)dynamic;
+    return {a, r, sums, (int16_t *)(sums + a->shape.head_dim), memory, page_size, 0, 0, 0};
+}
+
+/* Scores, softmax and the sums of values of a tile. Returns false when the row sees nothing of it.
+ */
+template <enum kv_type TYPE, int N, bool ACROSS>
+static __device__ __forceinline__ bool run_tile(struct tile_work *w, struct tile_softmax *t,
+                                                int tile) {
+    struct tile_memory *m = w->memory;
+    const struct query_row *r = w->r;
+    int j = (int)threadIdx.x, position = tile + j;
+    bool sees = position >= r->first && position < r->end &&
+                attention_shows(&w->a->variant, r->mask, r->i, position, r->kv_len);
+    w->tile = tile;
+    w->first = max(r->first - tile, 0);
+    w->end = min(r->end - tile, (int)TILE);
+    m->sees[j] = sees;
+    if (!row_max<WARPS>((uint32_t)sees, m->part.words))
+        return false;
+    score_tile<TYPE, N, ACROSS ? 1 : N>(w);
     __syncthreads();
-    return result;
+    m->weights[j] = softmax_tile(t, sees ? m->scores[j] : -INFINITY, sees,
+                                 sees ? m->exponents[j] : 0, r, w->a, &m->part);
+    for (int d = j; d < w->a->shape.head_dim; d += TILE)
+        w->sums[d] = 0;
+    __syncthreads();
+    weigh_tile<TYPE, N, ACROSS>(w);
+    __syncthreads();
+    return true;
 }
 
-static __device__ __forceinline__ float weighted_value(const struct tile_memory *m,
-                                                       const struct tile_result *t, int d) {
-    return num_weighted_value((float)((long long)m->sum[d] & -256), t->exponent);
+template <enum kv_type TYPE, int N, bool ACROSS>
+__global__ static void __launch_bounds__(TILE, BLOCKS)
+    attend_2(struct attend_arguments a, struct plan_arrays plan, int most_tokens) {
+    SHARED_DYNAMIC(unsigned char, dynamic);
+    SHARED(struct tile_memory, memory);
+    run_in_turn();
+    struct query_row r;
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
+        return;
+    struct tile_work w = work_of(&a, &r, dynamic, &memory, plan.page_size);
+    float *y = a.y + r.row * (size_t)a.shape.head_dim, m = -INFINITY, l = 0;
+    load_query(&r, w.query, &a, &memory.part);
+    for (int d = (int)threadIdx.x; d < a.shape.head_dim; d += TILE)
+        y[d] = 0;
+    for (int tile = r.first / TILE * TILE; tile < r.end; tile += TILE) {
+        struct tile_softmax t;
+        if (!run_tile<TYPE, N, ACROSS>(&w, &t, tile))
+            continue;
+        struct tile_shares share = merge_tile(&m, &l, t.m, t.l);
+        for (int d = (int)threadIdx.x; d < a.shape.head_dim; d += TILE)
+            y[d] = num_merge(y[d], share.before, tile_value(&w, d, t.exponent), share.tile);
+    } /* each thread clears the sums that it has read itself */
+    finish_row(&a, &r, y, m, l);
 }
 
-__global__ static void __launch_bounds__(TILE)
-    attention_paged_2(struct attention_arguments a, struct plan_arrays plan) {
-    SHARED_DYNAMIC(unsigned char, memory);
-    struct tile_memory mem = cut_memory(memory, a.head_dim);
-    int token = (int)blockIdx.x;
-    struct query_row r = find_row(&a, &plan, token, (int)blockIdx.y);
-    snap_query(&r, &a, &mem, token);
-    float m = -INFINITY, l = 0;
-    for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE)
-        a.y[r.at + (size_t)d] = 0;
-    for (int tile = 0; tile < r.visible; tile += TILE) {
-        struct tile_result t = run_tile(&r, &a, &plan, &mem, tile, token);
-        float old_share, new_share;
-        attention_merge_sums(&m, &l, t.m, t.l, &old_share, &new_share);
-        for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE) {
-            float *o = &a.y[r.at + (size_t)d];
-            *o = num_merge(*o, old_share, weighted_value(&mem, &t, d), new_share);
-        }
-    }
-    for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE)
-        if (l > 0)
-            a.y[r.at + (size_t)d] /= l;
-}
-
-/* Results of all tiles: [n_tokens, n_heads, n_tiles] of m, l and head_dim values each. */
+/* What version 3 leaves of a tile: m, l (0: the row sees nothing of it) and head_dim values;
+ * [n_tokens, n_heads, n_tiles] of these. */
 static __device__ __forceinline__ float *partial_of(float *partial,
-                                                    const struct attention_arguments *a,
-                                                    int n_tiles, int token, int head, int tile) {
-    size_t row = (size_t)token * (size_t)a->n_heads + (size_t)head;
-    return partial + (row * (size_t)n_tiles + (size_t)tile) * (size_t)(a->head_dim + 2);
+                                                    const struct attend_arguments *a,
+                                                    const struct query_row *r, int n_tiles,
+                                                    int tile) {
+    size_t number = r->row * (size_t)n_tiles + (size_t)tile;
+    return partial + number * (size_t)(a->shape.head_dim + 2);
 }
 
-__global__ static void __launch_bounds__(TILE)
-    attention_paged_3(struct attention_arguments a, struct plan_arrays plan, float *partial) {
-    SHARED_DYNAMIC(unsigned char, memory);
-    struct tile_memory mem = cut_memory(memory, a.head_dim);
-    int token = (int)blockIdx.x, head = (int)blockIdx.y, tile = (int)blockIdx.z;
-    struct query_row r = find_row(&a, &plan, token, head);
-    if (tile * TILE >= r.visible && tile) /* the first one looks at the query in any case */
+template <enum kv_type TYPE, int N, bool ACROSS>
+__global__ static void __launch_bounds__(TILE, BLOCKS)
+    attend_3(struct attend_arguments a, struct plan_arrays plan, int most_tokens, float *partial) {
+    SHARED_DYNAMIC(unsigned char, dynamic);
+    SHARED(struct tile_memory, memory);
+    run_in_turn();
+    int tile = (int)blockIdx.z;
+    struct query_row r;
+    struct tile_softmax t;
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
         return;
-    snap_query(&r, &a, &mem, token);
-    if (tile * TILE >= r.visible)
-        return;
-    struct tile_result t = run_tile(&r, &a, &plan, &mem, tile * TILE, token);
-    float *to = partial_of(partial, &a, (int)gridDim.z, token, head, tile);
-    for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE)
-        to[2 + d] = weighted_value(&mem, &t, d);
+    if (tile && (tile * TILE >= r.end || (tile + 1) * TILE <= r.first))
+        return; /* the first one looks at the query in any case */
+    struct tile_work w = work_of(&a, &r, dynamic, &memory, plan.page_size);
+    float *to = partial_of(partial, &a, &r, (int)gridDim.z, tile);
+    load_query(&r, w.query, &a, &memory.part);
+    bool any = run_tile<TYPE, N, ACROSS>(&w, &t, tile * TILE);
     if (threadIdx.x == 0) {
-        to[0] = t.m;
-        to[1] = t.l;
+        to[0] = any ? t.m : 0;
+        to[1] = any ? t.l : 0;
     }
+    for (int d = (int)threadIdx.x; d < a.shape.head_dim && any; d += TILE)
+        to[2 + d] = tile_value(&w, d, t.exponent);
 }
 
 /* Merges the tiles of a token and head in ascending order. */
 __global__ static void __launch_bounds__(TILE)
-    merge_tiles(struct attention_arguments a, struct plan_arrays plan, float *partial,
-                int most_tiles) {
-    int token = (int)blockIdx.x, head = (int)blockIdx.y;
-    struct query_row r = find_row(&a, &plan, token, head);
-    for (int d = (int)threadIdx.x; d < a.head_dim; d += TILE) {
-        float m = -INFINITY, l = 0, o = 0;
-        for (int tile = 0; tile * TILE < r.visible; tile++) {
-            const float *from = partial_of(partial, &a, most_tiles, token, head, tile);
-            float old_share, new_share;
-            attention_merge_sums(&m, &l, from[0], from[1], &old_share, &new_share);
-            o = num_merge(o, old_share, from[2 + d], new_share);
+    merge_tiles(struct attend_arguments a, struct plan_arrays plan, int most_tokens, float *partial,
+                int n_tiles) {
+    run_in_turn();
+    struct query_row r;
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
+        return;
+    float *y = a.y + r.row * (size_t)a.shape.head_dim, m = -INFINITY, l = 0;
+    for (int d = (int)threadIdx.x; d < a.shape.head_dim; d += TILE) {
+        float o = 0;
+        m = -INFINITY;
+        l = 0;
+        for (int tile = r.first / TILE; tile * TILE < r.end; tile++) {
+            const float *from = partial_of(partial, &a, &r, n_tiles, tile);
+            if (from[1] == 0)
+                continue;
+            struct tile_shares share = merge_tile(&m, &l, from[0], from[1]);
+            o = num_merge(o, share.before, from[2 + d], share.tile);
         }
-        a.y[r.at + (size_t)d] = l > 0 ? o / l : o;
+        y[d] = o;
     }
+    finish_row(&a, &r, y, m, l);
 }
 
-static void launch_3(struct gpu_device *gpu, const struct attention_arguments *a,
-                     const struct attention_plan *plan) {
-    int most_tiles = plan->longest > TILE ? (plan->longest + TILE - 1) / TILE : 1;
-    size_t rows = (size_t)plan->n_tokens * (size_t)a->n_heads;
-    size_t floats = rows * (size_t)most_tiles * (size_t)(a->head_dim + 2);
+/* ---- launching ------------------------------------------------------------------------------ */
+
+static int tiles_of(const struct attention_plan *plan) {
+    return plan->longest > TILE ? blocks_of(plan->longest, TILE) : 1;
+}
+
+static size_t partial_bytes(const struct attend_arguments *a, const struct attention_plan *plan) {
+    size_t rows = (size_t)plan->n_tokens * (size_t)a->shape.n_heads;
+    return sizeof(float) * rows * (size_t)tiles_of(plan) * (size_t)(a->shape.head_dim + 2);
+}
+
+template <enum kv_type TYPE, int N, bool ACROSS>
+static void launch(struct gpu_device *gpu, const struct attend_arguments *a,
+                   const struct attention_plan *plan, int version, int most_tokens) {
+    dim3 rows((unsigned)plan->n_tokens, (unsigned)a->shape.n_heads), blocks = rows;
+    size_t shared = dynamic_bytes(a->shape.head_dim);
+    if (version == 2) {
+        GPU_LAUNCH_EARLY(gpu, (attend_2<TYPE, N, ACROSS>), rows, TILE, shared, *a, plan->arrays,
+                         most_tokens);
+        return;
+    }
     float *partial =
-        (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL, sizeof *partial * floats, "attention_paged");
+        (float *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL, partial_bytes(a, plan), "attend");
     if (!partial)
         return;
-    GPU_LAUNCH(gpu, attention_paged_3,
-               dim3((unsigned)plan->n_tokens, (unsigned)a->n_heads, (unsigned)most_tiles), TILE,
-               tile_memory_bytes(a->head_dim), *a, plan->arrays, partial);
-    GPU_LAUNCH(gpu, merge_tiles, dim3((unsigned)plan->n_tokens, (unsigned)a->n_heads), TILE, 0, *a,
-               plan->arrays, partial, most_tiles);
+    blocks.z = (unsigned)tiles_of(plan);
+    GPU_LAUNCH_EARLY(gpu, (attend_3<TYPE, N, ACROSS>), blocks, TILE, shared, *a, plan->arrays,
+                     most_tokens, partial);
+    GPU_LAUNCH_EARLY(gpu, merge_tiles, rows, TILE, 0, *a, plan->arrays, most_tokens, partial,
+                     tiles_of(plan));
 }
 
-/* Row groups, shared tiles, and what must be merged of both. */
-void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
-                         const struct kv_views *kv, const struct decode_cache *cache,
-                         const struct attention_variant *variant,
-                         const struct attention_plan *plan) {
-    if (!plan->n_groups)
-        return;
-    struct group_results own = {plan->partial,
-                                decode_dim(a->head_dim, decode_has_few(cache, variant))};
-    gpu_attention_decode(gpu, a, cache, variant, plan);
-    if (attention_plan_has_cascade(plan))
-        gpu_attention_shared(gpu, a, kv, variant, plan, &own);
-    gpu_attention_merge(gpu, a, cache, variant, plan);
-}
-
-/* Version 4: row groups together, and long sequences together. */
-static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a,
-                     const struct attention_plan *plan) {
-    struct attention_variant causal = attention_variant_causal();
-    struct kv_views views = kv_layer_views(&a->kv, plan->arrays.page_size, &plan->shape);
-    struct decode_cache cache = decode_cache_of(&a->kv, plan->arrays.page_size, a->n_kv_heads);
-    gpu_attention_short(gpu, a, &views, &cache, &causal, plan);
-    gpu_attention_long(gpu, a, &views, &causal, plan);
-}
-
-void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
-                         const float *q,               /* [n_tokens, n_heads, head_dim] */
-                         const struct kv_layer *kv, const struct attention_plan *plan, int site) {
-    struct gpu_device *gpu = gpu_of(dev);
-    const struct attention_shape *shape = &plan->shape;
-    struct attention_arguments a = {};
-    a.y = y;
-    a.q = q;
-    a.kv = *kv;
-    a.n_heads = shape->n_heads;
-    a.n_kv_heads = shape->n_kv_heads;
-    a.head_dim = shape->head_dim;
-    a.scale = shape->scale;
-    a.site = site;
-    a.fault = gpu->fault;
-    if (!plan->n_tokens)
-        return;
-    int version = gpu->version[GPU_ATTENTION_PAGED];
-    bool whole_vectors = a.head_dim % VECTOR == 0 && a.head_dim / VECTOR <= TILE;
-    version = version ? version : 4;
-    bool rows_fit = plan->n_slots <= UINT32_MAX / a.n_kv_heads;
-    if (version == 4 &&
-        !(whole_vectors && rows_fit && gpu_attention_fits_tensor_cores(gpu, a.head_dim) &&
-          gpu_attention_decode_bytes(a.head_dim, false) <= gpu->most_shared))
-        version = 3;
-    if (version == 3 && gpu->recording) /* its grid would be too small for longer sequences */
-        version = 2;
-    if (version == 4)
-        launch_4(gpu, &a, plan);
-    else if (version == 3 && whole_vectors)
-        launch_3(gpu, &a, plan);
-    else if (version == 2 && whole_vectors)
-        GPU_LAUNCH(gpu, attention_paged_2, dim3((unsigned)plan->n_tokens, (unsigned)a.n_heads),
-                   TILE, tile_memory_bytes(a.head_dim), a, plan->arrays);
+/* A kernel for each type: how an element becomes an integer is worked out by the compiler. N: its
+ * elements in 16 bytes. */
+template <enum kv_type TYPE, int N>
+static void launch_type(struct gpu_device *gpu, const struct attend_arguments *a,
+                        const struct attention_plan *plan, int version, int most_tokens) {
+    int dim = a->shape.head_dim;
+    bool keys = lies_in_vectors(&a->kv.k, N, dim);
+    if (keys && lies_in_vectors(&a->kv.v, N, dim))
+        launch<TYPE, N, false>(gpu, a, plan, version, most_tokens);
+    else if (keys && lies_across(&a->kv.v, N, plan->arrays.page_size))
+        launch<TYPE, N, true>(gpu, a, plan, version, most_tokens);
     else
-        gpu_attention_paged_1(gpu, &a, &plan->arrays);
+        launch<TYPE, 1, false>(gpu, a, plan, version, most_tokens);
+}
+
+bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
+                      const struct attention_plan *plan, int version, int most_tokens) {
+    typedef void launcher(struct gpu_device *, const struct attend_arguments *,
+                          const struct attention_plan *, int, int);
+    static launcher *const launchers[N_KV_TYPES] = {
+        launch_type<KV_BFP16, 8>, launch_type<KV_BFP8, 16>, launch_type<KV_E4M3, 16>,
+        launch_type<KV_E5M2, 16>, launch_type<KV_FP16, 8>,  launch_type<KV_BF16, 8>};
+    if (a->kv.k.type != a->kv.v.type ||
+        dynamic_bytes(a->shape.head_dim) + sizeof(struct tile_memory) > 48 * 1024)
+        return false;
+    int64_t rows = (int64_t)plan->n_tokens * a->shape.n_heads;
+    bool few = rows <= gpu->n_processors * BLOCKS && plan->longest > TILE;
+    version = version ? version : few ? 3 : 2;
+    if (gpu->recording /* the grid would be too small for longer sequences */ ||
+        tiles_of(plan) > 65535 || partial_bytes(a, plan) > most_partial_bytes)
+        version = 2;
+    launchers[a->kv.k.type](gpu, a, plan, version, most_tokens);
+    return true;
 }

@@ -38,7 +38,7 @@ static const struct {
     int versions;
 } kernels[N_GPU_KERNELS] = {
     {"snap_rows", 2}, {"linear", 4}, {"rmsnorm", 3}, {"add_rmsnorm", 2}, {"rope", 2},
-    {"norm_rope", 2}, {"kv_gather", 2}, {"attention", 3}, {"attention_paged", 4}, {"attend", 4},
+    {"norm_rope", 2}, {"kv_gather", 2}, {"attention", 3}, {"attend", 4},
     {"attention_plan", 2}, {"silu_mul", 2}, {"add", 2}, {"decode_step", 2},
 };
 
@@ -117,7 +117,7 @@ static void release(struct device *dev, void *data, size_t bytes) {
 }
 
 /* Memory of the host that the GPU writes to; not counted, as it is none of the GPU's. */
-static void *allocate_seen(struct device *dev, size_t bytes, const char *what, struct error *err) {
+static void *allocate_host_visible(struct device *dev, size_t bytes, const char *what, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     void *data = NULL;
     cudaError_t result = gpu->failed ? cudaSuccess : cudaMallocHost(&data, bytes ? bytes : 1);
@@ -130,7 +130,7 @@ static void *allocate_seen(struct device *dev, size_t bytes, const char *what, s
     return has_memory(gpu, result, err) ? data : NULL;
 }
 
-static void release_seen(struct device *dev, void *data, size_t) {
+static void release_host_visible(struct device *dev, void *data, size_t) {
     if (!data)
         return;
     gpu_of(dev)->memory_changes++;
@@ -375,17 +375,52 @@ static struct device *open_device(const struct device_options *options, struct e
     return NULL;
 }
 
-/* In the order of struct ops: C++17 has no names here. */
 const struct ops TABLE = {
-    NAME,          open_device,   close_device,  versions,       set_version,     allocate,
-    release,       allocate_seen, release_seen,  available,      upload,          download,
-    copy,          sync_device,
-    gpu_graph_begin, gpu_graph_end, gpu_graph_run, gpu_graph_free, memory_changes,
-    matrix_create, matrix_put,    matrix_release, gpu_embed,     gpu_take_rows,   gpu_snap_rows,
-    gpu_linear,    gpu_linear_parts, gpu_add_bias, gpu_rmsnorm,  gpu_add_rmsnorm, gpu_rope,
-    gpu_norm_rope, gpu_kv_append, gpu_kv_gather, gpu_attention,
-    gpu_attention_plan_new, gpu_attention_plan_free, gpu_attention_plan, gpu_attention_plan_form,
-    gpu_attention_paged,
-    gpu_attend,    gpu_merge_states, gpu_finish_states, gpu_kv_store, gpu_kv_convert,
-    gpu_silu_mul,  gpu_add,       gpu_sample,    gpu_decode_step,
+    .name = NAME,
+    .open = open_device,
+    .close = close_device,
+    .versions = versions,
+    .set_version = set_version,
+    .alloc = allocate,
+    .free = release,
+    .alloc_host_visible = allocate_host_visible,
+    .free_host_visible = release_host_visible,
+    .available = available,
+    .upload = upload,
+    .download = download,
+    .copy = copy,
+    .sync = sync_device,
+    .graph_begin = gpu_graph_begin,
+    .graph_end = gpu_graph_end,
+    .graph_run = gpu_graph_run,
+    .graph_free = gpu_graph_free,
+    .memory_changes = memory_changes,
+    .matrix_create = matrix_create,
+    .matrix_put = matrix_put,
+    .matrix_free = matrix_release,
+    .embed = gpu_embed,
+    .take_rows = gpu_take_rows,
+    .snap_rows = gpu_snap_rows,
+    .linear = gpu_linear,
+    .linear_parts = gpu_linear_parts,
+    .add_bias = gpu_add_bias,
+    .rmsnorm = gpu_rmsnorm,
+    .add_rmsnorm = gpu_add_rmsnorm,
+    .rope = gpu_rope,
+    .norm_rope = gpu_norm_rope,
+    .kv_append = gpu_kv_append,
+    .kv_gather = gpu_kv_gather,
+    .attention = gpu_attention,
+    .attention_plan_new = gpu_attention_plan_new,
+    .attention_plan_free = gpu_attention_plan_free,
+    .attention_plan = gpu_attention_plan,
+    .attention_plan_form = gpu_attention_plan_form,
+    .attend = gpu_attend,
+    .merge_states = gpu_merge_states,
+    .finish_states = gpu_finish_states,
+    .kv_convert = gpu_kv_convert,
+    .silu_mul = gpu_silu_mul,
+    .add = gpu_add,
+    .sample = gpu_sample,
+    .decode_step = gpu_decode_step,
 };

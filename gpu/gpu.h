@@ -28,7 +28,6 @@ enum gpu_kernel {
     GPU_NORM_ROPE,
     GPU_KV_GATHER,
     GPU_ATTENTION,
-    GPU_ATTENTION_PAGED,
     GPU_ATTEND,
     GPU_ATTENTION_PLAN,
     GPU_SILU_MUL,
@@ -77,7 +76,7 @@ struct gpu_device {
     struct {                          /* of decode_step (gpu/fast/step/step.cu) */
         const void *packed_of;        /* the embedding of the model whose weights are packed, */
         long packed_at;               /* and weights_changes then */
-        void *layers, *layers_device; /* what it was told of the layers last, and where that is */
+        void *layers, *layers_device; /* what the kernel knows of the layers, and where that is */
         size_t layers_bytes;
         int head_dim, bytes; /* what this was asked for: */
         struct {
@@ -236,22 +235,18 @@ void gpu_rope(struct device *, float *, const int32_t *, const float *, const fl
               int);
 void gpu_norm_rope(struct device *, const struct head_rows *, const struct head_rows *,
                    const int32_t *, const float *, const float *, int, int, double);
-void gpu_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
-                   const int64_t *, int, int, int, int, int);
+void gpu_kv_append(struct device *, const struct kv_views *, const float *, const float *,
+                   const int64_t *, int, int, int, int, int, int);
 void gpu_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,
                    const int64_t *, int, int, int);
 void gpu_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
                    const struct attention_shape *, int);
-void gpu_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
-                         const struct attention_plan *, int);
 void gpu_attend(struct device *, float *, const float *, const struct kv_views *,
                 const struct attention_plan *, const struct attention_variant *, int);
 void gpu_merge_states(struct device *, const struct attention_state *,
                       const struct attention_state *, int, int);
 void gpu_finish_states(struct device *, float *, float *, enum lse_base,
                        const struct attention_state *, float, int, int);
-void gpu_kv_store(struct device *, const struct kv_views *, const float *, const float *,
-                  const int64_t *, int, int, int, int, int, int);
 void gpu_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,
                     int);
 void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);

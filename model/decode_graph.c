@@ -1,5 +1,8 @@
 #include "model/decode_graph.h"
 
+#include "model/workspace.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 static const int sizes[N_DECODE_SIZES] = {
@@ -51,36 +54,68 @@ void decode_pad(struct decode_graphs *g, const struct batch *b, int size) {
                               .pages = &g->pages};
 }
 
-int decode_run(struct decode_graphs *g, int size, int form, struct device *dev, void (*run)(void *),
-               void *context, struct error *err) {
+int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
+               struct workspace *ws, const struct pass_parts *parts, struct error *err) {
+    struct device *dev = model->dev;
     const struct ops *ops = dev->ops;
-    long memory = ops->memory_changes(dev);
     const struct kv_layer *layers = g->caches[0]->layers;
-    struct device_graph **graph = &g->sizes[size][form].graph;
+    struct recording *r = &g->recordings[size][form];
     /* What a recording knows may have moved, or it was of another pool. */
-    if (memory != g->sizes[size][form].memory || layers != g->sizes[size][form].layers) {
-        ops->graph_free(dev, *graph);
-        *graph = NULL;
-        run(context); /* and makes the ops get their scratch memory: a recording cannot */
-        g->sizes[size][form].memory = ops->memory_changes(dev);
-        g->sizes[size][form].layers = layers;
+    if (ops->memory_changes(dev) != r->memory || layers != r->layers) {
+        ops->graph_free(dev, r->graph);
+        r->graph = NULL;
+        parts->run(model, ws, &g->batch, NULL); /* the ops get scratch memory: a recording cannot */
+        r->memory = ops->memory_changes(dev);
+        r->layers = layers;
         return 0;
     }
-    if (!*graph) {
+    if (!r->graph) {
         if (ops->graph_begin(dev, err))
             return -1;
-        run(context);
-        *graph = ops->graph_end(dev, err);
+        parts->run(model, ws, &g->batch, NULL);
+        r->graph = ops->graph_end(dev, err);
     }
-    if (!*graph)
+    if (!r->graph)
         return -1;
-    ops->graph_run(dev, *graph);
+    ops->graph_run(dev, r->graph);
     return 0;
+}
+
+/* The pass as one op. Returns 1; 0: it must be run otherwise; -1 with err set. */
+static int run_as_one_op(struct model *model, struct workspace *ws, const struct batch *batch,
+                         struct error *err) {
+    struct device *dev = model->dev;
+    if (!dev->ops->decode_step || batch->caches[0]->type != KV_BFP16)
+        return 0;
+    if (workspace_reserve_batch(ws, model, batch, err))
+        return -1;
+    return dev->ops->decode_step(dev, ws->logits, model, batch->caches[0]->layers, batch->pages,
+                                 batch->token_ids, err);
+}
+
+int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
+                   const struct pass_parts *parts, struct error *err) {
+    const struct ops *ops = model->dev->ops;
+    int size = ws->no_graphs ? -1 : decode_size_of(batch);
+    if (size < 0)
+        return 0;
+    int done = run_as_one_op(model, ws, batch, err);
+    if (done || !ops->graph_begin)
+        return done;
+    if (!ws->graphs)
+        ws->graphs = calloc(1, sizeof *ws->graphs);
+    if (!ws->graphs)
+        return 0;
+    decode_pad(ws->graphs, batch, size);
+    if (parts->prepare(model, ws, &ws->graphs->batch, err) ||
+        decode_run(ws->graphs, size, ops->attention_plan_form(ws->plan), model, ws, parts, err))
+        return -1;
+    return 1;
 }
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev) {
     for (int i = 0; g && i < N_DECODE_SIZES; i++)
         for (int form = 0; form < N_PLAN_FORMS; form++)
-            if (g->sizes[i][form].graph)
-                dev->ops->graph_free(dev, g->sizes[i][form].graph);
+            if (g->recordings[i][form].graph)
+                dev->ops->graph_free(dev, g->recordings[i][form].graph);
 }

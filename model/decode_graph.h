@@ -1,6 +1,6 @@
 /*
- * decode_graph.h - a decoding pass recorded once and replayed: a GPU runs its kernels faster than
- * the host can start them one by one.
+ * decode_graph.h - a decoding pass in one go, on devices that can: as one op, or recorded once and
+ * replayed. A GPU runs the kernels of a pass faster than the host can start them one by one.
  *
  * A recording is for a number of rows. So a batch is padded to one of a few sizes; a row of padding
  * has position -1, which is stored nowhere, and a sequence without pages, which sees nothing. It
@@ -17,12 +17,30 @@
 
 enum { MOST_DECODE_ROWS = 256, N_DECODE_SIZES = 13 };
 
+/* The two parts of a pass, as forward.c has them: both work on the whole batch. */
+struct pass_parts {
+    int (*prepare)(struct model *model, struct workspace *ws, const struct batch *batch,
+                   struct error *err);
+    void (*run)(struct model *model, struct workspace *ws, const struct batch *batch,
+                const struct probe *probe);
+};
+
+/* Runs the batch where it is a decoding pass and the device has a way to do that in one go: what
+ * parts do, and the same bits. Returns 1; 0 when it must be run otherwise; -1 with err set. */
+int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
+                   const struct pass_parts *parts, struct error *err);
+
+/* ---- recordings, one for each size and form of a plan (ops.h) ----------------------------------
+ */
+
+struct recording {
+    struct device_graph *graph;    /* NULL: not recorded */
+    long memory;                   /* what memory_changes said after the last pass of this size */
+    const struct kv_layer *layers; /* of its caches: another pool lies elsewhere */
+};
+
 struct decode_graphs {
-    struct {
-        struct device_graph *graph; /* NULL: not recorded */
-        long memory;                /* what memory_changes said after the last pass of this size */
-        const struct kv_layer *layers; /* of its caches: another pool lies elsewhere */
-    } sizes[N_DECODE_SIZES][N_PLAN_FORMS];
+    struct recording recordings[N_DECODE_SIZES][N_PLAN_FORMS];
     /* The batch with its padding. */
     struct batch batch;
     struct paged_batch pages;
@@ -39,12 +57,13 @@ int decode_size_of(const struct batch *batch);
 /* Copies the batch into g->batch, padded to the size. */
 void decode_pad(struct decode_graphs *g, const struct batch *batch, int size);
 
-/* Runs the pass: by run(context), or by replaying it. What run does must depend on nothing but the
- * size, the form of the plan of attention (ops.h) and device memory. Returns 0, or -1 with err
- * set. */
-int decode_run(struct decode_graphs *g, int size, int form, struct device *dev,
-               void (*run)(void *context), void *context, struct error *err);
+/* Runs g->batch, which is prepared: by parts->run, or by replaying it. What run does must depend on
+ * nothing but the size, the form of the plan of attention and device memory. Returns 0, or -1 with
+ * err set. */
+int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
+               struct workspace *ws, const struct pass_parts *parts, struct error *err);
 
+/* Frees the recordings. NULL is fine. */
 void decode_graphs_free(struct decode_graphs *g, struct device *dev);
 
 #endif

@@ -4,7 +4,6 @@
 #include "model/workspace.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +31,116 @@ static const char *const tensor_names[N_TENSORS] = {
 const char *tensor_name(enum tensor_id id) {
     return tensor_names[id];
 }
+
+/* ---- prepare: memory, and what the ops read of the batch ------------------------------------ */
+
+static bool is_paged(const struct batch *batch) {
+    return batch->caches && batch->n_sequences && batch->caches[0]->slots;
+}
+
+/* Must each sequence be gathered into one piece before attention? */
+static bool is_gathered(const struct batch *batch) {
+    return is_paged(batch) && !batch->pages;
+}
+
+/* Positions that sequence i has after the pass. */
+static int kv_len_of(const struct batch *batch, int i) {
+    return batch->positions[batch->qo_indptr[i + 1] - 1] + 1;
+}
+
+static struct attention_shape attention_shape_of(const struct model_config *c) {
+    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim, 1.0 / sqrt(c->head_dim),
+                                    KV_BFP16};
+}
+
+/* Where the keys and values of each row go, and by how much it is rotated. */
+static int upload_positions(struct workspace *ws, const struct batch *batch, struct error *err) {
+    struct device *dev = ws->model->dev;
+    size_t n = (size_t)batch->n_tokens;
+    int result = 0;
+    int64_t *slots = malloc(sizeof *slots * n);
+    int32_t *rotations = malloc(sizeof *rotations * n);
+    if (!slots || !rotations)
+        result = error_set(err, "out of memory for a pass of %zu tokens", n);
+    for (size_t i = 0; i < n && !result; i++) {
+        slots[i] = batch->positions[i]; /* -1, a row of padding: not stored */
+        rotations[i] = batch->positions[i] < 0 ? 0 : batch->positions[i];
+    }
+    for (int i = 0; is_paged(batch) && i < batch->n_sequences && !result; i++) {
+        const struct kv_cache *cache = batch->caches[i];
+        if (!cache) /* padding */
+            break;
+        int first = batch->qo_indptr[i];
+        result = cache->slots(cache, batch->positions[first], batch->qo_indptr[i + 1] - first,
+                              slots + first, err);
+    }
+    if (!result) {
+        dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
+        dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
+    }
+    free(slots);
+    free(rotations);
+    return result;
+}
+
+/* The slots of all positions of all sequences, to gather them. */
+static int upload_paged_slots(struct workspace *ws, const struct batch *batch, struct error *err) {
+    struct device *dev = ws->model->dev;
+    int64_t n = 0;
+    int longest = 0, result = 0;
+    for (int i = 0; i < batch->n_sequences; i++) {
+        int kv_len = kv_len_of(batch, i);
+        longest = kv_len > longest ? kv_len : longest;
+        n += kv_len;
+    }
+    if (n > INT32_MAX / 2)
+        return error_set(err, "a pass over %lld cached positions: too many", (long long)n);
+    int64_t *slots = malloc(sizeof *slots * (size_t)n), *next = slots;
+    if (!slots)
+        return error_set(err, "out of memory for a pass over %lld cached positions", (long long)n);
+    for (int i = 0; i < batch->n_sequences && !result; i++) {
+        const struct kv_cache *cache = batch->caches[i];
+        int kv_len = kv_len_of(batch, i);
+        result = cache->slots(cache, 0, kv_len, next, err);
+        next += kv_len;
+    }
+    if (!result)
+        result = workspace_reserve_gathered(ws, (int)n, longest, err);
+    if (!result)
+        dev->ops->upload(dev, ws->paged_slots, slots, sizeof *slots * (size_t)n);
+    free(slots);
+    return result;
+}
+
+static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
+    struct device *dev = ws->model->dev;
+    struct attention_shape shape = attention_shape_of(&ws->model->config);
+    shape.kv_type = batch->caches[0]->type;
+    if (!ws->plan)
+        ws->plan = dev->ops->attention_plan_new(dev, err);
+    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;
+}
+
+/* Gets memory and uploads what the ops read of the batch. Returns 0, or -1 with err set. */
+static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
+                   struct error *err) {
+    const struct ops *ops = model->dev->ops;
+    if (workspace_reserve_batch(ws, model, batch, err))
+        return -1;
+    if (is_gathered(batch) && batch->caches[0]->type != KV_BFP16)
+        return error_set(err, "a KV cache of type %s needs passes of all sequences together",
+                         kv_type_name(batch->caches[0]->type));
+    if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
+        (batch->pages && plan_attention(ws, batch, err)) || upload_positions(ws, batch, err))
+        return -1;
+    ops->upload(model->dev, ws->token_ids, batch->token_ids,
+                sizeof(int32_t) * (size_t)batch->n_tokens);
+    ops->upload(model->dev, ws->logit_rows, batch->logit_rows,
+                sizeof(int32_t) * (size_t)batch->n_logits);
+    return 0;
+}
+
+/* ---- the ops, in order ---------------------------------------------------------------------- */
 
 /* What the steps of one pass share. */
 struct pass {
@@ -97,71 +206,31 @@ static struct kv_layer kv_of(const struct pass *p, int i) {
         return p->batch->caches[i]->layers[p->layer];
     const struct model_config *c = &p->model->config;
     size_t row = (size_t)p->batch->qo_indptr[i] * (size_t)c->n_kv_heads;
-    const struct kv_layer *all = &p->ws->passing;
+    const struct kv_layer *all = &p->ws->uncached;
     return (struct kv_layer){all->k + row * (size_t)c->head_dim, all->v + row * (size_t)c->head_dim,
                              all->k_exponents + row, all->v_exponents + row};
 }
 
-static bool is_paged(const struct batch *batch) {
-    return batch->caches && batch->n_sequences && batch->caches[0]->slots;
-}
-
-/* Must each sequence be gathered into one piece before attention? */
-static bool is_gathered(const struct batch *batch) {
-    return is_paged(batch) && !batch->pages;
-}
-
-/* Positions that sequence i has after the pass. */
-static int kv_len_of(const struct batch *batch, int i) {
-    return batch->positions[batch->qo_indptr[i + 1] - 1] + 1;
-}
-
-static struct attention_shape attention_shape_of(const struct model_config *c) {
-    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim, 1.0 / sqrt(c->head_dim),
-                                    KV_BFP16};
-}
-
-/* The views of a layer of a pool, whatever its type. Returns 0, or -1 with err set. */
-static int typed_views(struct kv_views *kv, const struct model_config *c, const struct batch *batch,
-                       const struct kv_layer *layer, struct error *err) {
-    const struct paged_batch *pages = batch->pages;
-    struct kv_layout layout =
-        kv_layout_of(KV_NHD, false, pages->n_pages, pages->page_size, c->n_kv_heads, c->head_dim);
-    layout.type = batch->caches[0]->type;
-    return kv_views_of(kv, &layout, layer->k, layer->v, layer->k_exponents, layer->v_exponents,
-                       err);
-}
-
-/* The same over a pool of another type. */
-static void attend_typed(const struct pass *p, const struct kv_layer *layer) {
+/* The keys and values of the rows first ... first + n - 1 go to their slots. */
+static void append(const struct pass *p, const struct kv_views *kv, int page_size, int first,
+                   int n) {
     const struct model_config *c = &p->model->config;
-    const struct paged_batch *pages = p->batch->pages;
-    struct attention_variant causal = attention_variant_causal();
-    struct kv_views kv;
-    struct error err;
-    if (typed_views(&kv, c, p->batch, layer, &err))
-        return; /* never: plan_attention has asked before */
-    p->ops->kv_store(p->dev, &kv, p->ws->k, p->ws->v, p->ws->slots, p->batch->n_tokens,
-                     pages->page_size, c->n_kv_heads, c->head_dim, site(p, TENSOR_K_ROTATED),
-                     site(p, TENSOR_V));
-    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, p->ws->plan, &causal,
-                   site(p, TENSOR_ATTENTION));
+    size_t at = (size_t)first * (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    p->ops->kv_append(p->dev, kv, p->ws->k + at, p->ws->v + at, p->ws->slots + first, n, page_size,
+                      c->n_kv_heads, c->head_dim, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
 }
 
-/* All sequences at once, through the page table. */
+/* All sequences at once, through the page table (phase 8). */
 static void attend_together(const struct pass *p) {
     const struct model_config *c = &p->model->config;
-    struct workspace *ws = p->ws;
     const struct kv_cache *cache = p->batch->caches[0];
-    const struct kv_layer *layer = &cache->layers[p->layer]; /* of the pool */
-    if (cache->type != KV_BFP16) {
-        attend_typed(p, layer);
-        return;
-    }
-    p->ops->kv_append(p->dev, layer, ws->k, ws->v, ws->slots, p->batch->n_tokens, c->n_kv_heads,
-                      c->head_dim, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
-    p->ops->attention_paged(p->dev, ws->attention, ws->q, layer, ws->plan,
-                            site(p, TENSOR_ATTENTION));
+    int page_size = p->batch->pages->page_size;
+    struct attention_variant causal = attention_variant_causal();
+    struct kv_views kv = kv_layer_views(&cache->layers[p->layer], cache->type, page_size,
+                                        c->n_kv_heads, c->head_dim);
+    append(p, &kv, page_size, 0, p->batch->n_tokens);
+    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, p->ws->plan, &causal,
+                   site(p, TENSOR_ATTENTION));
 }
 
 /* One sequence after the other. */
@@ -170,23 +239,21 @@ static void attend_each(const struct pass *p) {
     struct workspace *ws = p->ws;
     struct attention_shape shape = attention_shape_of(c);
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
-    size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
     const int64_t *paged_slots = is_gathered(p->batch) ? ws->paged_slots : NULL;
     for (int i = 0; i < p->batch->n_sequences; i++) {
-        int first = p->batch->qo_indptr[i], end = p->batch->qo_indptr[i + 1];
+        int first = p->batch->qo_indptr[i], n = p->batch->qo_indptr[i + 1] - first;
         int kv_len = kv_len_of(p->batch, i);
         struct kv_layer layer = kv_of(p, i);
-        p->ops->kv_append(p->dev, &layer, ws->k + (size_t)first * kv, ws->v + (size_t)first * kv,
-                          ws->slots + first, end - first, c->n_kv_heads, c->head_dim,
-                          site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
-        if (paged_slots) { /* the kernel wants one piece */
+        struct kv_views kv = kv_layer_views(&layer, KV_BFP16, 1, c->n_kv_heads, c->head_dim);
+        append(p, &kv, 1, first, n);
+        if (paged_slots) { /* attention wants one piece */
             p->ops->kv_gather(p->dev, &ws->gathered, &layer, paged_slots, kv_len, c->n_kv_heads,
                               c->head_dim);
             paged_slots += kv_len;
             layer = ws->gathered;
         }
         p->ops->attention(p->dev, ws->attention + (size_t)first * q, ws->q + (size_t)first * q,
-                          &layer, end - first, kv_len, &shape, site(p, TENSOR_ATTENTION));
+                          &layer, n, kv_len, &shape, site(p, TENSOR_ATTENTION));
     }
 }
 
@@ -276,169 +343,28 @@ static void output_block(const struct pass *p) {
     linear(p, ws->logits, model_output(p->model), NULL, TENSOR_LOGITS, n);
 }
 
-/* Where the keys and values of each row go, and by how much it is rotated. */
-static int upload_positions(struct workspace *ws, const struct batch *batch, struct error *err) {
-    struct device *dev = ws->model->dev;
-    size_t n = (size_t)batch->n_tokens;
-    int result = 0;
-    int64_t *slots = malloc(sizeof *slots * n);
-    int32_t *rotations = malloc(sizeof *rotations * n);
-    if (!slots || !rotations)
-        result = error_set(err, "out of memory for a pass of %zu tokens", n);
-    for (size_t i = 0; i < n && !result; i++) {
-        slots[i] = batch->positions[i]; /* -1, a row of padding: not stored */
-        rotations[i] = batch->positions[i] < 0 ? 0 : batch->positions[i];
-    }
-    for (int i = 0; is_paged(batch) && i < batch->n_sequences && !result; i++) {
-        const struct kv_cache *cache = batch->caches[i];
-        if (!cache) /* padding */
-            break;
-        int first = batch->qo_indptr[i];
-        result = cache->slots(cache, batch->positions[first], batch->qo_indptr[i + 1] - first,
-                              slots + first, err);
-    }
-    if (!result) {
-        dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
-        dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
-    }
-    free(slots);
-    free(rotations);
-    return result;
-}
-
-/* The slots of all positions of all sequences, to gather them. */
-static int upload_paged_slots(struct workspace *ws, const struct batch *batch, struct error *err) {
-    struct device *dev = ws->model->dev;
-    int64_t n = 0;
-    int longest = 0, result = 0;
-    for (int i = 0; i < batch->n_sequences; i++) {
-        int kv_len = kv_len_of(batch, i);
-        longest = kv_len > longest ? kv_len : longest;
-        n += kv_len;
-    }
-    if (n > INT32_MAX / 2)
-        return error_set(err, "a pass over %lld cached positions: too many", (long long)n);
-    int64_t *slots = malloc(sizeof *slots * (size_t)n), *next = slots;
-    if (!slots)
-        return error_set(err, "out of memory for a pass over %lld cached positions", (long long)n);
-    for (int i = 0; i < batch->n_sequences && !result; i++) {
-        const struct kv_cache *cache = batch->caches[i];
-        int kv_len = kv_len_of(batch, i);
-        result = cache->slots(cache, 0, kv_len, next, err);
-        next += kv_len;
-    }
-    if (!result)
-        result = workspace_reserve_gathered(ws, (int)n, longest, err);
-    if (!result)
-        dev->ops->upload(dev, ws->paged_slots, slots, sizeof *slots * (size_t)n);
-    free(slots);
-    return result;
-}
-
-static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
-    struct device *dev = ws->model->dev;
-    const struct model_config *c = &ws->model->config;
-    struct attention_shape shape = attention_shape_of(c);
-    struct kv_views kv;
-    if (typed_views(&kv, c, batch, &batch->caches[0]->layers[0], err))
-        return -1;
-    shape.kv_type = batch->caches[0]->type;
-    if (!ws->plan)
-        ws->plan = dev->ops->attention_plan_new(dev, err);
-    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;
-}
-
-/* Room for the batch, and the angles of its positions. */
-static int reserve_for(struct model *model, struct workspace *ws, const struct batch *batch,
-                       struct error *err) {
-    int last = 0;
-    for (int i = 0; i < batch->n_tokens; i++)
-        last = batch->positions[i] > last ? batch->positions[i] : last;
-    if (model_reserve_positions(model, last + 1, err))
-        return -1;
-    return workspace_reserve(ws, batch->n_tokens, batch->n_logits, err);
-}
-
-/* Gets memory and uploads what the ops read of the batch. */
-static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
-                   struct error *err) {
-    struct device *dev = model->dev;
-    const struct model_config *c = &model->config;
-    int n = batch->n_tokens;
-    if (reserve_for(model, ws, batch, err))
-        return -1;
-    if (is_gathered(batch) && batch->caches[0]->type != KV_BFP16)
-        return error_set(err, "a KV cache of type %s needs passes of all sequences together",
-                         kv_type_name(batch->caches[0]->type));
-    if (!batch->caches && !ws->passing.k &&
-        kv_layer_alloc(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16,
-                       err))
-        return -1;
-    if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
-        (batch->pages && plan_attention(ws, batch, err)) || upload_positions(ws, batch, err))
-        return -1;
-    dev->ops->upload(dev, ws->token_ids, batch->token_ids, sizeof(int32_t) * (size_t)n);
-    dev->ops->upload(dev, ws->logit_rows, batch->logit_rows,
-                     sizeof(int32_t) * (size_t)batch->n_logits);
-    return 0;
-}
-
-/* The ops of a pass, in order. */
-static void run_ops(void *context) {
-    struct pass p = *(struct pass *)context;
-    p.ops->embed(p.dev, p.ws->x, p.ws->token_ids, &p.model->embedding, p.batch->n_tokens);
-    see(&p, TENSOR_EMBEDDING, p.ws->x, p.batch->n_tokens, p.model->config.hidden);
+/* All of it, from token ids to logits. probe may be NULL. */
+static void run_ops(struct model *model, struct workspace *ws, const struct batch *batch,
+                    const struct probe *probe) {
+    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
+    p.ops->embed(p.dev, ws->x, ws->token_ids, &model->embedding, batch->n_tokens);
+    see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
     run_layers(&p);
     output_block(&p);
 }
 
-/* The size in which a recording could run the batch; -1: it must be run op by op. */
-static int size_of_recording(struct workspace *ws, const struct batch *batch,
-                             const struct probe *probe) {
-    if (!ws->model->dev->ops->graph_begin || probe || ws->no_graphs)
-        return -1;
-    if (!ws->graphs)
-        ws->graphs = calloc(1, sizeof *ws->graphs);
-    return ws->graphs ? decode_size_of(batch) : -1;
-}
-
-/* A decoding pass as one op. Returns 1; 0: it must be run otherwise; -1 with err set. */
-static int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
-                          const struct probe *probe, struct error *err) {
-    struct device *dev = model->dev;
-    if (!dev->ops->decode_step || probe || ws->no_graphs || decode_size_of(batch) < 0 ||
-        batch->caches[0]->type != KV_BFP16)
-        return 0;
-    if (reserve_for(model, ws, batch, err))
-        return -1;
-    return dev->ops->decode_step(dev, ws->logits, model, batch->caches[0]->layers, batch->pages,
-                                 batch->token_ids, err);
-}
-
 float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
                const struct probe *probe, struct error *err) {
-    int at_once = decode_at_once(model, ws, batch, probe, err);
-    if (at_once)
-        return at_once > 0 ? ws->logits : NULL;
-    int size = size_of_recording(ws, batch, probe);
-    if (size >= 0) {
-        decode_pad(ws->graphs, batch, size);
-        batch = &ws->graphs->batch;
+    const struct pass_parts parts = {prepare, run_ops};
+    int done = probe ? 0 : decode_at_once(model, ws, batch, &parts, err);
+    if (!done && !prepare(model, ws, batch, err)) {
+        run_ops(model, ws, batch, probe);
+        done = 1;
     }
-    if (prepare(model, ws, batch, err))
-        return NULL;
-    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
-    if (size < 0)
-        run_ops(&p);
-    else if (decode_run(ws->graphs, size, model->dev->ops->attention_plan_form(ws->plan),
-                        model->dev, run_ops, &p, err))
-        return NULL;
-    return ws->logits;
+    return done > 0 ? ws->logits : NULL;
 }
 
-void workspace_use_graphs(struct workspace *ws, bool use) {
-    ws->no_graphs = !use;
-}
+/* ---- finish: the next tokens, and faults ---------------------------------------------------- */
 
 /* Turns a fault into a sentence: which tensor, where in the model, where in the text. */
 static int describe_fault(const struct batch *batch, struct fault fault, int n_layers,

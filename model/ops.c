@@ -41,9 +41,9 @@ const struct ops *ops_default(struct error *why) {
     return &gpu_ops;
 }
 
-struct kv_views kv_layer_views(const struct kv_layer *kv, int page_size,
-                               const struct attention_shape *shape) {
-    int64_t dim = shape->head_dim, heads = shape->n_kv_heads;
+struct kv_views kv_layer_views(const struct kv_layer *kv, enum kv_type type, int page_size,
+                               int n_kv_heads, int head_dim) {
+    int64_t dim = head_dim, heads = n_kv_heads;
     struct kv_view k = {.data = kv->k,
                         .exponents = kv->k_exponents,
                         .page_step = page_size * heads * dim,
@@ -54,7 +54,8 @@ struct kv_views kv_layer_views(const struct kv_layer *kv, int page_size,
                         .page_exponents = page_size * heads,
                         .position_exponents = heads,
                         .head_exponents = 1,
-                        .x = shape->head_dim,
+                        .x = head_dim,
+                        .type = type,
                         .scale = 1};
     struct kv_view v = k;
     v.data = kv->v;

@@ -87,8 +87,8 @@ struct bfp_rows {
 /* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
  * exponent. A contiguous cache is one sequence with slot = position. In a pool of another type than
  * bfp16 (model/attention/kv_type.h), k and v are arrays of its elements, and only bfp8 has
- * exponents: attend and kv_store read such a layer through kv_views_of, the ops that take a layer
- * do not. */
+ * exponents: ops that take views read such a layer (kv_views_of), attention and kv_gather do not.
+ */
 struct kv_layer {
     int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
     int8_t *k_exponents, *v_exponents; /* [n_slots, n_kv_heads] */
@@ -103,10 +103,10 @@ struct attention_shape {
                              pays depends on it */
 };
 
-/* The views of a bfp16 layer: NHD, keys and values apart, in pages of page_size slots (0: it is one
- * page). Of shape, n_kv_heads and head_dim count. */
-struct kv_views kv_layer_views(const struct kv_layer *kv, int page_size,
-                               const struct attention_shape *shape);
+/* The views of a layer of that type: NHD, keys and values apart, in pages of page_size slots. A
+ * contiguous cache has any page size: its pages follow each other. */
+struct kv_views kv_layer_views(const struct kv_layer *kv, enum kv_type type, int page_size,
+                               int n_kv_heads, int head_dim);
 
 /* How the next token of one row of logits is drawn. */
 struct sampling {
@@ -132,8 +132,8 @@ struct ops {
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
      * how many the op of that name has (the reference: none, 0, but of attention_plan:
-     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with
-     * err set when there is no such op or version. */
+     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with err
+     * set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 
@@ -143,10 +143,11 @@ struct ops {
     void *(*alloc)(struct device *dev, size_t bytes, const char *what, struct error *err);
     void (*free)(struct device *dev, void *data, size_t bytes);
 
-    /* The same for the few bytes that ops leave for the host, which reads them as they are after
-     * sync: it need not wait for a copy then. */
-    void *(*alloc_seen)(struct device *dev, size_t bytes, const char *what, struct error *err);
-    void (*free_seen)(struct device *dev, void *data, size_t bytes);
+    /* alloc and free of memory that ops write and the host reads as it is after sync, without a
+     * copy: for a few bytes. */
+    void *(*alloc_host_visible)(struct device *dev, size_t bytes, const char *what,
+                                struct error *err);
+    void (*free_host_visible)(struct device *dev, void *data, size_t bytes);
 
     /* Bytes that alloc could still give in all: of the GPU's memory, or of the host's within the
      * limits of its control group and of ulimit -v. Others may take some of it at any time. 0 when
@@ -247,13 +248,17 @@ struct ops {
                       const float *sin_table,                        /* [n_positions, head_dim/2] */
                       int n_tokens, int head_dim, double eps);
 
-    /* Snaps each key row and value row and writes it to its slot, which the layer must have: nobody
-     * checks. A negative slot is skipped. */
-    void (*kv_append)(struct device *dev, const struct kv_layer *kv,
+    /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h: rows
+     * of bfp are snapped, of fp8 divided by the scale, rounded and saturated, of other floats
+     * rounded), and writes it to its slot = page * page_size + position, in a cache of any layout.
+     * A negative slot is skipped; others must be of the cache, nobody checks. paged_batch_slots
+     * gives the slots of positions of sequences. kv: host. */
+    void (*kv_append)(struct device *dev, const struct kv_views *kv,
                       const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                       const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
                       const int64_t *slots, /* [n_tokens] */
-                      int n_tokens, int n_kv_heads, int head_dim, int site_k, int site_v);
+                      int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
+                      int site_v);
 
     /* Slot i of `to` gets what slot slots[i] >= 0 of `from` holds: turns a sequence that lies in
      * blocks of a pool into a contiguous cache. */
@@ -272,16 +277,16 @@ struct ops {
 
     /*
      * Attention of many sequences over one paged cache, in one call. The plan turns the lengths and
-     * page tables of a batch into work for the device, once per pass; attention_paged uses it in
-     * every layer and touches device memory only.
+     * page tables of a batch into work for the device, once per pass; attend uses it in every layer
+     * and touches device memory only.
      *
      * attention_plan_new: an empty plan, or NULL with err set. attention_plan_free: NULL is fine.
-     * attention_plan copies the batch. variant (host): what attend will be told; it matters here
-     * for what it says of causal, window and mask, not of scores; NULL: causal. Tiles that
-     * sequences share are read once where that pays (model/attention/cascade.h). Returns 0, or -1
-     * with err set: what paged_batch_check or attention_variant_check refuses, no memory, more
-     * tiles than can be counted; the plan is then of no sequences. A plan must not change while
-     * attention_paged or attend may still use it: not before the next sync.
+     * attention_plan copies the batch. variant (host): what attend will be given; what it says of
+     * causal, window and mask matters here, scores do not; NULL: causal. Tiles that sequences share
+     * are read once where that pays (model/attention/cascade.h). Returns 0, or -1 with err set:
+     * what paged_batch_check or attention_variant_check refuses, no memory, more tiles than can be
+     * counted; the plan is then of no sequences. A plan must not change while attend may still use
+     * it: not before the next sync.
      */
     struct attention_plan *(*attention_plan_new)(struct device *dev, struct error *err);
     void (*attention_plan_free)(struct device *dev, struct attention_plan *plan);
@@ -295,23 +300,19 @@ struct ops {
      * lengths. */
     int (*attention_plan_form)(const struct attention_plan *plan);
 
-    /* Causal attention of the planned batch; kv is the pool, n_tokens = qo_indptr[n_sequences].
-     * Rows that see no position get zeros. Paged attention: Kwon et al., "Efficient Memory
-     * Management for Large Language Model Serving with PagedAttention", 2023. */
-    void (*attention_paged)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
-                            const float *q,               /* [n_tokens, n_heads, head_dim] */
-                            const struct kv_layer *kv, const struct attention_plan *plan, int site);
-
     /*
-     * The same over a cache in any layout (model/attention/kv_view.h), with any masks and scores
-     * (model/attention/variant.h); what attention_paged does is attend with NHD views and
-     * attention_variant_causal(). Ragged keys and values: the plan of paged_batch_of_ragged.
-     * Layouts and variants: FlashInfer (Ye et al., 2025) and vLLM (Kwon et al., 2023).
+     * Attention of the planned batch over a cache in any layout and of any type
+     * (model/attention/kv_view.h), with any masks and scores (model/attention/variant.h). Rows that
+     * see no position get zeros. The plain case, a pool of bfp16 as the engine has it:
+     * kv_layer_views and attention_variant_causal(). Ragged keys and values: the plan of
+     * paged_batch_of_ragged. Paged attention: Kwon et al., "Efficient Memory Management for Large
+     * Language Model Serving with PagedAttention", 2023; layouts and variants: FlashInfer (Ye et
+     * al., 2025) and vLLM.
      *
      * kv and variant are host structs that hold addresses of device memory. The cache has the pages
      * of the planned batch, its masks are those of the planned sequences (attention_mask_offsets),
-     * and variant is in range: attention_plan refuses it otherwise, if it is told of the same one.
-     * A plan that was told of another window or mask form is right, and may be slower.
+     * and variant is in range: attention_plan refuses it otherwise, if it is given the same one. A
+     * plan that was given another window or mask form is right, and may be slower.
      */
     void (*attend)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                    const float *q,               /* [n_tokens, n_heads, head_dim] */
@@ -338,18 +339,6 @@ struct ops {
                           float *lse,                   /* [n_rows] or NULL */
                           enum lse_base base, const struct attention_state *state, float v_scale,
                           int n_rows, int head_dim);
-
-    /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h:
-     * snapped, or divided by the scale and rounded, fp8 saturated), and writes it to its slot =
-     * page * page_size + position in a cache of any layout. A negative slot is skipped; others must
-     * be of the cache, nobody checks. paged_batch_slots gives the slots of positions of sequences.
-     * kv: host. */
-    void (*kv_store)(struct device *dev, const struct kv_views *kv,
-                     const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
-                     const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
-                     const int64_t *slots, /* [n_tokens] */
-                     int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
-                     int site_v);
 
     /* Copies all keys, or all values, of a cache to one of another layout: the same bits, so both
      * have the same sizes, type and scale. Views: host. */

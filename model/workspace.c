@@ -62,7 +62,7 @@ static void release_all(struct workspace *ws) {
         dev->ops->free(dev, *list[i].data, list[i].bytes);
         *list[i].data = NULL;
     }
-    kv_layer_free(&ws->passing, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
+    kv_layer_free(&ws->uncached, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
     ws->max_tokens = ws->max_logits = 0;
 }
 
@@ -94,7 +94,7 @@ int workspace_reserve_gathered(struct workspace *ws, int n_slots, int longest, s
 
 static void release_drawn(struct workspace *ws) {
     struct device *dev = ws->model->dev;
-    dev->ops->free_seen(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_drawn);
+    dev->ops->free_host_visible(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_drawn);
     ws->drawn = NULL;
     ws->max_drawn = 0;
 }
@@ -106,8 +106,8 @@ static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
         return 0;
     release_drawn(ws);
     int room = n / AT_ONCE * AT_ONCE + AT_ONCE;
-    ws->drawn =
-        dev->ops->alloc_seen(dev, sizeof *ws->drawn * (size_t)room, "the forward pass", err);
+    ws->drawn = dev->ops->alloc_host_visible(dev, sizeof *ws->drawn * (size_t)room,
+                                             "the forward pass", err);
     ws->max_drawn = ws->drawn ? room : 0;
     return ws->drawn ? 0 : -1;
 }
@@ -133,6 +133,25 @@ int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct e
         }
     }
     return 0;
+}
+
+int workspace_reserve_batch(struct workspace *ws, struct model *model, const struct batch *batch,
+                            struct error *err) {
+    const struct model_config *c = &model->config;
+    int last = 0;
+    for (int i = 0; i < batch->n_tokens; i++)
+        last = batch->positions[i] > last ? batch->positions[i] : last;
+    if (model_reserve_positions(model, last + 1, err) ||
+        workspace_reserve(ws, batch->n_tokens, batch->n_logits, err))
+        return -1;
+    return batch->caches || ws->uncached.k
+               ? 0
+               : kv_layer_alloc(&ws->uncached, model->dev, ws->max_tokens, c->n_kv_heads,
+                                c->head_dim, KV_BFP16, err);
+}
+
+void workspace_use_graphs(struct workspace *ws, bool use) {
+    ws->no_graphs = !use;
 }
 
 void workspace_free(struct workspace *ws) {

@@ -1,6 +1,6 @@
 /*
  * workspace.h - what a forward pass keeps in device memory beside weights and cache: for forward.c
- * alone. It grows to what a batch needs and stays.
+ * and decode_graph.c alone. It grows to what a batch needs and stays.
  */
 #ifndef SAMEBITS_WORKSPACE_H
 #define SAMEBITS_WORKSPACE_H
@@ -13,19 +13,19 @@ struct workspace {
     const struct model *model;
     int max_tokens, max_logits;
     int32_t *token_ids, *positions, *logit_rows;
-    int32_t
-        *drawn; /* [max_drawn], seen by the host: which takes long to get, so it grows in steps */
+    int32_t *drawn; /* [max_drawn] the next tokens, in memory that the host sees: it takes long to
+                       get, so it grows in steps */
     int max_drawn;
     int64_t *slots;
-    float *x;                /* [hidden] the residual stream */
-    float *normed;           /* [hidden] */
-    float *q, *attention;    /* [n_heads * head_dim] */
-    float *k, *v;            /* [n_kv_heads * head_dim] */
-    float *gate, *up;        /* [ffn] */
-    float *branch;           /* [hidden] what a branch adds to the residual stream */
-    float *logits;           /* [n_logits, vocab_size] */
-    struct bfp_rows snapped; /* [widest input of a linear layer] */
-    struct kv_layer passing; /* keys and values of one layer when there is no cache */
+    float *x;                 /* [hidden] the residual stream */
+    float *normed;            /* [hidden] */
+    float *q, *attention;     /* [n_heads * head_dim] */
+    float *k, *v;             /* [n_kv_heads * head_dim] */
+    float *gate, *up;         /* [ffn] */
+    float *branch;            /* [hidden] what a branch adds to the residual stream */
+    float *logits;            /* [n_logits, vocab_size] */
+    struct bfp_rows snapped;  /* [widest input of a linear layer] */
+    struct kv_layer uncached; /* keys and values of one layer when there is no cache */
     /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
      * and values of one sequence and layer gathered from them. */
     int64_t *paged_slots;
@@ -39,6 +39,11 @@ struct workspace {
 /* Room for so many tokens and rows of logits. Returns 0, or -1 with err set: not enough memory;
  * then it is empty. */
 int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err);
+
+/* Room for the batch, for keys and values when it has no cache, and the angles of its positions.
+ * Returns as above. */
+int workspace_reserve_batch(struct workspace *ws, struct model *model, const struct batch *batch,
+                            struct error *err);
 
 /* Room for n_slots of all sequences of a paged cache, and for the longest one gathered. They grow
  * by half, because they grow by a token a step. Returns as above. */

@@ -1,23 +1,365 @@
-/* attend: the same over a cache of any layout and type, with any masks and scores. */
+/*
+ * attend: attention of many sequences over a cache of any layout and type, each through its page
+ * table, with any masks and scores. A tile of a row is computed as in attention.c, the definition;
+ * this file adds
+ *
+ *     pages and views    load_tile, widen_row: any row becomes integers and an exponent
+ *     masks and scores   vary_scores: hidden positions do not take part
+ *     sinks, states      finish_row
+ *     shared tiles       run_block: tiles that sequences share (model/attention/cascade.h) come
+ *                        first, in blocks of all their rows; what a row has found there, its m, l
+ *                        and o, is kept, and its next block goes on from it
+ */
 #include "ref/attention.h"
+
+#include <cblas.h>
+
+/* What the blocks of a call share. */
+struct call {
+    struct device *dev;
+    float *y;       /* [n_tokens, n_heads, head_dim] */
+    const float *q; /* [n_tokens, n_heads, head_dim] */
+    struct kv_views kv;
+    const struct attention_variant *variant;
+    const struct attention_plan *plan;
+    int site;
+    float *max, *l; /* [n_tokens, n_heads] of rows between blocks */
+    double *memory; /* of all threads */
+    int first_item; /* of those that are run now */
+};
+
+/* A row of a block. */
+struct row {
+    int sequence, i; /* the query's number in it */
+    int token, head; /* of the call */
+    struct num_score_unit unit;
+    float max, l; /* the running m and l */
+};
+
+struct block {
+    const struct call *call;
+    const struct block_item *item;
+    int head; /* kv head */
+    struct block_memory memory;
+    struct row rows[BLOCK_ROWS];
+    float k_units[TILE];  /* of each key; a NaN: it cannot be read */
+    double v_units[TILE]; /* 2^exponent of each value row; a NaN: it cannot be read */
+};
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+static const struct planned_sequence *sequence_of(const struct block *b, const struct row *r) {
+    return &b->call->plan->sequences[r->sequence];
+}
+
+/* Which rows these are. */
+static void find_rows(struct block *b) {
+    const struct attention_plan *p = b->call->plan;
+    const struct block_item *item = b->item;
+    int group = p->shape.n_heads / p->shape.n_kv_heads;
+    int member = 0, before = 0, sequence = item->sequence;
+    const struct shared_stretch *s =
+        item->stretch < 0 ? NULL : &p->cascade.stretches[item->stretch];
+    for (int r = 0; r < item->n_rows; r++) {
+        int i = (item->first_row + r) / group - before;
+        if (s)
+            sequence = p->cascade.members[s->first_member + member];
+        while (i >= p->sequences[sequence].n_tokens) { /* only of a stretch */
+            before += p->sequences[sequence].n_tokens;
+            i -= p->sequences[sequence].n_tokens;
+            sequence = p->cascade.members[s->first_member + ++member];
+        }
+        b->rows[r] = (struct row){.sequence = sequence,
+                                  .i = i,
+                                  .token = p->sequences[sequence].first_token + i,
+                                  .head = b->head * group + (item->first_row + r) % group};
+    }
+}
+
+/* A row's place in what is kept for each, and in q and y. */
+static size_t number_of(const struct block *b, const struct row *r) {
+    return (size_t)r->token * (size_t)b->call->plan->shape.n_heads + (size_t)r->head;
+}
+
+static size_t place_of(const struct block *b, const struct row *r) {
+    return number_of(b, r) * (size_t)b->call->plan->shape.head_dim;
+}
+
+static struct row_name name_of(const struct block *b, const struct row *r) {
+    return (struct row_name){b->call->dev, b->call->site, r->token};
+}
+
+/* Positions in front of a sequence's first token. With padding in front, or with more queries than
+ * positions, it is negative, and the first tokens see nothing. */
+static int before_of(const struct planned_sequence *s) {
+    return s->kv_len - s->n_tokens;
+}
+
+/* The positions that a row may see, masks aside. */
+static int first_seen(const struct block *b, const struct row *r) {
+    return attention_first(b->call->variant, before_of(sequence_of(b, r)), r->i);
+}
+
+static int end_seen(const struct block *b, const struct row *r) {
+    const struct planned_sequence *s = sequence_of(b, r);
+    return attention_end(b->call->variant, before_of(s), r->i, s->kv_len);
+}
+
+/* first_tile: of the block. The rows begin there, or go on from what is kept. */
+static void load_queries(struct block *b, int first_tile) {
+    const struct call *c = b->call;
+    int dim = c->plan->shape.head_dim;
+    for (int i = 0; i < b->item->n_rows; i++) {
+        struct row *r = &b->rows[i];
+        size_t number = number_of(b, r), place = place_of(b, r);
+        int e = ref_load_query(b->memory.x + (size_t)i * (size_t)dim, c->q + place, &b->memory, dim,
+                               name_of(b, r));
+        r->unit = num_score_unit_of(e, c->plan->shape.scale * (double)c->kv.k.scale);
+        r->max = first_tile ? c->max[number] : -INFINITY;
+        r->l = first_tile ? c->l[number] : 0;
+        if (!first_tile)
+            memset(c->y + place, 0, sizeof *c->y * (size_t)dim);
+    }
+}
+
+/* ---- a tile --------------------------------------------------------------------------------- */
+
+/* A row of the cache as integers. Returns the exponent: it stands for integer * 2^(exponent - 15).
+ * One that cannot be read becomes zeros, for the queries that do not see it. */
+static int widen_row(double *out, const struct kv_view *view, int64_t page, int position, int head,
+                     int dim) {
+    enum kv_type t = view->type;
+    int64_t row = kv_view_row(view, page, position, head);
+    int e = 0;
+    if (kv_type_has_exponents(t))
+        e = view->exponents[kv_view_exponent(view, page, position, head)];
+    if (t == KV_BFP16 && view->element_step == 1 && view->group_step == view->x) {
+        for (int d = 0; d < dim; d++) /* in one piece: fast */
+            out[d] = ((const int16_t *)view->data)[row + d];
+        return e;
+    }
+    uint32_t largest = 0;
+    for (int d = 0; d < dim && !kv_type_has_exponents(t); d++) {
+        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
+        uint32_t magnitude = kv_magnitude(t, bits);
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    e = kv_type_has_exponents(t) ? e : kv_read_exponent(t, largest);
+    float scale = kv_type_is_snapped(t) ? num_pow2f(15 - e) : 1;
+    for (int d = 0; d < dim; d++) {
+        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
+        out[d] = e > BFP_MAX_EXPONENT ? 0 : (double)kv_integer(t, bits, scale);
+    }
+    return e;
+}
+
+static void load_tile(struct block *b, int tile, int n) {
+    const struct kv_views *kv = &b->call->kv;
+    const struct attention_plan *p = b->call->plan;
+    int dim = p->shape.head_dim;
+    for (int j = 0; j < n; j++) {
+        size_t at = (size_t)j * (size_t)dim;
+        int position = (tile + j) % p->page_size;
+        int64_t page = p->sequences[b->item->sequence].pages[(tile + j) / p->page_size];
+        int k = widen_row(b->memory.k + at, &kv->k, page, position, b->head, dim);
+        int v = widen_row(b->memory.v + at, &kv->v, page, position, b->head, dim);
+        b->k_units[j] = kv_score_unit(k);
+        b->v_units[j] = kv_unit(v);
+    }
+}
+
+/* With e5m2 sums may be beyond what a double holds exactly, so they are made of 64-bit integers. */
+static void multiply_integers(bool transposed, int m, int n, int k, const double *x, int x_step,
+                              const double *y, double *out, int out_step) {
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            int64_t sum = 0;
+            for (int l = 0; l < k; l++)
+                sum += (int64_t)x[i * x_step + l] * (int64_t)y[transposed ? j * k + l : l * n + j];
+            out[i * out_step + j] = (double)sum;
+        }
+}
+
+/* out [m, n] = x [m, k] y, where y is [n, k] when transposed, else [k, n], and all are integers;
+ * rounded down to multiples of 256. */
+static void multiply(enum kv_type type, bool transposed, int m, int n, int k, const double *x,
+                     int x_step, const double *y, double *out, int out_step) {
+    if (type == KV_E5M2)
+        multiply_integers(transposed, m, n, k, x, x_step, y, out, out_step);
+    else
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1,
+                    x, x_step, y, transposed ? k : n, 0, out, out_step);
+    if (kv_type_splits(type))
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++)
+                out[i * out_step + j] = num_floor_256(out[i * out_step + j]);
+}
+
+/* What changes a score but the scale, for the positions first ... end - 1 of a tile. Hidden ones
+ * become -infinity, whose probability is 0, and their values, which may be some that cannot be
+ * read, get the unit 1. Returns whether one is visible. */
+static bool vary_scores(const struct block *b, const struct row *r, int tile, int first, int end,
+                        float *s, double *v_units) {
+    const struct attention_variant *v = b->call->variant;
+    const struct planned_sequence *sequence = sequence_of(b, r);
+    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[r->sequence] : NULL;
+    int at = before_of(sequence) + r->i; /* the query's position */
+    float slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
+    double natural = attention_changes_scores(v) ? r->unit.natural : 1;
+    bool visible = false;
+    for (int j = first; j < end; j++) {
+        bool sees = attention_shows(v, mask, r->i, tile + j, sequence->kv_len);
+        s[j] = sees ? attention_score(v, (float)(s[j] * natural), at, tile + j, slope) : -INFINITY;
+        v_units[j] = sees ? v_units[j] : 1;
+        visible |= sees;
+    }
+    return visible;
+}
+
+/* The positions of a tile that a row may see: first ... end - 1, counted in the tile; and what it
+ * finds there. */
+struct found {
+    int first, end;
+    bool any; /* it sees one */
+    struct tile_result tile;
+};
+
+/* One row of one tile: turns the dot products into integer weights (0 for what it does not see), in
+ * place. */
+static void weigh(struct block *b, int number, int tile, int n, struct found *f) {
+    const struct attention_variant *v = b->call->variant;
+    const struct row *r = &b->rows[number];
+    double *row = b->memory.scores + (size_t)number * TILE, v_units[TILE];
+    int first = f->first, end = f->end;
+    float s[TILE];
+    memcpy(v_units, b->v_units, sizeof v_units);
+    for (int j = first; j < end; j++)
+        s[j] = num_score((float)row[j], b->k_units[j]);
+    f->any = first < end;
+    if (v->mask_form || attention_changes_scores(v))
+        f->any = vary_scores(b, r, tile, first, end, s, v_units);
+    for (int j = 0; j < n; j++)
+        row[j] = 0;
+    for (int j = first; j < end; j++)
+        s[j] = s[j] == s[j] ? s[j] : INFINITY; /* of a key that cannot be read: a fault */
+    if (f->any)
+        f->tile = ref_tile_softmax(row + first, s + first, v_units + first, end - first,
+                                   attention_score_unit(v, r->unit), name_of(b, r));
+}
+
+/* One tile, for all rows of the block that see something of it. */
+static void run_tile(struct block *b, int tile) {
+    const struct block_memory *m = &b->memory;
+    int dim = b->call->plan->shape.head_dim, n = 0;
+    int skip = b->item->n_rows, end = 0; /* rows before and behind those that see something */
+    struct found found[BLOCK_ROWS];
+    for (int r = 0; r < b->item->n_rows; r++) {
+        struct found *f = &found[r];
+        int first = first_seen(b, &b->rows[r]) - tile, last = end_seen(b, &b->rows[r]) - tile;
+        *f = (struct found){.first = first > 0 ? first : 0, .end = last < TILE ? last : TILE};
+        if (f->first >= f->end)
+            continue;
+        skip = skip < r ? skip : r;
+        end = r + 1;
+        n = n > f->end ? n : f->end; /* nobody needs the rest */
+    }
+    if (!end)
+        return;
+    load_tile(b, tile, n);
+    double *x = m->x + (size_t)skip * (size_t)dim, *scores = m->scores + (size_t)skip * TILE;
+    multiply(b->call->kv.k.type, true, end - skip, n, dim, x, dim, m->k, scores, TILE);
+    for (int r = skip; r < end; r++)
+        weigh(b, r, tile, n, &found[r]);
+    multiply(b->call->kv.v.type, false, end - skip, dim, n, scores, TILE, m->v, m->sums, dim);
+    for (int i = skip; i < end; i++) {
+        struct row *r = &b->rows[i];
+        if (found[i].any)
+            ref_merge_tile(b->call->y + place_of(b, r), &r->max, &r->l, &found[i].tile,
+                           m->sums + (size_t)(i - skip) * (size_t)dim, dim);
+    }
+}
+
+/* ---- blocks --------------------------------------------------------------------------------- */
+
+/* The end of a row: its sink, its sum's logarithm, and the division. */
+static void finish_row(struct block *b, struct row *r) {
+    const struct attention_variant *v = b->call->variant;
+    size_t dim = (size_t)b->call->plan->shape.head_dim;
+    float *y = b->call->y + place_of(b, r);
+    if (v->sinks) { /* a tile of values that are 0 */
+        struct tile_result sink = {.m = v->sinks[r->head], .l = 1};
+        if (!attention_sink_is_finite(sink.m))
+            ref_fault(b->call->dev, b->call->site, r->token);
+        memset(b->memory.sums, 0, sizeof(double) * dim);
+        ref_merge_tile(y, &r->max, &r->l, &sink, b->memory.sums, (int)dim);
+    }
+    attention_note_sums(v, number_of(b, r), r->max, r->l);
+    bool divides = r->l > 0 && !v->m; /* who sees nothing has l = 0 and stays zero */
+    for (size_t d = 0; d < dim && divides; d++)
+        y[d] /= r->l;
+    for (size_t d = 0; d < dim && b->call->kv.v.scale != 1; d++)
+        y[d] *= b->call->kv.v.scale;
+}
+
+/* The tiles of a stretch: what its rows have found is kept. */
+static void run_stretch(struct block *b) {
+    const struct shared_stretch *s = &b->call->plan->cascade.stretches[b->item->stretch];
+    load_queries(b, s->first_tile);
+    for (int tile = s->first_tile; tile < s->first_tile + s->n_tiles; tile++)
+        run_tile(b, tile * TILE);
+    for (int i = 0; i < b->item->n_rows; i++) {
+        const struct row *r = &b->rows[i];
+        b->call->max[number_of(b, r)] = r->max;
+        b->call->l[number_of(b, r)] = r->l;
+    }
+}
+
+/* The tiles that a sequence does not share, and the end of its rows. */
+static void run_sequence(struct block *b) {
+    const struct cascade *shared = &b->call->plan->cascade;
+    int own = shared->n_stretches ? shared->own_tile[b->item->sequence] * TILE : 0;
+    int first = first_seen(b, &b->rows[0]) / TILE * TILE;
+    int end = end_seen(b, &b->rows[b->item->n_rows - 1]);
+    load_queries(b, own);
+    for (int tile = first > own ? first : own; tile < end; tile += TILE)
+        run_tile(b, tile);
+    for (int r = 0; r < b->item->n_rows; r++)
+        finish_row(b, &b->rows[r]);
+}
+
+/* Item = (block, kv head): the heads of a block are neighbours. */
+static void run_block(void *context, int item, int worker) {
+    const struct call *c = context;
+    const struct attention_shape *shape = &c->plan->shape;
+    struct block b = {.call = c,
+                      .item = &c->plan->items[c->first_item + item / shape->n_kv_heads],
+                      .head = item % shape->n_kv_heads,
+                      .memory = ref_block_memory(c->memory, shape->head_dim, worker)};
+    find_rows(&b);
+    if (b.item->stretch < 0)
+        run_sequence(&b);
+    else
+        run_stretch(&b);
+}
 
 void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                 const float *q,               /* [n_tokens, n_heads, head_dim] */
-                const struct kv_views *kv, const struct attention_plan *p,
+                const struct kv_views *kv, const struct attention_plan *plan,
                 const struct attention_variant *variant, int site) {
-    struct kv_views read = *kv;
+    struct call c = {
+        .dev = dev, .y = y, .q = q, .kv = *kv, .variant = variant, .plan = plan, .site = site};
+    size_t n_rows = (size_t)plan->n_tokens * (size_t)plan->shape.n_heads;
     if (variant->m) /* a state is without the scale: finish_states has it */
-        read.v.scale = 1;
-    ref_attend_all(&(struct attention_call){.dev = dev,
-                                            .op = "attention",
-                                            .y = y,
-                                            .q = q,
-                                            .kv = read,
-                                            .variant = *variant,
-                                            .shape = p->shape,
-                                            .page_size = p->page_size,
-                                            .site = site,
-                                            .n_sequences = p->n_sequences,
-                                            .sequences = p->sequences,
-                                            .cascade = &p->cascade});
+        c.kv.v.scale = 1;
+    c.memory = ref_block_scratch(dev, plan->shape.head_dim, "attention");
+    c.max = ref_scratch(dev, SCRATCH_STATE, 2 * sizeof *c.max * n_rows, "attention");
+    if (!c.memory || !c.max)
+        return;
+    c.l = c.max + n_rows;
+    for (int end; c.first_item < plan->n_items; c.first_item = end) {
+        int depth = plan->items[c.first_item].depth; /* each needs the one before it */
+        for (end = c.first_item; end < plan->n_items && plan->items[end].depth == depth;)
+            end++;
+        ref_parallel(dev, (end - c.first_item) * plan->shape.n_kv_heads, run_block, &c);
+    }
 }

@@ -78,8 +78,8 @@ void ref_rope(struct device *, float *, const int32_t *, const float *, const fl
               int);
 void ref_norm_rope(struct device *, const struct head_rows *, const struct head_rows *,
                    const int32_t *, const float *, const float *, int, int, double);
-void ref_kv_append(struct device *, const struct kv_layer *, const float *, const float *,
-                   const int64_t *, int, int, int, int, int);
+void ref_kv_append(struct device *, const struct kv_views *, const float *, const float *,
+                   const int64_t *, int, int, int, int, int, int);
 void ref_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,
                    const int64_t *, int, int, int);
 void ref_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
@@ -90,16 +90,12 @@ int ref_attention_plan(struct device *, struct attention_plan *, const struct pa
                        const struct attention_shape *, const struct attention_variant *,
                        struct error *);
 int ref_attention_plan_form(const struct attention_plan *);
-void ref_attention_paged(struct device *, float *, const float *, const struct kv_layer *,
-                         const struct attention_plan *, int);
 void ref_attend(struct device *, float *, const float *, const struct kv_views *,
                 const struct attention_plan *, const struct attention_variant *, int);
 void ref_merge_states(struct device *, const struct attention_state *,
                       const struct attention_state *, int, int);
 void ref_finish_states(struct device *, float *, float *, enum lse_base,
                        const struct attention_state *, float, int, int);
-void ref_kv_store(struct device *, const struct kv_views *, const float *, const float *,
-                  const int64_t *, int, int, int, int, int, int);
 void ref_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,
                     int);
 void ref_silu_mul(struct device *, float *, const float *, const float *, size_t);

@@ -6,7 +6,7 @@
  * place in all of them. Everything is allocated at the start; which blocks are in use is the block
  * allocator's business, and no block ever moves.
  *
- * With `poison`, a block that nobody uses holds what no kv_store writes: mantissas of -32768 (bfp8:
+ * With `poison`, a block that nobody uses holds what no kv_append writes: mantissas of -32768 (bfp8:
  * -128) under the exponent 127, NaNs in types that are floats. Whoever reads it through a stale
  * number gets other bits, and a fault before long.
  */

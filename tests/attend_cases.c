@@ -246,7 +246,7 @@ void attend_fill_cache(struct test_device *t, const struct attend_case *c,
         }
     if (paged_batch_slots(&batch, slots, sequences, positions, c->n_positions, &err))
         fail_msg("%s", err.text);
-    t->ops->kv_store(t->dev, kv, device_put(t, c->k, sizeof *c->k * n * width),
+    t->ops->kv_append(t->dev, kv, device_put(t, c->k, sizeof *c->k * n * width),
                      device_put(t, c->v, sizeof *c->v * n * width),
                      device_put(t, slots, sizeof *slots * n), c->n_positions, c->layout.page_size,
                      c->shape.n_kv_heads, c->shape.head_dim, ATTEND_SITE, ATTEND_SITE);

@@ -10,7 +10,7 @@
 
 enum { MOST_SEQUENCES = 128, ATTEND_SITE = 7 };
 
-/* Bits that kv_store did not write: of an element of a key or a value of the first sequence. */
+/* Bits that kv_append did not write: of an element of a key or a value of the first sequence. */
 struct attend_spoilt {
     bool exists, of_values;
     int position, head, d;
@@ -62,7 +62,7 @@ struct paged_batch attend_batch(const struct attend_case *c);
 /* A cache of that layout on a device, all poison. */
 struct kv_views attend_empty_cache(struct test_device *t, const struct kv_layout *l);
 
-/* Writes the case's keys and values to a cache of its layout with kv_store, and spoils it. */
+/* Writes the case's keys and values to a cache of its layout with kv_append, and spoils it. */
 void attend_fill_cache(struct test_device *t, const struct attend_case *c,
                        const struct kv_views *kv);
 

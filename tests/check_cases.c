@@ -256,10 +256,26 @@ static void make_kv_append(struct check_call *call, struct random *r, const int 
     add_slots(call, r, size[0], n_slots);
 }
 
+/* Views of a cache of one page: HND, or vLLM's layout where it exists. */
+static struct kv_views one_page(int positions, int n_heads, int dim, int16_t *k, int16_t *v,
+                                int8_t *k_exponents, int8_t *v_exponents, bool vllm) {
+    struct kv_layout layout =
+        kv_layout_of(vllm && dim % 8 == 0 ? KV_VLLM : KV_HND, false, 1, positions, n_heads, dim);
+    struct kv_views views;
+    struct error err;
+    kv_views_of(&views, &layout, k, v, k_exponents, v_exponents, &err);
+    return views;
+}
+
+/* The engine's own layout for odd numbers of tokens, and for many. */
 static void run_kv_append(const struct ops *ops, struct device *dev, const int *size,
                           void *const *at) {
-    struct kv_layer kv = {at[0], at[1], at[2], at[3]};
-    ops->kv_append(dev, &kv, at[4], at[5], at[6], size[0], size[1], size[2], CHECK_SITE,
+    int n_slots = size[0] + 3;
+    struct kv_layer layer = {at[0], at[1], at[2], at[3]};
+    struct kv_views views = one_page(n_slots, size[1], size[2], at[0], at[1], at[2], at[3], true);
+    if (size[0] % 2 || size[0] > 1000)
+        views = kv_layer_views(&layer, KV_BFP16, n_slots, size[1], size[2]);
+    ops->kv_append(dev, &views, at[4], at[5], at[6], size[0], n_slots, size[1], size[2], CHECK_SITE,
                    CHECK_SITE + 1);
 }
 
@@ -315,7 +331,7 @@ static int new_tokens(int sequence) {
     return sequence % 3 == 2 ? 3 : 1;
 }
 
-static void make_attention_paged(struct check_call *call, struct random *r, const int *size) {
+static void make_paged(struct check_call *call, struct random *r, const int *size) {
     static const char *keys[2] = {"keys", "keys' exponents"};
     static const char *values[2] = {"values", "values' exponents"};
     int dim = size[4], pages = size[0] * ((size[1] + CHECK_PAGE - 1) / CHECK_PAGE), n = 0;
@@ -365,35 +381,30 @@ static struct planned plan_of(const struct ops *ops, struct device *dev, const i
     return p;
 }
 
-static void run_attention_paged(const struct ops *ops, struct device *dev, const int *size,
-                                void *const *at) {
-    struct kv_layer kv = {at[2], at[4], at[3], at[5]};
-    struct planned p = plan_of(ops, dev, size, NULL);
-    if (p.plan)
-        ops->attention_paged(dev, at[0], at[1], &kv, p.plan, CHECK_SITE);
-    ops->attention_plan_free(dev, p.plan); /* waits */
-}
-
-/* A window, a soft cap and slopes; causal for every other number of sequences. */
 static void make_attend(struct check_call *call, struct random *r, const int *size) {
-    make_attention_paged(call, r, size);
+    make_paged(call, r, size);
     float *slopes = random_rows(r, 1, size[2], NORMAL);
     for (int i = 0; i < size[2]; i++)
         slopes[i] *= 0.01f;
     add_filled(call, "slopes", sizeof *slopes, 1, size[2], slopes);
 }
 
+/* Even numbers of sequences: the engine's own cache, causal; odd ones: another layout, with a
+ * window, a soft cap and slopes. */
 static void run_attend(const struct ops *ops, struct device *dev, const int *size,
                        void *const *at) {
+    bool plain = size[0] % 2 == 0;
     struct attention_variant v = {
-        .causal = size[0] % 2 == 1, .window_left = 100, .soft_cap = 30, .alibi_slopes = at[6]};
+        .causal = size[0] % 3 != 0, .window_left = 100, .soft_cap = 30, .alibi_slopes = at[6]};
+    v = plain ? attention_variant_causal() : v;
     struct planned p = plan_of(ops, dev, size, &v);
-    struct kv_layout layout = kv_layout_of(KV_HND, false, p.pages, CHECK_PAGE, size[3], size[4]);
+    struct kv_layout layout =
+        kv_layout_of(plain ? KV_NHD : KV_HND, false, p.pages, CHECK_PAGE, size[3], size[4]);
     struct kv_views views;
     struct error err;
     if (p.plan && !kv_views_of(&views, &layout, at[2], at[4], at[3], at[5], &err))
         ops->attend(dev, at[0], at[1], &views, p.plan, &v, CHECK_SITE);
-    ops->attention_plan_free(dev, p.plan);
+    ops->attention_plan_free(dev, p.plan); /* waits */
 }
 
 /* The o, m and l of rows of attention; every `empty`th row has seen nothing. */
@@ -437,25 +448,6 @@ static void run_finish_states(const struct ops *ops, struct device *dev, const i
     struct attention_state state = {at[2], at[3], at[4]};
     ops->finish_states(dev, at[0], at[1], size[0] % 2 ? LSE_E : LSE_2, &state,
                        size[1] % 2 ? 0.017f : 1, size[0], size[1]);
-}
-
-/* Views of a cache of one page: HND, or vLLM's layout where it exists. */
-static struct kv_views one_page(int positions, int n_heads, int dim, int16_t *k, int16_t *v,
-                                int8_t *k_exponents, int8_t *v_exponents, bool vllm) {
-    struct kv_layout layout =
-        kv_layout_of(vllm && dim % 8 == 0 ? KV_VLLM : KV_HND, false, 1, positions, n_heads, dim);
-    struct kv_views views;
-    struct error err;
-    kv_views_of(&views, &layout, k, v, k_exponents, v_exponents, &err);
-    return views;
-}
-
-static void run_kv_store(const struct ops *ops, struct device *dev, const int *size,
-                         void *const *at) {
-    int n_slots = size[0] + 3;
-    struct kv_views views = one_page(n_slots, size[1], size[2], at[0], at[1], at[2], at[3], true);
-    ops->kv_store(dev, &views, at[4], at[5], at[6], size[0], n_slots, size[1], size[2], CHECK_SITE,
-                  CHECK_SITE + 1);
 }
 
 static void make_kv_convert(struct check_call *call, struct random *r, const int *size) {
@@ -541,9 +533,6 @@ static const struct check_op ops[] = {
     OP(attention, attention_shapes, .make = make_attention,
        .sizes = {"tokens", "kv_len", "heads", "kv_heads", "dim"}, .speed = {1, 4096, 32, 8, 128},
        .nan_arrays = {1}),
-    OP(attention_paged, paged_shapes, .make = make_attention_paged,
-       .sizes = {"sequences", "positions", "heads", "kv_heads", "dim"},
-       .speed = {64, 1024, 32, 8, 128}, .nan_arrays = {1}),
     OP(attend, paged_shapes, .make = make_attend,
        .sizes = {"sequences", "positions", "heads", "kv_heads", "dim"},
        .speed = {64, 1024, 32, 8, 128}, .nan_arrays = {1}),
@@ -551,8 +540,6 @@ static const struct check_op ops[] = {
        .speed = {65536, 128}),
     OP(finish_states, rows_and_cols, .make = make_finish_states, .sizes = {"rows", "dim"},
        .speed = {65536, 128}, .over = {2}),
-    OP(kv_store, kv_append_shapes, .make = make_kv_append, .sizes = {"tokens", "heads", "dim"},
-       .speed = {8192, 8, 128}, .nan_arrays = {4, 5}),
     OP(kv_convert, kv_append_shapes, .make = make_kv_convert, .sizes = {"tokens", "heads", "dim"},
        .speed = {8192, 8, 128}),
     OP(silu_mul, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},

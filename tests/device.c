@@ -45,15 +45,20 @@ int kernel_under_test(void) {
     return text ? atoi(text) : 0;
 }
 
+/* SAMEBITS_KERNEL is a version for every op that has it, or OP:VERSION for one. */
 static void set_versions(struct test_device *t) {
-    static const char *const names[] = {"snap_rows", "linear",    "rmsnorm",   "add_rmsnorm",
-                                        "rope",      "norm_rope", "attention", "attention_paged",
-                                        "attend",    "silu_mul",  "add"};
+    static const char *const names[] = {"snap_rows", "linear",    "rmsnorm", "add_rmsnorm", "rope",
+                                        "norm_rope", "attention", "attend",  "silu_mul",    "add"};
+    const char *text = getenv("SAMEBITS_KERNEL"), *colon = text ? strchr(text, ':') : NULL;
     struct error err;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (kernel_under_test() && kernel_under_test() <= t->ops->versions(names[i]) &&
-            t->ops->set_version(t->dev, names[i], kernel_under_test(), &err))
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        int version = kernel_under_test();
+        if (colon)
+            version = strncmp(names[i], text, (size_t)(colon - text)) ? 0 : atoi(colon + 1);
+        if (version && version <= t->ops->versions(names[i]) &&
+            t->ops->set_version(t->dev, names[i], version, &err))
             fail_msg("%s", err.text);
+    }
 }
 
 void device_open(struct test_device *t, const struct ops *ops, int n_threads) {

@@ -91,19 +91,21 @@ static void norm_rope(struct device *dev, const struct head_rows *q, const struc
     }
 }
 
-static void kv_append(struct device *dev, const struct kv_layer *kv, const float *k, const float *v,
-                      const int64_t *slots, int n_tokens, int n_kv_heads, int head_dim, int site_k,
-                      int site_v) {
-    (void)dev, (void)site_k, (void)site_v;
+/* Of a contiguous bfp16 cache. */
+static void kv_append(struct device *dev, const struct kv_views *kv, const float *k, const float *v,
+                      const int64_t *slots, int n_tokens, int page_size, int n_kv_heads,
+                      int head_dim, int site_k, int site_v) {
+    (void)dev, (void)page_size, (void)site_k, (void)site_v;
+    int16_t *keys = kv->k.data, *values = kv->v.data;
     for (int t = 0; t < n_tokens; t++) {
         int64_t row = slots[t] * n_kv_heads;
         int from = t * n_kv_heads * head_dim;
         if (slots[t] < 0)
             continue;
-        oracle_snap_rows((struct bfp_rows){kv->k + row * head_dim, kv->k_exponents + row}, k + from,
+        oracle_snap_rows((struct bfp_rows){keys + row * head_dim, kv->k.exponents + row}, k + from,
                          n_kv_heads, head_dim);
-        oracle_snap_rows((struct bfp_rows){kv->v + row * head_dim, kv->v_exponents + row}, v + from,
-                         n_kv_heads, head_dim);
+        oracle_snap_rows((struct bfp_rows){values + row * head_dim, kv->v.exponents + row},
+                         v + from, n_kv_heads, head_dim);
     }
 }
 

@@ -145,7 +145,7 @@ static void test_units_of_queries(void **state) {
     }
 }
 
-/* What a cache that kv_store did not write may hold of a type: numbers that are no fault, and bits
+/* What a cache that kv_append did not write may hold of a type: numbers that are no fault, and bits
  * that are: NaN, infinity, and a bf16 number that no snapped row can have. */
 static const struct foreign_bits {
     enum kv_type type;

@@ -28,7 +28,7 @@ struct recorded {
     uint8_t *mask;
     int64_t *mask_offsets;
     struct device_graph *graph;
-    bool is_paged; /* attention_paged, not attend */
+    bool is_plain; /* causal, and nothing else */
 };
 
 static size_t rows_of(const struct attend_case *c) {
@@ -47,7 +47,7 @@ static void make_cases(struct recorded *g, struct random *r, struct attend_wish 
     attend_case_make(a, r, &wish);
     wish.batch = FEWER;
     attend_case_make(b, r, &wish);
-    a->layout.one_tensor = b->layout.one_tensor = a->layout.one_tensor && !g->is_paged;
+    a->layout.one_tensor = b->layout.one_tensor = a->layout.one_tensor && !g->is_plain;
     attend_set_type(b, a->layout.type, a->layout.k_scale);
     b->layout.v_scale = a->layout.v_scale;
     b->shape = a->shape;
@@ -96,11 +96,9 @@ static void next_batch(struct recorded *g, int which) {
 }
 
 static void attend_now(struct recorded *g) {
-    struct kv_layer layer = {g->kv.k.data, g->kv.v.data, g->kv.k.exponents, g->kv.v.exponents};
-    if (g->is_paged)
-        g->t->ops->attention_paged(g->t->dev, g->y, g->q, &layer, g->plan, ATTEND_SITE);
-    else
-        g->t->ops->attend(g->t->dev, g->y, g->q, &g->kv, g->plan, &g->variant, ATTEND_SITE);
+    struct attention_variant causal = attention_variant_causal();
+    g->t->ops->attend(g->t->dev, g->y, g->q, &g->kv, g->plan, g->is_plain ? &causal : &g->variant,
+                      ATTEND_SITE);
 }
 
 /* The result of a case, behind which padding has zeros. Then it is poison again. */
@@ -117,9 +115,9 @@ static void expect_result(struct recorded *g, int which) {
     attend_expect_same(c, "attention", want, y, c->shape.head_dim);
     for (size_t i = n * dim; i < padded * dim; i++)
         assert_true(y[i] == 0);
-    if (!g->is_paged)
+    if (!g->is_plain)
         attend_expect_same(c, "log of the sum", want_lse, lse, 1);
-    for (size_t i = n; i < padded && !c->sinks && !g->is_paged; i++)
+    for (size_t i = n; i < padded && !c->sinks && !g->is_plain; i++)
         assert_true(lse[i] == -INFINITY);
     free(want);
     free(want_lse);
@@ -164,8 +162,8 @@ static void start_with(struct recorded *g) {
 }
 
 static void start(struct recorded *g, struct test_device *t, struct random *r,
-                  const struct attend_wish *wish, bool is_paged) {
-    *g = (struct recorded){.t = t, .is_paged = is_paged};
+                  const struct attend_wish *wish, bool is_plain) {
+    *g = (struct recorded){.t = t, .is_plain = is_plain};
     make_cases(g, r, *wish);
     start_with(g);
 }
@@ -250,16 +248,16 @@ static void test_other_batches(void **state) {
     }
 }
 
-/* attention_paged, with the kernels of every version. */
+/* A plain cache, with the kernels of every version. */
 static void test_paged_versions(void **state) {
     struct test_device *t = *state;
     struct random r = {1203};
-    int n_versions = t->ops->versions("attention_paged");
+    int n_versions = t->ops->versions("attend");
     for (int version = 0; version <= n_versions; version++) {
         struct attend_wish wish = attend_anything(SEQUENCES * 500);
         struct recorded g;
         struct error err = {""};
-        if (version && t->ops->set_version(t->dev, "attention_paged", version, &err))
+        if (version && t->ops->set_version(t->dev, "attend", version, &err))
             fail_msg("%s", err.text);
         wish.long_ones = true;
         wish.qo_len = 1;
@@ -279,7 +277,7 @@ static void test_paged_versions(void **state) {
         end(&g);
     }
     struct error err = {""};
-    assert_true(!n_versions || !t->ops->set_version(t->dev, "attention_paged", 0, &err));
+    assert_true(!n_versions || !t->ops->set_version(t->dev, "attend", 0, &err));
 }
 
 /* Tiles that sequences share, in one batch more than in the other. */

@@ -147,7 +147,7 @@ static void run_masked(struct test_device *t, const struct attend_case *c, float
     int64_t slots[TILE];
     for (int j = 0; j < TILE; j++)
         slots[j] = PAGE - TILE + j;
-    t->ops->kv_store(t->dev, &cache.kv, device_put(t, c->k, kv_bytes),
+    t->ops->kv_append(t->dev, &cache.kv, device_put(t, c->k, kv_bytes),
                      device_put(t, c->v, kv_bytes), device_put(t, slots, sizeof slots), TILE, PAGE,
                      c->shape.n_kv_heads, c->shape.head_dim, ATTEND_SITE, ATTEND_SITE);
     float *on_y = device_poisoned(t, bytes), *on_lse = device_poisoned(t, sizeof(float) * rows);

@@ -1,7 +1,8 @@
 /*
- * attention_paged against the reference's attention of each sequence alone over a contiguous cache,
- * bit for bit: pages of any size in random order, batches that mix decodes, prompts and sequences
- * without a token or a position. Slots that belong to nobody hold poison.
+ * attend over a paged bfp16 cache, causal, against the reference's attention of each sequence alone
+ * over a contiguous cache, bit for bit: pages of any size in random order, batches that mix
+ * decodes, prompts and sequences without a token or a position. Slots that belong to nobody hold
+ * poison.
  */
 #include "tests/compare.h"
 #include "tests/device.h"
@@ -151,13 +152,19 @@ static float *expected(const struct problem *p) {
     return want;
 }
 
+static struct kv_views views_of(const struct problem *p, struct bfp_rows k, struct bfp_rows v) {
+    struct kv_layer layer = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+    return kv_layer_views(&layer, KV_BFP16, p->page_size, p->shape.n_kv_heads, p->shape.head_dim);
+}
+
 static void check(struct test_device *t, const struct problem *p, struct attention_plan *plan) {
     struct error err = {""};
     int rows = p->n_pages * p->page_size * p->shape.n_kv_heads;
     float *want = expected(p);
     struct bfp_rows k = device_put_rows(t, p->k, rows, p->shape.head_dim);
     struct bfp_rows v = device_put_rows(t, p->v, rows, p->shape.head_dim);
-    struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+    struct kv_views kv = views_of(p, k, v);
+    struct attention_variant causal = attention_variant_causal();
     size_t bytes = sizeof(float) * (size_t)p->n_tokens * q_size(p);
     float *q = device_put(t, p->q, bytes);
     struct paged_batch batch = batch_of(p);
@@ -165,7 +172,7 @@ static void check(struct test_device *t, const struct problem *p, struct attenti
         fail_msg("%s", err.text);
     for (int again = 0; again < 2; again++) { /* a plan serves every layer */
         float *y = device_poisoned(t, bytes);
-        t->ops->attention_paged(t->dev, y, q, &kv, plan, SITE);
+        t->ops->attend(t->dev, y, q, &kv, plan, &causal, SITE);
         char name[160];
         snprintf(name, sizeof name, "attention of %d sequences, pages of %d, %d/%d heads of %d",
                  p->n, p->page_size, p->shape.n_heads, p->shape.n_kv_heads, p->shape.head_dim);
@@ -415,7 +422,7 @@ static void test_prompts_of_many_sequences(void **state) {
     fill(&r, &p, ORDINARY);
     check(t, &p, plan);
     /* Prompts are work for a version of attention: 3 where there is one, which does not look at all
-     * that the plan says, and 2 elsewhere. Versions 1 to 3 of attention_paged need neither. */
+     * that the plan says, and 2 elsewhere. Versions 1 to 3 of attend need neither. */
     if (by_attention) {
         assert_int_equal(t->ops->set_version(t->dev, "attention", 2, &err), 0);
         check(t, &p, plan);
@@ -472,10 +479,11 @@ static void append_all(struct test_device *t, const struct problem *p, const str
                 v[(size_t)j * width + d] = ldexpf(p->v.mantissas[at], p->v.exponents[row] - 15);
             }
         }
-        t->ops->kv_append(t->dev, pool, device_put(t, k, n * width * sizeof *k),
+        struct kv_views kv = kv_layer_views(pool, KV_BFP16, p->page_size, heads, dim);
+        t->ops->kv_append(t->dev, &kv, device_put(t, k, n * width * sizeof *k),
                           device_put(t, v, n * width * sizeof *v),
-                          device_put(t, slots, n * sizeof *slots), p->kv_len[i], heads, dim, SITE,
-                          SITE);
+                          device_put(t, slots, n * sizeof *slots), p->kv_len[i], p->page_size,
+                          heads, dim, SITE, SITE);
         free(k);
         free(v);
         free(slots);
@@ -520,7 +528,9 @@ static void test_a_pool_beyond_32_bits(void **state) {
         fail_msg("%s", err.text);
     size_t q_bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
     float *y = device_poisoned(t, q_bytes);
-    t->ops->attention_paged(t->dev, y, device_put(t, p.q, q_bytes), &pool, plan, SITE);
+    struct attention_variant causal = attention_variant_causal();
+    struct kv_views kv = kv_layer_views(&pool, KV_BFP16, p.page_size, 8, 128);
+    t->ops->attend(t->dev, y, device_put(t, p.q, q_bytes), &kv, plan, &causal, SITE);
     device_expect_floats(t, "attention over a large pool", want, y, p.n_tokens, (int)q_size(&p));
     device_expect_fault(t, -1, 0);
     t->ops->attention_plan_free(t->dev, plan);
@@ -557,13 +567,14 @@ static void test_faults(void **state) {
         int rows = p.n_pages * p.page_size * p.shape.n_kv_heads;
         struct bfp_rows k = device_put_rows(t, p.k, rows, 64),
                         v = device_put_rows(t, p.v, rows, 64);
-        struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
+        struct kv_views kv = views_of(&p, k, v);
+        struct attention_variant causal = attention_variant_causal();
         size_t bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
         struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
         struct paged_batch batch = batch_of(&p);
         assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &p.shape, NULL, &err), 0);
-        t->ops->attention_paged(t->dev, device_poisoned(t, bytes), device_put(t, p.q, bytes), &kv,
-                                plan, SITE);
+        t->ops->attend(t->dev, device_poisoned(t, bytes), device_put(t, p.q, bytes), &kv, plan,
+                       &causal, SITE);
         device_expect_fault(t, SITE, token);
         t->ops->attention_plan_free(t->dev, plan);
         device_clear(t);

@@ -469,7 +469,7 @@ static struct kv_views fill_levels(struct test_device *t, const struct readers *
                                        : all->levels[0].kv_page_indices;
             slots[j] = own || i == 0 ? pages[at / LEVEL_PAGE] * LEVEL_PAGE + at % LEVEL_PAGE : -1;
         }
-        t->ops->kv_store(t->dev, &kv, device_put(t, c->k + from, bytes),
+        t->ops->kv_append(t->dev, &kv, device_put(t, c->k + from, bytes),
                          device_put(t, c->v + from, bytes), device_put(t, slots, sizeof slots),
                          LEVEL_LENGTH, LEVEL_PAGE, c->shape.n_kv_heads, c->shape.head_dim,
                          ATTEND_SITE, ATTEND_SITE);

@@ -193,10 +193,10 @@ static void test_a_report_is_cut_not_overrun(void **state) {
 static struct ops broken;
 static int n_draws;
 
-static void attention_with_a_wrong_bit(struct device *dev, float *y, const float *q,
-                                       const struct kv_layer *kv, const struct attention_plan *plan,
-                                       int site) {
-    ref_ops.attention_paged(dev, y, q, kv, plan, site);
+static void attend_with_a_wrong_bit(struct device *dev, float *y, const float *q,
+                                    const struct kv_views *kv, const struct attention_plan *plan,
+                                    const struct attention_variant *variant, int site) {
+    ref_ops.attend(dev, y, q, kv, plan, variant, site);
     uint32_t bits;
     memcpy(&bits, y, sizeof bits);
     bits ^= 1;
@@ -249,7 +249,7 @@ static void test_verify_takes_the_way_of_the_phase(void **state) {
     (void)state;
     struct error err;
     broken = ref_ops;
-    broken.attention_paged = attention_with_a_wrong_bit;
+    broken.attend = attend_with_a_wrong_bit;
     assert_int_equal(verify_broken(true, &err), -1);
     assert_non_null(strstr(err.text, "differs from the reference: attention output, layer 0"));
 }

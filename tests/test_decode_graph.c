@@ -56,10 +56,13 @@ static long memory_changes(struct device *dev) {
     return count.memory;
 }
 
-static void run(void *context) {
-    (void)context;
+static void run(struct model *model, struct workspace *ws, const struct batch *batch,
+                const struct probe *probe) {
+    (void)model, (void)ws, (void)batch, (void)probe;
     count.runs++;
 }
+
+static const struct pass_parts parts = {.run = run};
 
 static const struct ops counting = {.graph_begin = begin,
                                     .graph_end = end,
@@ -99,11 +102,12 @@ static void make(struct three *t, struct kv_layer *layers) {
 static void pass_of_form(struct decode_graphs *g, const struct three *t, int form, int runs,
                          int begun, int replayed) {
     struct device dev = {.ops = &counting};
+    struct model model = {.dev = &dev};
     struct error err;
     int size = decode_size_of(&t->batch);
     int had[] = {count.runs, count.begun, count.replayed};
     decode_pad(g, &t->batch, size);
-    assert_int_equal(decode_run(g, size, form, &dev, run, NULL, &err), 0);
+    assert_int_equal(decode_run(g, size, form, &model, NULL, &parts, &err), 0);
     assert_int_equal(count.runs - had[0], runs);
     assert_int_equal(count.begun - had[1], begun);
     assert_int_equal(count.replayed - had[2], replayed);
@@ -147,10 +151,11 @@ static void test_recordings(void **state) {
 /* A pass that cannot be recorded; `says` is the device's reason. */
 static void fails(struct decode_graphs *g, const struct three *t, int runs, const char *says) {
     struct device dev = {.ops = &counting};
+    struct model model = {.dev = &dev};
     struct error err = {""};
     int had_runs = count.runs, had_replayed = count.replayed, size = decode_size_of(&t->batch);
     decode_pad(g, &t->batch, size);
-    assert_int_equal(decode_run(g, size, 0, &dev, run, NULL, &err), -1);
+    assert_int_equal(decode_run(g, size, 0, &model, NULL, &parts, &err), -1);
     assert_string_equal(err.text, says);
     assert_int_equal(count.runs - had_runs, runs);
     assert_int_equal(count.replayed, had_replayed);

@@ -166,8 +166,9 @@ static void append(struct test_device *t, const int *bad_k, int n_k, const int *
                           device_poisoned(t, ROWS), device_poisoned(t, ROWS)};
     float *k = put_rows_with(t, INFINITY, ROWS * DIM, bad_k, n_k);
     float *v = put_rows_with(t, NAN, ROWS * DIM, bad_v, n_v);
-    t->ops->kv_append(t->dev, &kv, k, v, device_put(t, slots, sizeof slots), TOKENS, HEADS, DIM, 4,
-                      5);
+    struct kv_views views = kv_layer_views(&kv, KV_BFP16, 1, HEADS, DIM);
+    t->ops->kv_append(t->dev, &views, k, v, device_put(t, slots, sizeof slots), TOKENS, 1, HEADS,
+                      DIM, 4, 5);
     if (n_k == 1 && bad_k[0] / (HEADS * DIM) == 1) { /* token 1 went to slot 1 */
         struct bfp_rows zeros = host_rows(1, DIM);
         oracle_snap_rows(zeros, (float[DIM]){0}, 1, DIM);

@@ -268,9 +268,11 @@ static void write_rows(const struct kv_pool *p, int32_t block) {
     assert_true(x && where);
     ops->upload(tiny.dev, x, ones, sizeof *ones * count);
     ops->upload(tiny.dev, where, slots, sizeof slots);
-    for (int i = 0; i < p->n_layers; i++)
-        ops->kv_append(tiny.dev, &p->layers[i], x, x, where, BLOCK, p->n_kv_heads, p->head_dim, 0,
-                       0);
+    for (int i = 0; i < p->n_layers; i++) {
+        struct kv_views kv =
+            kv_layer_views(&p->layers[i], KV_BFP16, BLOCK, p->n_kv_heads, p->head_dim);
+        ops->kv_append(tiny.dev, &kv, x, x, where, BLOCK, BLOCK, p->n_kv_heads, p->head_dim, 0, 0);
+    }
     struct fault fault;
     assert_int_equal(ops->sync(tiny.dev, &fault, &err), 0);
     ops->free(tiny.dev, x, sizeof *ones * count);

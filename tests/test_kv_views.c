@@ -1,5 +1,5 @@
 /*
- * kv_store, kv_convert and what goes with them on the host: layouts, tables of slots and masks.
+ * kv_append, kv_convert and what goes with them on the host: layouts, tables of slots and masks.
  */
 #include "tests/attend_cases.h"
 #include "tests/compare.h"
@@ -31,7 +31,7 @@ static void expect_same_memory(struct test_device *t, const void *x, const void 
     free(b);
 }
 
-/* From every layout to every other: attention finds what kv_store would have put there; and back:
+/* From every layout to every other: attention finds what kv_append would have put there; and back:
  * every byte is where it was, poison and all. */
 static void test_conversions(void **state) {
     static const struct {
@@ -367,7 +367,7 @@ static void test_skipped_slots(void **state) {
         size_t width = (size_t)c.shape.n_kv_heads * (size_t)c.shape.head_dim;
         int64_t slots[8] = {-1, INT64_MIN, -1, -2, -1, -1, -1, -1};
         c.k[3 * width] = NAN;
-        t->ops->kv_store(t->dev, &after, device_put(t, c.k, sizeof *c.k * 8 * width),
+        t->ops->kv_append(t->dev, &after, device_put(t, c.k, sizeof *c.k * 8 * width),
                          device_put(t, c.v, sizeof *c.v * 8 * width),
                          device_put(t, slots, sizeof slots), 8, c.layout.page_size,
                          c.shape.n_kv_heads, c.shape.head_dim, ATTEND_SITE, ATTEND_SITE);

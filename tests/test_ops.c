@@ -491,10 +491,12 @@ static void check_kv_append(struct test_device *t, struct random *r, const int64
     float *new_k = random_rows(r, n_tokens, n_cols, N_DISTRIBUTIONS);
     float *new_v = random_rows(r, n_tokens, n_cols, N_DISTRIBUTIONS);
     struct kv_layer kv = {k.mantissas, v.mantissas, k.exponents, v.exponents};
-    t->ops->kv_append(t->dev, &kv, device_put(t, new_k, float_bytes(n_tokens, n_cols)),
+    int page_size = random_int(r, 1, 7); /* any: the pages follow each other */
+    struct kv_views views = kv_layer_views(&kv, KV_BFP16, page_size, heads, dim);
+    t->ops->kv_append(t->dev, &views, device_put(t, new_k, float_bytes(n_tokens, n_cols)),
                       device_put(t, new_v, float_bytes(n_tokens, n_cols)),
-                      device_put(t, slots, sizeof *slots * (size_t)n_tokens), n_tokens, heads, dim,
-                      1, 2);
+                      device_put(t, slots, sizeof *slots * (size_t)n_tokens), n_tokens, page_size,
+                      heads, dim, 1, 2);
     for (int token = 0; token < n_tokens; token++) {
         if (slots[token] < 0)
             continue;

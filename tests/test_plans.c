@@ -1,7 +1,7 @@
 /*
- * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; that
- * attention_paged is attend with NHD views; that many prompts are as few launches as two; and that
- * tiles are not shared where that would take too much memory.
+ * Plans: what they refuse; the longest sequence that there may be; batches of ragged keys; that the
+ * views of a layer are those of the NHD layout; that many prompts are as few launches as two; and
+ * that tiles are not shared where that would take too much memory.
  */
 #include "tests/attend_cases.h"
 
@@ -20,7 +20,8 @@ static void refuse_variant(struct test_device *t, const struct paged_batch *b,
     assert_int_equal(t->ops->attention_plan(t->dev, plan, b, &shape, v, &err), -1);
     assert_non_null(strstr(err.text, why));
     /* The plan is of nothing: running it does nothing. */
-    t->ops->attention_paged(t->dev, NULL, NULL, &(struct kv_layer){0}, plan, ATTEND_SITE);
+    struct attention_variant causal = attention_variant_causal();
+    t->ops->attend(t->dev, NULL, NULL, &(struct kv_views){0}, plan, &causal, ATTEND_SITE);
     device_expect_fault(t, -1, 0);
     t->ops->attention_plan_free(t->dev, plan);
 }
@@ -153,48 +154,32 @@ static void test_ragged(void **state) {
     refuse(t, &b, "sequence 1: kv_indptr falls from 3 to 2");
 }
 
-/* The cache of a case as attention_paged knows one: views and the layer have the same memory. */
-static struct kv_layer layer_of(const struct kv_views *kv) {
-    return (struct kv_layer){kv->k.data, kv->v.data, kv->k.exponents, kv->v.exponents};
+static void expect_same_view(const struct kv_view *a, const struct kv_view *b) {
+    assert_ptr_equal(a->data, b->data);
+    assert_ptr_equal(a->exponents, b->exponents);
+    assert_true(a->page_step == b->page_step && a->position_step == b->position_step &&
+                a->head_step == b->head_step && a->group_step == b->group_step &&
+                a->element_step == b->element_step);
+    assert_true(a->page_exponents == b->page_exponents &&
+                a->position_exponents == b->position_exponents &&
+                a->head_exponents == b->head_exponents);
+    assert_true(a->x == b->x && a->type == b->type && a->scale == b->scale);
 }
 
-static void test_paged_is_attend(void **state) {
-    struct test_device *t = *state;
-    struct random r = {931};
-    for (int kind = 0; kind < 6; kind++) {
-        struct attend_wish wish = attend_anything(900);
-        struct error err = {""};
-        struct attend_case c;
-        wish.batch = 3;
-        wish.kv_len = 600;
-        wish.qo_len = kind % 2 ? 70 : 2;
-        wish.order = KV_NHD;
-        wish.type = KV_BFP16;
-        wish.head_dim = kind < 4 ? 64 : 40;
-        wish.mask = MASK_NONE;
-        wish.sinks = wish.slopes = 0;
-        attend_case_make(&c, &r, &wish);
-        c.layout.one_tensor = false;
-        c.variant = attention_variant_causal();
-        size_t rows = (size_t)(c.n_tokens * c.shape.n_heads), dim = (size_t)c.shape.head_dim;
-        size_t bytes = sizeof(float) * rows * dim;
-        struct paged_batch batch = attend_batch(&c);
-        struct kv_views kv = attend_cache(t, &c);
-        struct kv_layer layer = layer_of(&kv);
-        struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-        float *q = device_put(t, c.q, bytes),
-              *y[] = {device_poisoned(t, bytes), device_poisoned(t, bytes)};
-        if (t->ops->attention_plan(t->dev, plan, &batch, &c.shape, NULL, &err))
-            fail_msg("%s", err.text);
-        t->ops->attention_paged(t->dev, y[0], q, &layer, plan, ATTEND_SITE);
-        t->ops->attend(t->dev, y[1], q, &kv, plan, &c.variant, ATTEND_SITE);
-        device_expect_fault(t, -1, 0);
-        float *want = device_get(t, y[0], bytes);
-        device_expect_floats(t, "attend with NHD views", want, y[1], (int)rows, (int)dim);
-        t->ops->attention_plan_free(t->dev, plan);
-        free(want);
-        device_clear(t);
-        attend_case_free(&c);
+/* The views of a layer are those of the NHD layout, whatever the type. */
+static void test_layer_views(void **state) {
+    (void)state;
+    int16_t k[1], v[1];
+    int8_t k_exponents[1], v_exponents[1];
+    struct kv_layer layer = {k, v, k_exponents, v_exponents};
+    for (enum kv_type type = 0; type < N_KV_TYPES; type++) {
+        struct kv_layout layout = kv_layout_of(KV_NHD, false, 5, 16, 3, 80);
+        struct kv_views a = kv_layer_views(&layer, type, 16, 3, 80), b;
+        struct error err;
+        layout.type = type;
+        assert_int_equal(kv_views_of(&b, &layout, k, v, k_exponents, v_exponents, &err), 0);
+        expect_same_view(&a.k, &b.k);
+        expect_same_view(&a.v, &b.v);
     }
 }
 
@@ -224,14 +209,14 @@ static long calls_for(struct test_device *t, int n) {
     size_t bytes = sizeof(float) * (size_t)(c.n_tokens * c.shape.n_heads * c.shape.head_dim);
     struct paged_batch batch = attend_batch(&c);
     struct kv_views kv = attend_cache(t, &c);
-    struct kv_layer layer = layer_of(&kv);
+    struct attention_variant causal = attention_variant_causal();
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     float *q = device_put(t, c.q, bytes), *y = device_poisoned(t, bytes);
     if (t->ops->attention_plan(t->dev, plan, &batch, &c.shape, NULL, &err))
         fail_msg("%s", err.text);
-    t->ops->attention_paged(t->dev, y, q, &layer, plan, ATTEND_SITE);
+    t->ops->attend(t->dev, y, q, &kv, plan, &causal, ATTEND_SITE);
     long before = emu_calls();
-    t->ops->attention_paged(t->dev, y, q, &layer, plan, ATTEND_SITE);
+    t->ops->attend(t->dev, y, q, &kv, plan, &causal, ATTEND_SITE);
     long calls = emu_calls() - before;
     device_expect_fault(t, -1, 0);
     t->ops->attention_plan_free(t->dev, plan);
@@ -289,7 +274,7 @@ int main(void) {
         cmocka_unit_test(test_more_tiles_than_can_be_counted),
         cmocka_unit_test(test_longest_sequence),
         cmocka_unit_test(test_ragged),
-        cmocka_unit_test(test_paged_is_attend),
+        cmocka_unit_test(test_layer_views),
         cmocka_unit_test(test_many_prompts_are_one_launch),
         cmocka_unit_test(test_many_own_tiles),
     };

@@ -23,7 +23,7 @@ static struct fault sample(int32_t *ids, const float *logits, const struct sampl
                            int n_rows, int vocab) {
     size_t n_bytes = sizeof *ids * (size_t)n_rows;
     struct error err = {""};
-    int32_t *seen = device.ops->alloc_seen(device.dev, n_bytes, "token ids", &err);
+    int32_t *seen = device.ops->alloc_host_visible(device.dev, n_bytes, "token ids", &err);
     assert_non_null(seen);
     poison(seen, n_bytes);
     float *d_logits = device_put(&device, logits, sizeof *logits * (size_t)n_rows * (size_t)vocab);
@@ -31,7 +31,7 @@ static struct fault sample(int32_t *ids, const float *logits, const struct sampl
     struct fault fault;
     assert_int_equal(device.ops->sync(device.dev, &fault, NULL), 0);
     memcpy(ids, seen, n_bytes);
-    device.ops->free_seen(device.dev, seen, n_bytes);
+    device.ops->free_host_visible(device.dev, seen, n_bytes);
     device_clear(&device);
     return fault;
 }

@@ -336,9 +336,10 @@ static void test_kv_append(void **state) {
                                       pair_output(t, n_rows, 1)};
             struct kv_layer kv = {keys[s].mantissas, values[s].mantissas, keys[s].exponents,
                                   values[s].exponents};
+            struct kv_views views = kv_layer_views(&kv, KV_BFP16, 1, heads, dim);
             t->ops->kv_append(
-                t->dev, &kv, pair_put(t, k, n, sizeof *k), pair_put(t, v, n, sizeof *v),
-                pair_put(t, slots, (size_t)n_tokens, sizeof *slots), n_tokens, heads, dim, 1, 2);
+                t->dev, &views, pair_put(t, k, n, sizeof *k), pair_put(t, v, n, sizeof *v),
+                pair_put(t, slots, (size_t)n_tokens, sizeof *slots), n_tokens, 1, heads, dim, 1, 2);
         }
         pair_expect_rows(p, "keys", keys, n_slots * heads, dim);
         pair_expect_rows(p, "values", values, n_slots * heads, dim);

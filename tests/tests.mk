@@ -12,8 +12,8 @@ DEMOS        := $(PHASES:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
-# of the kernels under the emulation and, where there is a GPU, on it. (attend chooses version 2 itself
-# wherever it applies, so that only a GPU, which is fast, does it twice.)
+# of the kernels under the emulation and, where there is a GPU, on it. (attend chooses version 4 itself
+# wherever it applies.)
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
 KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
                 test_sampling test_available test_kv_pool test_naive_batch test_workloads \
@@ -25,7 +25,7 @@ on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") 
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
             $(foreach v,1 2 3,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention" \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention_paged") \
-            $(foreach v,$(if $(filter gpu,$(2)),2) 3,$(foreach t,test_attend test_attend_faults, \
+            $(foreach v,$(if $(filter gpu,$(2)),attention:2) 2 3,$(foreach t,test_attend test_attend_faults, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
 HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_shared_decoding)

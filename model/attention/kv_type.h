@@ -14,7 +14,7 @@
  * below 2^41 with e4m3 and below 2^56 with e5m2, which a 64-bit integer holds. (Then those of
  * 16-bit mantissas, and they alone, are rounded down to multiples of 256: numerics.h.)
  *
- * A cache that kv_store did not write may hold NaN and infinity: a row with one of them, or with a
+ * A cache that kv_append did not write may hold NaN and infinity: a row with one of them, or with a
  * number that cannot be snapped, is a fault of every query that sees it.
  *
  * The scale of the keys multiplies the scores, with the op's own scale, in double; the scale of the

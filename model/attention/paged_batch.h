@@ -58,7 +58,7 @@ void paged_batch_new_tokens(const struct paged_batch *b, int32_t *sequences, int
 
 /*
  * The slots of n tokens of which the sequence and the position in it are known, host [n]: with
- * kv_store, FlashInfer's append. A sequence number of -1: slot -1, to be skipped. qo_indptr is not
+ * kv_append, FlashInfer's append. A sequence number of -1: slot -1, to be skipped. qo_indptr is not
  * looked at. Returns 0, or -1 with err set: what paged_batch_check refuses of page tables, or a
  * sequence or a position that the batch does not have, with the token's number.
  */

@@ -70,7 +70,7 @@ struct attention_variant {
                      count again in every state that is merged */
 };
 
-/* Causal, and nothing else: what attention and attention_paged do. */
+/* Causal, and nothing else: what attention does. */
 struct attention_variant attention_variant_causal(void);
 
 /* Is the variant in range? Returns 0, or -1 with err set: a soft cap that is negative or not

@@ -15,9 +15,7 @@ static double time_of(int n, int shared, int length, enum plan_version version) 
     use_version("attention_plan", (int)version);
     struct rotation r = start(std::vector<int>((size_t)n, length), 1, 16, NULL, shared);
     int burst = (int)r.plans.size() < 4 ? 4 : (int)r.plans.size();
-    double s = graph_seconds(burst, [&](int i) {
-        dev->ops->attention_paged(dev, r.y, r.q, &r.kv, r.plans[(size_t)i % r.plans.size()], 0);
-    });
+    double s = graph_seconds(burst, [&](int i) { attend_plain(&r, i); });
     end(&r);
     return s;
 }

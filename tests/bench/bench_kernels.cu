@@ -167,7 +167,8 @@ static void bench_attention(int n_tokens, int kv_len) {
         host[(size_t)i] = i;
     int64_t *slots = (int64_t *)device_bytes(8 * (size_t)kv_len);
     dev->ops->upload(dev, slots, host.data(), 8 * (size_t)kv_len);
-    dev->ops->kv_append(dev, &layer, kv, kv, slots, kv_len, 8, 128, 0, 0);
+    struct kv_views views = kv_layer_views(&layer, KV_BFP16, 1, 8, 128);
+    dev->ops->kv_append(dev, &views, kv, kv, slots, kv_len, 1, 8, 128, 0, 0);
     for (int v = n_tokens * kv_len > 1 << 20 ? 2 : 1; v <= dev->ops->versions("attention"); v++) {
         use_version("attention", v);
         double s = seconds(

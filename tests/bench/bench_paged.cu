@@ -15,10 +15,7 @@
 
 static double time_of(struct rotation *r) {
     int burst = (int)r->plans.size() < 4 ? 4 : (int)r->plans.size();
-    return graph_seconds(burst, [&](int i) {
-        dev->ops->attention_paged(dev, r->y, r->q, &r->kv, r->plans[(size_t)i % r->plans.size()],
-                                  0);
-    });
+    return graph_seconds(burst, [&](int i) { attend_plain(r, i); });
 }
 
 static void print_decode(const char *what, int version, double s, size_t positions) {
@@ -31,7 +28,7 @@ static void print_decode(const char *what, int version, double s, size_t positio
 static void decode(const char *what, const std::vector<int> &lengths, int page_size, int first) {
     struct rotation r = start(lengths, 1, page_size);
     for (int v = first; v <= 4; v++) {
-        use_version("attention_paged", v);
+        use_version("attend", v);
         print_decode(what, v, time_of(&r), r.positions);
     }
     end(&r);
@@ -40,7 +37,7 @@ static void decode(const char *what, const std::vector<int> &lengths, int page_s
 /* n sequences of so many positions, the last n_tokens of which are new. */
 static void prompts(int n, int length, int n_tokens) {
     struct rotation r = start(std::vector<int>((size_t)n, length), n_tokens, 16);
-    use_version("attention_paged", 4);
+    use_version("attend", 4);
     double s = time_of(&r), before = length - n_tokens;
     double seen = n_tokens * (before + (n_tokens + 1) / 2.0) * n;
     double bytes = (double)r.positions * KV_HEADS * 2 * (2 * DIM + 1);

@@ -33,13 +33,13 @@
        const float *c, const float *s, int n, int dim, double eps),                                \
       (d, q, k, at, c, s, n, dim, eps))                                                            \
     X(kv_append,                                                                                   \
-      (struct device * d, const struct kv_layer *kv, const float *k, const float *v,               \
-       const int64_t *slots, int n, int heads, int dim, int site_k, int site_v),                   \
-      (d, kv, k, v, slots, n, heads, dim, site_k, site_v))                                         \
-    X(attention_paged,                                                                             \
-      (struct device * d, float *y, const float *q, const struct kv_layer *kv,                     \
-       const struct attention_plan *plan, int site),                                               \
-      (d, y, q, kv, plan, site))                                                                   \
+      (struct device * d, const struct kv_views *kv, const float *k, const float *v,               \
+       const int64_t *slots, int n, int page, int heads, int dim, int site_k, int site_v),         \
+      (d, kv, k, v, slots, n, page, heads, dim, site_k, site_v))                                   \
+    X(attend,                                                                                      \
+      (struct device * d, float *y, const float *q, const struct kv_views *kv,                     \
+       const struct attention_plan *plan, const struct attention_variant *variant, int site),      \
+      (d, y, q, kv, plan, variant, site))                                                          \
     X(silu_mul, (struct device * d, float *y, const float *gate, const float *up, size_t n),       \
       (d, y, gate, up, n))                                                                         \
     X(add, (struct device * d, float *y, const float *x, const float *z, size_t n),                \

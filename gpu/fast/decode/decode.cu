@@ -1,5 +1,5 @@
 /*
- * attention_paged, version 4: few tokens per sequence over a long cache, at the speed of memory.
+ * attend, version 4: few tokens per sequence over a long cache, at the speed of memory.
  *
  * What limits it is reading each key and value once. So
  *

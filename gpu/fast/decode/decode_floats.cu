@@ -1,5 +1,5 @@
 /*
- * attention_paged, version 4, for caches of floats: gpu/fast/decode/decode.cu says how it works,
+ * attend, version 4, for caches of floats: gpu/fast/decode/decode.cu says how it works,
  * gpu/fast/decode/fp8.h what is different with fp8, gpu/fast/decode/snapped.h with fp16 and bf16.
  * Kernels take long to compile, so the types but e4m3 have a plain one for one size alone: those
  * for variants do the same.

@@ -1,5 +1,5 @@
 /*
- * kernel.h - version 4 of attention_paged (gpu/fast/decode/decode.cu): the kernel, and
+ * kernel.h - version 4 of attend (gpu/fast/decode/decode.cu): the kernel, and
  * its launch for a type of cache.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_KERNEL_H

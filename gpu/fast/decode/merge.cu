@@ -1,5 +1,5 @@
 /*
- * attention_paged, version 4, its end: row groups that several shares worked on (gpu/fast/plan/plan.h:
+ * attend, version 4, its end: row groups that several shares worked on (gpu/fast/plan/plan.h:
  * struct decode_split). Each left what it found; this merges it, tile after tile, in the one order
  * that the result depends on.
  *

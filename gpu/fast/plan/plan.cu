@@ -199,19 +199,6 @@ int gpu_attention_plan_form(const struct attention_plan *p) {
 /* ---- where rows lie ---------------------------------------------------------------------------
  */
 
-struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads) {
-    struct decode_cache c = {kv->k,
-                             kv->v,
-                             KV_BFP16,
-                             kv->k_exponents,
-                             kv->v_exponents,
-                             (uint32_t)page_size * (uint32_t)n_kv_heads,
-                             (uint32_t)n_kv_heads,
-                             1,
-                             1};
-    return c;
-}
-
 /* Whether all steps are whole rows, and exponents lie as the rows do. */
 static bool in_rows(const struct kv_view *v, int head_dim) {
     return v->element_step == 1 && v->group_step == v->x &&

@@ -4,7 +4,7 @@
  *
  *     gpu/fast/plan/plan.cu    makes it
  *     gpu/fast/plan/shares.cu  which thread block does what
- *     attention_paged.cu   the op, and versions 1 to 3
+ *     gpu/attend.cu        the op attend, whose versions 1 to 3 are there and in attention_paged.cu
  *     gpu/fast/decode/decode.cu  version 4: few rows per sequence, on tensor cores
  *     gpu/fast/decode/decode_floats.cu   the same over caches of floats
  *     gpu/fast/decode/merge.cu   its results where several thread blocks had a row, merged in order
@@ -192,7 +192,7 @@ static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type typ
     return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : 2;
 }
 
-/* Whether the variant is what attention_paged does. */
+/* Whether the variant is the plain one: attention_variant_causal(). */
 static inline bool attention_is_causal_only(const struct attention_variant *v) {
     return v->causal && v->window_left < 0 && !(v->soft_cap > 0) && !v->mask_form &&
            !v->alibi_slopes && !v->sinks && !v->lse && !v->m;
@@ -323,12 +323,6 @@ static inline bool decode_has_few(const struct decode_cache *c, const struct att
     return c->type != KV_BFP16 || !attention_is_causal_only(v);
 }
 
-/* All of it for the sequences of few tokens. */
-void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
-                         const struct kv_views *kv, const struct decode_cache *cache,
-                         const struct attention_variant *variant,
-                         const struct attention_plan *plan);
-
 /* Versions 2 and 3 of attention for its long sequences, all together. */
 void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
@@ -337,9 +331,7 @@ void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments
 /* The shared memory that version 4 takes, in bytes. */
 int gpu_attention_decode_bytes(int head_dim, bool variant);
 
-/* The engine's own caches; any views. Returns false: their rows are not in one piece, or too many.
- */
-struct decode_cache decode_cache_of(const struct kv_layer *kv, int page_size, int n_kv_heads);
+/* Of any views. Returns false: their rows are not in one piece. */
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim);
 
 struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);
