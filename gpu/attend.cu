@@ -142,7 +142,7 @@ static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
     else if (plan->n_groups)
         launch_rows(gpu, a, plan, plan->short_tokens);
     if (splits)
-        gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
+        gpu_attention_prompts(gpu, &all, &a->kv, &a->variant, plan);
     else if (plan->n_long)
         launch_1(gpu, a, plan, plan->short_tokens + 1, INT32_MAX);
 }

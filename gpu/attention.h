@@ -38,15 +38,15 @@ static __device__ __forceinline__ size_t slot_of(const struct attention_argument
 /* Versions 2 and 3: for many rows, on tensor cores; head_dim up to 256. With work, its items; else
  * the sequence of the arguments. */
 struct attention_work;
-void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompt_mma(struct gpu_device *gpu, const struct attention_arguments *a,
                            const struct kv_views *kv, const struct attention_variant *variant,
                            const struct attention_work *work);
-void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompt_wgmma(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work);
 
 /* The shared memory that version 2 takes, in bytes. */
-int gpu_attention_prefill_bytes(int head_dim);
+int gpu_attention_prompt_mma_bytes(int head_dim);
 
 /* Whether neither masks nor scores nor elements need any care: the plain one of two kernels. */
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);
@@ -55,7 +55,7 @@ bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_va
  * version of attention, or the better one. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
 bool gpu_attention_can_split(const struct kv_views *kv);
-void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompt(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work);
 
@@ -137,7 +137,7 @@ struct row_list {
 };
 
 /* Rows, and tiles that all of them may see. */
-struct wide_item {
+struct prompt_item {
     int32_t rows;          /* which row_list */
     int32_t tile, n_tiles; /* of those that are split to digits */
     int32_t first_tile;    /* what the first is in its sequences */
@@ -160,7 +160,7 @@ struct attention_work {
     const int32_t *counts; /* [N_COUNTS] how many of these there are: */
     const struct row_list *row_lists;
     const struct digit_tile *tiles;
-    const struct wide_item *items;
+    const struct prompt_item *items;
     const int32_t *tokens;         /* of the batch */
     const int32_t *token_sequence; /* as in the plan */
     const int32_t *qo_indptr, *kv_lens, *pages;
@@ -192,12 +192,12 @@ static inline __host__ __device__ struct row_result row_result_of(float *kept, i
 
 /* The head dimension as versions 2 and 3 have it with variants and where results are kept: fewer
  * sizes of kernels, which take long to compile. */
-static inline int wide_dim(int head_dim) {
+static inline int prompt_dim(int head_dim) {
     return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
 
 /* A row: which query it is, and what it sees. */
-struct wide_row {
+struct prompt_row {
     int token, head;   /* of the op */
     int first, end;    /* positions that it sees, masks aside */
     int i, at, length; /* the query's number in its sequence, its position, the sequence's length */
@@ -207,10 +207,10 @@ struct wide_row {
 
 /* Row `row` of the list. */
 template <bool VARIANT>
-static __device__ __forceinline__ struct wide_row
-wide_row_of(const struct attention_arguments *a, const struct attention_variant *v,
+static __device__ __forceinline__ struct prompt_row
+prompt_row_of(const struct attention_arguments *a, const struct attention_variant *v,
             const struct attention_work *work, const struct row_list *list, int kv_head, int row) {
-    struct wide_row r = {};
+    struct prompt_row r = {};
     int group = a->n_heads / a->n_kv_heads, sequence = list->sequence, before = list->before;
     r.i = (list->first_row + row) / group;
     r.head = kv_head * group + (list->first_row + row) % group;
@@ -238,7 +238,7 @@ wide_row_of(const struct attention_arguments *a, const struct attention_variant 
  * largest score of a tile is a NaN only of a row that sees nothing there. A score that is a NaN is
  * a fault of the row: infinity. */
 static __device__ __forceinline__ float
-varied_score(const struct wide_row *r, const struct attention_variant *v, float s, int p) {
+varied_score(const struct prompt_row *r, const struct attention_variant *v, float s, int p) {
     bool sees = p >= r->first && p < r->end && attention_shows(v, r->mask, r->i, p, r->length);
     s = attention_score(v, s, r->at, p, r->slope);
     return !sees ? NAN : s == s ? s : INFINITY;
@@ -260,7 +260,7 @@ static __device__ __forceinline__ struct row_list list_of(const struct attention
 }
 
 /* The work of a block, item after item: of the work, or of the sequence of the arguments. */
-static __device__ __forceinline__ struct wide_item item_of(const struct attention_arguments *a,
+static __device__ __forceinline__ struct prompt_item item_of(const struct attention_arguments *a,
                                                            const struct attention_work *work,
                                                            const struct attention_digits *d,
                                                            int i) {

@@ -294,7 +294,7 @@ static void launch_4(struct gpu_device *gpu, const struct attention_arguments *a
     struct kv_views views = kv_layer_views(&a->kv, plan->arrays.page_size, &plan->shape);
     struct decode_cache cache = decode_cache_of(&a->kv, plan->arrays.page_size, a->n_kv_heads);
     gpu_attention_short(gpu, a, &views, &cache, &causal, plan);
-    gpu_attention_long(gpu, a, &views, &causal, plan);
+    gpu_attention_prompts(gpu, a, &views, &causal, plan);
 }
 
 void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */

@@ -196,11 +196,11 @@ __global__ static void __launch_bounds__(CHAIN_ROWS *LANES)
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct attention_variant *variant, int n_tokens,
-                          const struct wide_plan *wide, const struct group_results *own) {
-    const struct wide_arrays *w = &wide->device;
-    int dim = wide_dim(a->head_dim), n_rows = n_tokens * a->n_heads;
+                          const struct work_plan *plan, const struct group_results *own) {
+    const struct work_arrays *w = &plan->device;
+    int dim = prompt_dim(a->head_dim), n_rows = n_tokens * a->n_heads;
     struct chain_memory memory = {w->chains,  w->segments, w->row_lists,
-                                  wide->kept, dim,         own ? *own : (struct group_results){}};
+                                  plan->kept, dim,         own ? *own : (struct group_results){}};
     unsigned blocks = (unsigned)blocks_of(n_rows, CHAIN_ROWS);
     if (dim <= LANES * VECTOR)
         GPU_LAUNCH_EARLY(gpu, merge_chains<1>, blocks, CHAIN_ROWS * LANES, 0, *a, *variant, memory,

@@ -96,7 +96,7 @@ struct tile_scores {
 
 /* What a lane knows of its rows 2 t and 2 t + 1. */
 struct row_pair {
-    struct wide_row query[2];
+    struct prompt_row query[2];
     float m[2], l[2];                 /* of the tiles so far */
     bool sees[2];                     /* something of this tile, */
     float tile_m[2], tile_l[2];       /* which are its own, */
@@ -357,7 +357,7 @@ static __device__ __forceinline__ void keep_row(struct row_result to, const floa
 template <bool VARIANT>
 static __device__ __forceinline__ void
 finish_row(const struct attention_arguments *a, const struct attention_variant *v,
-           const struct wide_row *row, const float *o, int r, float m, float l) {
+           const struct prompt_row *row, const float *o, int r, float m, float l) {
     int lane = (int)threadIdx.x % 32;
     size_t number = (size_t)row->token * (size_t)a->n_heads + (size_t)row->head;
     float *y = a->y + number * (size_t)a->head_dim, old = 1, fresh = 0;
@@ -382,7 +382,7 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_item *item, const struct block_memory *mem) {
+         const struct prompt_item *item, const struct block_memory *mem) {
     typedef struct sizes<DIM> size;
     int kv_head = (int)blockIdx.x, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int my_row = warp * 8 + lane % 4 * 2, n_tiles = item->n_tiles;
@@ -397,7 +397,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = min(my_row + r, item->list.n_rows - 1);
-        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
+        rows.query[r] = prompt_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
         rows.exponent[r] = in->query_exponents[group * QUERY_ROWS + (size_t)row];
@@ -488,7 +488,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
         __syncthreads(); /* all are done with the item before */
-        struct wide_item item = item_of(&a, &work, &in, i);
+        struct prompt_item item = item_of(&a, &work, &in, i);
         run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem);
     }
 }
@@ -516,7 +516,7 @@ static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                size::SHARED_BYTES, *a, d, *variant, all);
 }
 
-int gpu_attention_prefill_bytes(int head_dim) {
+int gpu_attention_prompt_mma_bytes(int head_dim) {
     return head_dim <= 32    ? sizes<32>::SHARED_BYTES
            : head_dim <= 64  ? sizes<64>::SHARED_BYTES
            : head_dim <= 96  ? sizes<96>::SHARED_BYTES
@@ -529,7 +529,7 @@ template <bool VARIANT>
 static void launch_wide(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
                         const struct attention_work *work) {
-    switch (wide_dim(a->head_dim)) {
+    switch (prompt_dim(a->head_dim)) {
     case 64:
         return launch<64, VARIANT>(gpu, a, kv, variant, work);
     case 128:
@@ -539,11 +539,11 @@ static void launch_wide(struct gpu_device *gpu, const struct attention_arguments
     }
 }
 
-void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompt_mma(struct gpu_device *gpu, const struct attention_arguments *a,
                            const struct kv_views *kv, const struct attention_variant *variant,
                            const struct attention_work *work) {
     int dim = a->head_dim;
-    bool keeps = work && work->kept; /* rows of wide_dim */
+    bool keeps = work && work->kept; /* rows of prompt_dim */
     if (!gpu_attention_is_plain(kv, variant))
         launch_wide<true>(gpu, a, kv, variant, work);
     else if (!keeps && dim <= 32)

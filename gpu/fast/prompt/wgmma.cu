@@ -47,7 +47,7 @@ template <int DIM> struct query_elements { float4 x[2][DIM / 16]; };
 
 template <int DIM>
 static __device__ __forceinline__ void load_queries(struct query_elements<DIM> *out,
-                                                    const struct wide_row query[2],
+                                                    const struct prompt_row query[2],
                                                     const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4, dim = a->head_dim;
     bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0;
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void load_queries(struct query_elements<DIM> *
 template <int DIM>
 static __device__ __forceinline__ void
 snap_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
-             const struct query_elements<DIM> *in, const struct wide_row query[2],
+             const struct query_elements<DIM> *in, const struct prompt_row query[2],
              const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4;
     UNROLL
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void keep_row(struct row_result to, const floa
 template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 finish_row(const struct attention_arguments *a, const struct attention_variant *v,
-           const struct wide_row *row, const float4 *o, int r, float m, float l) {
+           const struct prompt_row *row, const float4 *o, int r, float m, float l) {
     int t = (int)threadIdx.x % 4;
     size_t number = (size_t)row->token * (size_t)a->n_heads + (size_t)row->head;
     float *y = a->y + number * (size_t)a->head_dim, old = 1, fresh = 0;
@@ -192,7 +192,7 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct attention_arguments *a, const struct attention_digits *in,
          const struct attention_variant *variant, const struct attention_work *work,
-         const struct wide_item *item, const struct block_memory *mem, unsigned *rounds) {
+         const struct prompt_item *item, const struct block_memory *mem, unsigned *rounds) {
     typedef struct warpgroup_sizes<DIM> size;
     /* There are not enough registers to keep larger queries while values are multiplied. */
     const bool AGAIN = DIM > 128;
@@ -203,7 +203,7 @@ run_item(const struct attention_arguments *a, const struct attention_digits *in,
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = min(my_row + 8 * r, item->list.n_rows - 1);
-        rows.query[r] = wide_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
+        rows.query[r] = prompt_row_of<VARIANT>(a, variant, work, &item->list, kv_head, row);
         least_visible = min(least_visible, rows.query[r].end);
         rows.m[r] = -INFINITY;
         rows.l[r] = 0;
@@ -331,7 +331,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
         __syncthreads(); /* the barriers are ready; all are done with the units of the item before
                           */
-        struct wide_item item = item_of(&a, &work, &in, i);
+        struct prompt_item item = item_of(&a, &work, &in, i);
         run_item<DIM, VARIANT>(&a, &in, &variant, &work, &item, &mem, &rounds);
     }
     if (!n)
@@ -372,7 +372,7 @@ template <bool VARIANT>
 static void launch_wide(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
                         const struct attention_work *work) {
-    switch (wide_dim(a->head_dim)) {
+    switch (prompt_dim(a->head_dim)) {
     case 64:
         return launch<64, VARIANT>(gpu, a, kv, variant, work);
     case 128:
@@ -382,10 +382,10 @@ static void launch_wide(struct gpu_device *gpu, const struct attention_arguments
     }
 }
 
-void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompt_wgmma(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work) {
-    bool keeps = work && work->kept; /* rows of wide_dim */
+    bool keeps = work && work->kept; /* rows of prompt_dim */
     if (!gpu_attention_is_plain(kv, variant))
         launch_wide<true>(gpu, a, kv, variant, work);
     else if (!keeps && a->head_dim > 128 && a->head_dim <= 192)

@@ -282,7 +282,7 @@ struct tile_scores {
 
 /* What a thread knows of its two rows. */
 struct row_pair {
-    struct wide_row query[2];
+    struct prompt_row query[2];
     const struct num_score_unit *q_unit; /* of the first, in shared memory; [8]: of the second */
     float m[2], l[2];                    /* of the tiles so far */
     bool sees[2];                        /* something of this tile, */
