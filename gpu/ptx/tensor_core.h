@@ -239,6 +239,19 @@ template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
 #endif
 
 /*
+ * Registers. ANY_FLOAT gives x any value, without an instruction. ZERO_HERE makes it 0 by an
+ * instruction that stays where it is: the compiler would have it come before the question whether
+ * it is needed.
+ */
+#ifdef SAMEBITS_EMU
+#define ANY_FLOAT(x) ((x) = NAN)
+#define ZERO_HERE(x) ((x) = 0)
+#else
+#define ANY_FLOAT(x) asm("" : "=f"(x))
+#define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
+#endif
+
+/*
  * Programmatic dependent launch. A kernel that was started with LAUNCH_EARLY may prefetch what
  * nobody writes (weights), then waits here for all that the kernel before it wrote; and any kernel
  * may let the next one start early. Nothing happens on GPUs before compute capability 9.0.

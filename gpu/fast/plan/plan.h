@@ -19,7 +19,7 @@
 #ifndef SAMEBITS_GPU_FAST_PLAN_PLAN_H
 #define SAMEBITS_GPU_FAST_PLAN_PLAN_H
 
-#include "gpu/attention.h"
+#include "gpu/fast/prompt/prompt.h"
 #include "gpu/ptx/division.h"
 
 enum {

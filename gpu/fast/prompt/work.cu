@@ -151,3 +151,33 @@ struct attention_work work_plan_work(const struct work_plan *w, const struct wor
     work.most_tiles = w->digits ? w->room.tiles : work.n_tiles;
     return work;
 }
+
+/* ---- the launch of a prompt kernel -------------------------------------------------------------
+ */
+
+void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_kernel *k,
+                                 const struct attention_arguments *a, const struct kv_views *kv,
+                                 const struct attention_variant *variant,
+                                 const struct attention_work *work) {
+    struct attention_digits d = {};
+    struct attention_work all = {};
+    d.dim = k->dim;
+    d.keys = k->keys;
+    d.value_dims = k->value_dims;
+    d.without_queries = k->splits_queries;
+    if (work)
+        all = *work;
+    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
+        !gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)k->kernel,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, k->shared_bytes),
+                "attention's shared memory"))
+        return;
+    dim3 grid = gpu_attention_grid(gpu, a, work, &d);
+    auto attention = k->kernel;
+    /* Where blocks come and go for long, an early start of the first ones is no gain. */
+    if (k->starts_early && grid.x * grid.y <= (unsigned)(2 * gpu->n_processors))
+        GPU_LAUNCH_EARLY(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
+    else
+        GPU_LAUNCH(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
+}
