@@ -3,7 +3,7 @@
  * which the tensor cores want them (attention.h). It costs a few percent of the time and leaves the
  * kernel proper nothing but whole 16-byte copies.
  */
-#include "gpu/fast/prompt/prompt.h"
+#include "gpu/attention.h"
 #include "gpu/fast/plan/plan.h"
 #include "gpu/ptx/tensor_core.h"
 
