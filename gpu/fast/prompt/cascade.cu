@@ -1,11 +1,15 @@
 /*
- * Phase 10: tiles that sequences share (model/attention/cascade.h), computed once for all rows that see them.
+ * Phase 10: tiles that sequences share (model/attention/cascade.h), computed once for all rows that
+ * see them.
  *
- * A stretch of shared tiles is work for versions 2 and 3 of attention (attention.h:
- * attention_work): its rows are those of all members, 64 together, and what they find is kept. So
- * is what row groups of version 4 find in the tiles behind, which are each sequence's own. Then the
- * chain of each row is merged, tile after tile (gpu/fast/prompt/chains.cu), as if it had gone through all
- * of them alone.
+ * Computes what ../../attention_paged.cu does; gains a factor of 3.5 over sequences that each read
+ * the shared pages (64 of them, 8192 of 8448 positions shared, H200: 103 µs, not 363).
+ *
+ * A stretch is a run of tiles that the same sequences share, its members. It is work for the prompt
+ * kernels (prompt.h: attention_work): its rows are those of all members, 64 together, and what they
+ * find is kept. So is what decode's row groups find in the tiles behind, which are each sequence's
+ * own. Then the chain of each row is merged, tile after tile (gpu/fast/prompt/chains.cu), as if it
+ * had gone through all of them alone.
  *
  *     plan   the stretches, cut into items that keep all processors busy; a row list is 64 rows
  *     run    the row groups; split to digits, items; the chains

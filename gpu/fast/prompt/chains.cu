@@ -1,11 +1,11 @@
 /*
- * Chains (gpu/fast/plan/plan.h: struct token_chain): rows whose tiles were work of the kernels for many
- * rows. Of long sequences; and of tiles that are shared, behind which come those of row groups.
- * Each item left what it found, and this merges it, tile after tile.
+ * Merges chains (gpu/fast/plan/plan.h: struct token_chain): rows whose tiles several items had, and
+ * a decode row group behind them where the first tiles are shared. Each item left what it found;
+ * this merges it, tile after tile, as ../../attention_paged.cu does within a row.
  *
  * There are many chains, and they are short: a warp has one, so that all rows are at work at once,
- * and some of its results are on their way while others are merged. The kernel may start while the
- * items are still at work: where their results will be, the plan says before.
+ * and some of its results are loaded while others are merged. The kernel may start while the items
+ * are still at work: the plan says beforehand where their results will be.
  */
 #include "gpu/fast/decode/merge.h"
 #include "gpu/ptx/tensor_core.h"

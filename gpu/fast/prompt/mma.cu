@@ -1,5 +1,7 @@
 /*
- * attention, version 2: many query tokens at once, on int8 tensor cores.
+ * attention, version 2: computes what ../../attention.cu does, for prompts, on int8 tensor cores;
+ * gains a factor of 68 (1024 tokens, 32 heads of 128, H200: 141 µs, not 9631). What it shares with
+ * version 3 is in item.h.
  *
  * A row is one token and one query head; the rows of one kv head are numbered token * group + head.
  * Before the kernel proper, queries, keys and values are split into 8-bit digits (q = 256 * high +
@@ -11,7 +13,7 @@
  *             maximum of the whole tile. Positions are the rows of the mma and queries its columns:
  *             the other way round a warp would hold 16 rows, in twice the registers, and half as
  *             many warps would fit on a processor
- *     memory  keys and values arrive in chunks of 16 KB through a ring of STAGES, two on their way
+ *     memory  keys and values arrive in chunks of 16 KB through a ring of STAGES, two in flight
  *             while one is used; a chunk is 64 keys, or 32 dimensions of the values of a tile
  *
  * After the scores a lane holds positions g and g + 8 of each 16; movmatrix gives it 2 t and 2 t +

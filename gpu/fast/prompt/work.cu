@@ -1,7 +1,6 @@
 /*
- * Work for the prompt kernels, versions 2 and 3 of attention (attention.h: attention_work):
- * what sequences of many tokens (gpu/fast/prompt/prompts.cu) and tiles that sequences share
- * (gpu/fast/prompt/cascade.cu) have in common.
+ * Work for the prompt kernels (prompt.h: attention_work), and their launch: what prompts
+ * (gpu/fast/prompt/prompts.cu) and shared tiles (gpu/fast/prompt/cascade.cu) have in common.
  *
  * All arrays are in one piece whose size grows by half, so that recordings of a pass stay valid
  * while the sequences grow.

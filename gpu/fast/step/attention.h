@@ -1,8 +1,11 @@
 /*
- * attention.h - attention of decode_step: a block takes a row and a query head, then
- * the next. Two threads have a position of the tile, each half of its key; of the values, a warp
+ * attention.h - attention of decode_step: computes what ../../attention_paged.cu does; gains the
+ * launches of rope, kv_append and attention, and the first tile is loaded before the queries are
+ * there. A block takes a row and a query head, then the next.
+ *
+ * Two threads have a position of the tile, each half of its key; of the values, a warp
  * has 16 positions, a lane some dimensions. So a tile of keys and values fits in the registers of a
- * block, and that of its first head is read while queries are still on their route. The newest
+ * block, and that of its first head is read while queries are still being computed. The newest
  * position is not in the cache yet: its key and value come from shared memory.
  */
 #ifndef SAMEBITS_GPU_FAST_STEP_ATTENTION_H

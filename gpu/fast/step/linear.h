@@ -1,5 +1,6 @@
 /*
- * linear.h - a linear layer of decode_step.
+ * linear.h - a linear layer of decode_step: computes what ../../linear.cu does, for up to eight
+ * rows whose digits are in the shared memory of every block; gains a launch.
  *
  * Sixteen rows of weights are a tile: the rows of an mma, whose columns are the rows of x. A block
  * has tiles that follow each other. A unit is a tile and 64 inputs; the warps of a block take its

@@ -1,4 +1,4 @@
-/* The weights of a model as decode_step wants them (gpu/fast/step/step.h), packed on the device. */
+/* The weights of a model as decode_step takes them (step.h), packed on the device once. */
 #include "gpu/fast/step/linear.h"
 
 struct pack_source {

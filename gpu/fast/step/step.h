@@ -1,10 +1,10 @@
 /*
  * step.h - what the files of decode_step share: a decoding pass as one kernel.
  *
- *     gpu/fast/step/step.cu           the kernel, from token to logits, and its launch
- *     gpu/fast/step/linear.h     a linear layer of it
- *     gpu/fast/step/attention.h  its attention
- *     gpu/fast/step/pack.cu      the weights as it wants them
+ *     step.cu      the kernel, from token to logits, and its launch
+ *     linear.h     a linear layer: computes what ../../linear.cu does
+ *     attention.h  attention: computes what ../../attention_paged.cu does
+ *     pack.cu      the weights in the order in which the tensor cores take them
  *
  * A cluster of thread blocks has up to STEP_ROWS rows (sequences) and takes them through all
  * layers. Each block keeps all activations of the rows in its shared memory; it computes a part of
