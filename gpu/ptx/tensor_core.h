@@ -77,7 +77,7 @@ static const bool compiles_wgmma = false;
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));          \
     }
 
-/* Older GPUs have no such instructions; a kernel that meets one there stops with an error. */
+/* Older GPUs have no such instructions; a kernel that runs one there stops with an error. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define SAMEBITS_PTX(...) asm volatile(__VA_ARGS__)
 #else

@@ -35,11 +35,11 @@ struct item_task {
 /* What a thread knows of its two rows. */
 struct row_pair {
     struct prompt_row query[2];
-    float m[2], l[2];                 /* of the tiles so far */
-    bool sees[2];                     /* something of this tile, */
-    float tile_m[2], tile_l[2];       /* which are its own, */
-    float old_share[2], new_share[2]; /* and what both count for in the merge */
-    float unit[2];                    /* 2^(e-22), e of the tile's weights */
+    float m[2], l[2];                   /* of the tiles so far */
+    bool sees[2];                       /* something of this tile, */
+    float tile_m[2], tile_l[2];         /* which are its own, */
+    float old_factor[2], new_factor[2]; /* and what both count for in the merge */
+    float unit[2];                      /* 2^(e-22), e of the tile's weights */
 };
 
 /* Rows behind the end are the last one again, and are not written. */
@@ -225,12 +225,12 @@ softmax(tile_scores *tile, float top[2], float scale[2], struct row_pair *rows, 
 static __device__ __forceinline__ void merge_sums(struct row_pair *rows, bool merges) {
     UNROLL
     for (int r = 0; r < 2; r++) {
-        rows->old_share[r] = rows->new_share[r] = 1; /* what is not merged is added to 0 */
+        rows->old_factor[r] = rows->new_factor[r] = 1; /* what is not merged is added to 0 */
         if (merges && rows->sees[r])
             attention_merge_sums(&rows->m[r], &rows->l[r], rows->tile_m[r], rows->tile_l[r],
-                                 &rows->old_share[r], &rows->new_share[r]);
+                                 &rows->old_factor[r], &rows->new_factor[r]);
         if (!rows->sees[r]) /* its sums are 0: old values stay as they are, -0 too */
-            rows->new_share[r] = -0.0f;
+            rows->new_factor[r] = -0.0f;
     }
 }
 

@@ -196,8 +196,8 @@ static __device__ __forceinline__ void add_values(float *o, const struct weight_
         float2 sum = *at;
         float x = dot_of(&sums[i / 2], i % 2 * 2) * rows->unit[0];
         float y = dot_of(&sums[i / 2], i % 2 * 2 + 1) * rows->unit[1];
-        sum.x = num_merge(sum.x, rows->old_share[0], x, rows->new_share[0]);
-        sum.y = num_merge(sum.y, rows->old_share[1], y, rows->new_share[1]);
+        sum.x = num_merge(sum.x, rows->old_factor[0], x, rows->new_factor[0]);
+        sum.y = num_merge(sum.y, rows->old_factor[1], y, rows->new_factor[1]);
         *at = sum;
     }
 }

@@ -400,10 +400,10 @@ static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sum
         UNROLL
         for (int j = 0; j < 4; j++)
             x[j] = (float)sums[4 * i + j] * rows->unit[j / 2];
-        sum.x = num_merge(old.x, rows->old_share[0], x[0], rows->new_share[0]);
-        sum.y = num_merge(old.y, rows->old_share[0], x[1], rows->new_share[0]);
-        sum.z = num_merge(old.z, rows->old_share[1], x[2], rows->new_share[1]);
-        sum.w = num_merge(old.w, rows->old_share[1], x[3], rows->new_share[1]);
+        sum.x = num_merge(old.x, rows->old_factor[0], x[0], rows->new_factor[0]);
+        sum.y = num_merge(old.y, rows->old_factor[0], x[1], rows->new_factor[0]);
+        sum.z = num_merge(old.z, rows->old_factor[1], x[2], rows->new_factor[1]);
+        sum.w = num_merge(old.w, rows->old_factor[1], x[3], rows->new_factor[1]);
         o[i * THREADS] = sum;
     }
 }

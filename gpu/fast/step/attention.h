@@ -369,11 +369,11 @@ attend_head(const struct step *s, const struct step_layer *w, const struct step_
         __syncthreads();
         add_values(t, s);
         __syncthreads();
-        float old_share, new_share;
-        attention_merge_sums(&m, &l, tile_m, (float)all.x * 0x1p-23f, &old_share, &new_share);
+        float old_factor, new_factor;
+        attention_merge_sums(&m, &l, tile_m, (float)all.x * 0x1p-23f, &old_factor, &new_factor);
         if (thread < DIM) {
             float sum = sum_of_values<DIM>(thread, h->newest < tile + ATTENTION_TILE);
-            o = num_merge(o, old_share, num_weighted_value(sum, e), new_share);
+            o = num_merge(o, old_factor, num_weighted_value(sum, e), new_factor);
         }
     }
     if (thread < DIM) {
