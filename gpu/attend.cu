@@ -147,7 +147,7 @@ static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
         launch_decode(gpu, &all, a, cache, plan);
     else if (plan->n_groups)
         launch_rows(gpu, a, plan, plan->short_tokens);
-    gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
+    gpu_attention_prompts(gpu, &all, &a->kv, &a->variant, plan);
 }
 
 /* Whether the plan was made for this variant. */

@@ -14,7 +14,7 @@
  * The choice (version 0): 3 from 16 tokens or 1024 positions on, 2 where there is no 3, else 1
  * (measured: tests/bench/README.md).
  */
-#include "gpu/attention.h"
+#include "gpu/fast/prompt/prompt.h"
 
 enum { TILE = ATTENTION_TILE, WARPS = TILE / 32 };
 
@@ -102,16 +102,16 @@ __global__ static void __launch_bounds__(TILE)
 /* Version 2 or 3 for many rows, on a GPU that has them. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
     return gpu->has_mma && head_dim <= 256 &&
-           gpu_attention_prefill_bytes(wide_dim(head_dim)) <= gpu->most_shared;
+           gpu_attention_prompt_mma_bytes(prompt_dim(head_dim)) <= gpu->most_shared;
 }
 
-void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompt(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work) {
     if (gpu->version[GPU_ATTENTION] != 2 && gpu->has_wgmma)
-        gpu_attention_warpgroup(gpu, a, kv, variant, work);
+        gpu_attention_prompt_wgmma(gpu, a, kv, variant, work);
     else
-        gpu_attention_prefill(gpu, a, kv, variant, work);
+        gpu_attention_prompt_mma(gpu, a, kv, variant, work);
 }
 
 void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -136,7 +136,7 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
     if (version >= 2 && gpu_attention_fits_tensor_cores(gpu, shape->head_dim)) {
         struct kv_views views = kv_layer_views(kv, KV_BFP16, 1, shape->n_kv_heads, shape->head_dim);
         struct attention_variant causal = attention_variant_causal();
-        gpu_attention_many_rows(gpu, &a, &views, &causal, NULL);
+        gpu_attention_prompt(gpu, &a, &views, &causal, NULL);
     } else if (n_tokens) {
         GPU_LAUNCH(gpu, attention_1, dim3((unsigned)n_tokens, (unsigned)shape->n_heads), TILE,
                    sizeof(int16_t) * (size_t)shape->head_dim, a, *kv);

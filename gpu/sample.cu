@@ -63,19 +63,19 @@ static __device__ unsigned long long truncate_row(const struct row *r, int top_k
     return threshold;
 }
 
-/* The first id whose running sum of kept weights exceeds random. Each thread adds up a stretch of
- * ids; the one whose stretch contains the answer walks through it. */
+/* The first id whose running sum of kept weights exceeds random. Each thread adds up a run of
+ * ids; the one whose run contains the answer walks through it. */
 static __device__ void walk(int32_t *out, const struct row *r, unsigned long long threshold,
-                            unsigned long long random, unsigned long long *stretch_sums) {
-    int stretch = (r->vocab + THREADS - 1) / THREADS, first = (int)threadIdx.x * stretch;
-    int end = min(first + stretch, r->vocab);
+                            unsigned long long random, unsigned long long *run_sums) {
+    int run = (r->vocab + THREADS - 1) / THREADS, first = (int)threadIdx.x * run;
+    int end = min(first + run, r->vocab);
     unsigned long long sum = 0, before = 0;
     for (int i = first; i < end; i++)
         sum += key_of(r->logits[i], i) >= threshold ? r->weights[i] : 0;
-    stretch_sums[threadIdx.x] = sum;
+    run_sums[threadIdx.x] = sum;
     __syncthreads();
     for (int t = 0; t < (int)threadIdx.x; t++)
-        before += stretch_sums[t];
+        before += run_sums[t];
     if (random < before || random >= before + sum)
         return;
     for (int i = first; i < end; i++) {
@@ -91,7 +91,7 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
                                 const struct sampling *all_how, uint32_t *all_weights, int vocab,
                                 int site, unsigned long long *fault) {
     SHARED(unsigned long long, part, [THREADS / 32]);
-    SHARED(unsigned long long, stretch_sums, [THREADS]);
+    SHARED(unsigned long long, run_sums, [THREADS]);
     run_in_turn();
     size_t at = (size_t)blockIdx.x * (size_t)vocab;
     struct row r = {all_logits + at, all_weights ? all_weights + at : NULL, vocab, part};
@@ -122,7 +122,7 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
     unsigned long long threshold = truncate_row(&r, how.top_k, how.top_p);
     unsigned long long range = sum_above(&r, threshold, false);
     walk(&token_ids[blockIdx.x], &r, threshold,
-         num_draw(how.seed, how.sample, how.position, range), stretch_sums);
+         num_draw(how.seed, how.sample, how.position, range), run_sums);
 }
 
 void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */

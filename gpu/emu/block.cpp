@@ -60,7 +60,7 @@ struct place code_place(code_address from) {
     return place;
 }
 
-/* The first fault of a launch is kept and told; it ends the launch on all workers. */
+/* The first fault of a launch is kept and reported; it ends the launch on all workers. */
 static void report_fault(const struct cuda_thread *t, enum emu_fault kind, const char *format,
                          va_list arguments) {
     struct launch *launch = t->worker->launch;

@@ -8,9 +8,9 @@
  *   host_api.cpp      the runtime: memory, streams, events, errors
  *   graph.cpp         launches that are captured, and repeated
  *   cublas.cpp        matrix products
- *   fiber.cpp         how a thread gives way to another
+ *   fiber.cpp         switches from a thread to another
  *
- * Ownership: a worker is one CPU thread's share of a launch. It keeps its fibers' stacks and its
+ * Ownership: a worker is one CPU thread's part of a launch. It keeps its fibers' stacks and its
  * shared memory from launch to launch, and nobody else touches them.
  */
 #ifndef SAMEBITS_EMU_ENGINE_H

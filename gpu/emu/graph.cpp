@@ -1,5 +1,5 @@
 /*
- * graph.cpp - CUDA graphs: what a stream is told between the begin and the end of a capture is not
+ * graph.cpp - CUDA graphs: what a stream is asked between the begin and the end of a capture is not
  * done but written down, with its arguments, and every launch of the graph does it.
  */
 #include "gpu/emu/engine.h"
@@ -75,7 +75,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
     cudaError_t error = enter_api();
     for (const std::function<void()> &work : exec->work)
-        if (cudaPeekAtLastError() == cudaSuccess) /* a fault is told by what waits for it */
+        if (cudaPeekAtLastError() == cudaSuccess) /* a fault is reported by what waits for it */
             work();
     return error;
 }

@@ -225,7 +225,7 @@ static inline void note(struct cuda_thread *t, size_t offset, enum access how, c
 
 /* Whether one shadow will do for all bytes of a word: who wrote them does not matter any more, and
  * nobody has read them since. */
-static bool tell_the_same(const struct worker *w, const struct shadow *s) {
+static bool share_history(const struct worker *w, const struct shadow *s) {
     for (size_t i = 0; i < WORD; i++)
         if (s[i].write_time < w->block_start || s[i].write_time >= w->last_barrier ||
             s[i].read_time >= w->last_barrier)
@@ -239,7 +239,7 @@ static void note_in_word(struct cuda_thread *t, size_t offset, size_t bytes, enu
     struct arena *a = &t->worker->arena;
     size_t first = offset / WORD * WORD;
     bool *is_split = &a->is_split[first / WORD];
-    if (bytes == WORD && how == ACCESS_READ && tell_the_same(t->worker, &a->shadows[first])) {
+    if (bytes == WORD && how == ACCESS_READ && share_history(t->worker, &a->shadows[first])) {
         *is_split = false;
         note(t, first, how, from);
         return;

@@ -77,7 +77,7 @@ static const bool compiles_wgmma = false;
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));          \
     }
 
-/* Older GPUs have no such instructions; a kernel that meets one there stops with an error. */
+/* Older GPUs have no such instructions; a kernel that runs one there stops with an error. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define SAMEBITS_PTX(...) asm volatile(__VA_ARGS__)
 #else
@@ -236,6 +236,19 @@ static __device__ __forceinline__ void cp_async_commit(void) {
 template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
     SAMEBITS_PTX("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+#endif
+
+/*
+ * Registers. ANY_FLOAT gives x any value, without an instruction. ZERO_HERE makes it 0 by an
+ * instruction that stays where it is: the compiler would have it come before the question whether
+ * it is needed.
+ */
+#ifdef SAMEBITS_EMU
+#define ANY_FLOAT(x) ((x) = NAN)
+#define ZERO_HERE(x) ((x) = 0)
+#else
+#define ANY_FLOAT(x) asm("" : "=f"(x))
+#define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
 #endif
 
 /*

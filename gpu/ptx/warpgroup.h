@@ -82,13 +82,6 @@ static inline void bulk_wait_if(struct bulk_barrier *, unsigned, int behind, boo
     __syncthreads();
 }
 
-/* Any value, without an instruction. */
-#define ANY_FLOAT(x) ((x) = NAN)
-
-/* 0, by an instruction that stays where it is: the compiler would have it come before the question
- * whether it is needed. */
-#define ZERO_HERE(x) ((x) = 0)
-
 static inline void wgmma_begin(void) {
 }
 static inline void wgmma_end(void) {
@@ -167,8 +160,6 @@ static __device__ __forceinline__ void bulk_wait_if(struct bulk_barrier *b, unsi
     if (waits)
         byte_barrier_wait(&b->state, parity);
 }
-#define ANY_FLOAT(x) asm("" : "=f"(x))
-#define ZERO_HERE(x) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x))
 
 static __device__ __forceinline__ void wgmma_begin(void) {
     SAMEBITS_PTX("wgmma.fence.sync.aligned;" ::: "memory");

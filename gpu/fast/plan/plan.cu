@@ -113,7 +113,7 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
     dev->ops->free(dev, p->device, p->device_bytes);
     dev->ops->free(dev, p->partial, p->partial_bytes);
     attention_plan_cascade_free(dev, &p->shared);
-    attention_plan_long_free(dev, &p->many);
+    attention_plan_prompts_free(dev, &p->prompts);
     free(p->host);
     free(p);
 }
@@ -122,8 +122,8 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
 static void clear(struct attention_plan *p) {
     p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_own = p->n_partial = 0;
     p->shared.cascade.n_stretches = 0;
-    p->many.n_work = 0;
-    p->many.chains = false;
+    p->prompts.n_work = 0;
+    p->prompts.chains = false;
 }
 
 /* The shares of the row groups' work, and room for what is left to be merged. */
@@ -161,7 +161,7 @@ static int fill(struct device *dev, struct attention_plan *p, const struct paged
     p->n_slots = (int64_t)b->n_pages * b->page_size;
     fill_sequences(&l, p->host, b, p);
     set_arrays(&p->arrays, &l, p->device);
-    if (attention_plan_cascade(dev, p, b, err) || attention_plan_long(dev, p, b, err))
+    if (attention_plan_cascade(dev, p, b, err) || attention_plan_prompts(dev, p, b, err))
         return -1;
     int status = divide(dev, p, &l, b, err);
     if (status && attention_plan_has_cascade(p)) { /* each sequence by itself takes less memory */

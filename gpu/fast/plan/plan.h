@@ -8,7 +8,7 @@
  *     gpu/fast/decode/decode.cu  version 4: few rows per sequence, on tensor cores
  *     gpu/fast/decode/decode_floats.cu   the same over caches of floats
  *     gpu/fast/decode/merge.cu   its results where several thread blocks had a row, merged in order
- *     gpu/fast/prompt/work.cu    work for the kernels for many rows (versions 2 and 3 of attention):
+ *     gpu/fast/prompt/work.cu    work for the prompt kernels (versions 2 and 3 of attention):
  *     gpu/fast/prompt/prompts.cu    sequences of many tokens
  *     gpu/fast/prompt/cascade.cu tiles that sequences share, behind version 4
  *     gpu/fast/prompt/chains.cu  the results of both, merged in order
@@ -19,13 +19,13 @@
 #ifndef SAMEBITS_GPU_FAST_PLAN_PLAN_H
 #define SAMEBITS_GPU_FAST_PLAN_PLAN_H
 
-#include "gpu/attention.h"
+#include "gpu/fast/prompt/prompt.h"
 #include "gpu/ptx/division.h"
 
 enum {
     GROUP_ROWS = 8,
     FEW_ROWS = 4,         /* of a token and 4 query heads: 8-bit floats have a kernel for them */
-    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the kernels for many rows, if
+    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the prompt kernels, if
                              those can read the cache (measured: tests/bench/README.md), */
     SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
 };
@@ -83,7 +83,7 @@ struct plan_arrays {
 };
 
 /*
- * What the kernels for many rows keep is merged later, a chain for each token: the results of the
+ * What the prompt kernels keep is merged later, a chain for each token: the results of the
  * row lists that it lies in, a segment each. These are of its long sequence, and all; or of the
  * stretches that its sequence is a member of, and behind them come those of its row group.
  */
@@ -100,27 +100,27 @@ struct token_chain {
     int32_t own_row;                   /* the token's first row in the sequence */
 };
 
-/* Elements of the arrays of a wide_plan. */
-struct wide_sizes {
+/* Elements of the arrays of a work_plan. */
+struct work_sizes {
     int counts, row_lists, tiles, items, tokens, segments, chains, places;
 };
 
 /* The arrays, or where they are filled: sizes tells how far. */
-struct wide_arrays {
+struct work_arrays {
     int32_t *counts;
     struct row_list *row_lists;
     struct digit_tile *tiles;
-    struct wide_item *items;
+    struct prompt_item *items;
     int32_t *tokens;
     struct chain_segment *segments;
     struct token_chain *chains; /* [tokens of the batch] */
-    struct wide_sizes n;
+    struct work_sizes n;
 };
 
 /* Work for versions 2 and 3 of attention, and the chains: gpu/fast/prompt/work.cu. */
-struct wide_plan {
-    struct wide_arrays host, device;
-    struct wide_sizes room; /* what there is memory for */
+struct work_plan {
+    struct work_arrays host, device;
+    struct work_sizes room; /* what there is memory for */
     unsigned char *host_bytes, *device_bytes;
     size_t bytes;
     uint8_t *digits; /* device; may be NULL */
@@ -131,14 +131,14 @@ struct wide_plan {
 /* The shared tiles of a batch. */
 struct cascade_plan {
     struct cascade cascade;
-    struct wide_plan wide;
+    struct work_plan plan;
     struct attention_work work;
     bool no_memory; /* there was none: not asked for again */
 };
 
 /* The sequences of many tokens. */
-struct long_plan {
-    struct wide_plan wide;
+struct prompts_plan {
+    struct work_plan plan;
     struct attention_work *work; /* host: what is launched, one after the other */
     int n_work, most_work;
     bool chains; /* some are merged */
@@ -162,7 +162,7 @@ struct attention_plan {
     float *partial; /* device: [n_partial, n_kv_heads, kept_floats] */
     size_t partial_bytes;
     struct cascade_plan shared;
-    struct long_plan many;
+    struct prompts_plan prompts;
 };
 
 /* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
@@ -217,7 +217,7 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
-/* ---- work for the kernels for many rows: gpu/fast/prompt/work.cu ------------------------------------
+/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu ------------------------------------
  */
 
 static inline int blocks_of(int count, int size) {
@@ -227,42 +227,42 @@ static inline int blocks_of(int count, int size) {
 /* What may be kept, and what the results at so many places take. */
 static const size_t most_kept_bytes = (size_t)1 << 29;
 
-size_t wide_kept_bytes(int places, const struct attention_shape *shape);
+size_t work_kept_bytes(int places, const struct attention_shape *shape);
 
 /* Makes room for n. own_digits: and for digits of its own, because passes like these are recorded.
- * What there is not enough of grows by half. Then the arrays of wide.host are empty: their sizes
+ * What there is not enough of grows by half. Then the arrays of plan.host are empty: their sizes
  * are 0. Returns 0, or -1 with err set: no memory; everything is freed then. */
-int wide_plan_reserve(struct device *dev, struct wide_plan *wide,
-                      const struct attention_shape *shape, const struct wide_sizes *n,
+int work_plan_reserve(struct device *dev, struct work_plan *plan,
+                      const struct attention_shape *shape, const struct work_sizes *n,
                       bool own_digits, struct error *err);
-void wide_plan_free(struct device *dev, struct wide_plan *wide);
+void work_plan_free(struct device *dev, struct work_plan *plan);
 
 /* A row list over n_tiles tiles, cut into items of `each`; its digits begin at tile `tile` of its
  * work, it is number `number` there. n_tiles 0: an item nevertheless. */
-struct wide_rows {
+struct work_rows {
     struct row_list list; /* n_rows: to the end of its tokens; 64 are taken. What is kept is set */
     int number, tile, first_tile, n_tiles, end, each;
     bool kept;   /* else the rows are finished, and n_tiles <= each */
     bool begins; /* the chains of the rows: the first item's tiles are merged */
 };
-void wide_plan_add_rows(struct wide_arrays *to, const struct wide_rows *rows);
+void work_plan_add_rows(struct work_arrays *to, const struct work_rows *rows);
 
 /* The items and results that it has. */
-int wide_items_of(int n_tiles, int each);
-int wide_results_of(int n_tiles, int each, bool begins);
+int work_items_of(int n_tiles, int each);
+int work_results_of(int n_tiles, int each, bool begins);
 
 /* Copies the arrays to the device. */
-void wide_plan_upload(struct device *dev, struct wide_plan *wide);
+void work_plan_upload(struct device *dev, struct work_plan *plan);
 
 /* The work whose arrays begin at `first`; host.counts has, from first->counts on, how long they
  * are. */
-struct attention_work wide_plan_work(const struct wide_plan *wide, const struct wide_sizes *first,
+struct attention_work work_plan_work(const struct work_plan *plan, const struct work_sizes *first,
                                      const struct plan_arrays *a);
 
 /* Sequences of many tokens. Returns 0, or -1 with err set: no memory. */
-int attention_plan_long(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
+int attention_plan_prompts(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
                         struct error *err);
-void attention_plan_long_free(struct device *dev, struct long_plan *p);
+void attention_plan_prompts_free(struct device *dev, struct prompts_plan *p);
 
 /* Tiles that sequences share. attention_plan_cascade finds them, where that pays; it is called
  * before the shares are made, which leave them out. Returns 0, or -1 with err set. */
@@ -293,7 +293,7 @@ void gpu_attention_shared(struct gpu_device *gpu, const struct attention_argumen
 /* Merges the chains of a work and writes y. own: NULL where chains have no own tiles. */
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct attention_variant *variant, int n_tokens,
-                          const struct wide_plan *wide, const struct group_results *own);
+                          const struct work_plan *plan, const struct group_results *own);
 
 /* Where the rows of a cache lie for version 4: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
@@ -324,7 +324,7 @@ static inline bool decode_has_few(const struct decode_cache *c, const struct att
 }
 
 /* Versions 2 and 3 of attention for its long sequences, all together. */
-void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
+void gpu_attention_prompts(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
                         const struct attention_plan *plan);
 

@@ -47,7 +47,7 @@ static void fill_groups(struct row_group *out, const struct attention_plan *p,
     for (int i = 0; i < b->n_sequences; i++) {
         struct token_chain chain = {}; /* of all its tokens */
         if (attention_plan_has_cascade(p) && b->qo_indptr[i] < b->qo_indptr[i + 1])
-            chain = p->shared.wide.host.chains[b->qo_indptr[i]];
+            chain = p->shared.plan.host.chains[b->qo_indptr[i]];
         int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
         for (int first = 0; !attention_plan_is_long(p, b, i) && first < rows;
              first += GROUP_ROWS, out++) {

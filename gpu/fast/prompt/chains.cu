@@ -1,11 +1,11 @@
 /*
- * Chains (gpu/fast/plan/plan.h: struct token_chain): rows whose tiles were work of the kernels for many
- * rows. Of long sequences; and of tiles that are shared, behind which come those of row groups.
- * Each item left what it found, and this merges it, tile after tile.
+ * Merges chains (gpu/fast/plan/plan.h: struct token_chain): rows whose tiles several items had, and
+ * a decode row group behind them where the first tiles are shared. Each item left what it found;
+ * this merges it, tile after tile, as ../../attention_paged.cu does within a row.
  *
  * There are many chains, and they are short: a warp has one, so that all rows are at work at once,
- * and some of its results are on their way while others are merged. The kernel may start while the
- * items are still at work: where their results will be, the plan says before.
+ * and some of its results are loaded while others are merged. The kernel may start while the items
+ * are still at work: the plan says beforehand where their results will be.
  */
 #include "gpu/fast/decode/merge.h"
 #include "gpu/ptx/tensor_core.h"
@@ -196,11 +196,11 @@ __global__ static void __launch_bounds__(CHAIN_ROWS *LANES)
 
 void gpu_attention_chains(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct attention_variant *variant, int n_tokens,
-                          const struct wide_plan *wide, const struct group_results *own) {
-    const struct wide_arrays *w = &wide->device;
-    int dim = wide_dim(a->head_dim), n_rows = n_tokens * a->n_heads;
+                          const struct work_plan *plan, const struct group_results *own) {
+    const struct work_arrays *w = &plan->device;
+    int dim = prompt_dim(a->head_dim), n_rows = n_tokens * a->n_heads;
     struct chain_memory memory = {w->chains,  w->segments, w->row_lists,
-                                  wide->kept, dim,         own ? *own : (struct group_results){}};
+                                  plan->kept, dim,         own ? *own : (struct group_results){}};
     unsigned blocks = (unsigned)blocks_of(n_rows, CHAIN_ROWS);
     if (dim <= LANES * VECTOR)
         GPU_LAUNCH_EARLY(gpu, merge_chains<1>, blocks, CHAIN_ROWS * LANES, 0, *a, *variant, memory,

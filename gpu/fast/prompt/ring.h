@@ -1,6 +1,6 @@
 /*
- * ring.h - the digits of keys and values on their way from device to shared memory, for
- * version 2 of attention: a ring of STAGES chunks, some of which are used while the others arrive.
+ * ring.h - the digits of keys and values from device to shared memory, for version 2 of attention:
+ * a pipeline of STAGES chunks, one of which is used while the others arrive.
  *
  * A kernel's `size` says STAGES, STAGE_BYTES, and per tile KEY_CHUNKS of KEY_BYTES and VALUE_CHUNKS
  * of VALUE_BYTES. Its `copy` moves them:

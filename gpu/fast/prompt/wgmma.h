@@ -5,12 +5,11 @@
 #ifndef SAMEBITS_GPU_FAST_PROMPT_WGMMA_H
 #define SAMEBITS_GPU_FAST_PROMPT_WGMMA_H
 
-#include "gpu/attention.h"
 #include "gpu/ptx/warpgroup.h"
 
+#include "gpu/fast/prompt/item.h"
+
 enum {
-    TILE = ATTENTION_TILE,
-    ROWS = QUERY_ROWS,
     KEYS = 128,      /* of a chunk */
     VALUE_DIMS = 64, /* of one: dimensions of the values of a whole tile */
     COLUMNS = 64,    /* of a product: keys, or dimensions */
@@ -19,7 +18,7 @@ enum {
 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
-template <int DIM> struct warpgroup_sizes {
+template <int DIM> struct sizes {
     static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
     static const int CHUNKS = KEY_CHUNKS + VALUE_CHUNKS; /* of a tile */
@@ -37,7 +36,7 @@ template <int DIM> struct warpgroup_sizes {
  * four: that spares a few percent of a tile's instructions.
  */
 template <int DIM> struct tile_chunks {
-    typedef struct warpgroup_sizes<DIM> size;
+    typedef struct sizes<DIM> size;
     static const bool ODD = size::CHUNKS % 2 != 0, ROUNDS_VARY = size::CHUNKS % 4 != 0;
     struct bulk_barrier *arrived; /* [STAGES], in shared memory */
     unsigned char *ring;          /* [STAGES] of STAGE_BYTES */
@@ -277,18 +276,39 @@ static __device__ __forceinline__ void split_four(uint32_t *high, uint32_t *low,
  * position 8 i + 2 t + j % 2 of row g + j / 2 * 8 of its warp. First scores, then weights.
  */
 struct tile_scores {
-    float s[32][4];
+    static const int VECTORS = 32, ROW_STEP = 8, PEER_BEGIN = 1, PEER_END = 4;
+    float s[VECTORS][4];
+
+    static __device__ __forceinline__ constexpr int row(int j) {
+        return j / 2;
+    }
+    static __device__ __forceinline__ constexpr int column(int j) {
+        return j % 2;
+    }
+    static __device__ __forceinline__ int position(int i, int j) {
+        return 8 * i + (int)threadIdx.x % 4 * 2 + j % 2;
+    }
+    static __device__ __forceinline__ float2 units(const float *x, int i) {
+        return *(const float2 *)(x + position(i, 0));
+    }
 };
 
-/* What a thread knows of its two rows. */
-struct row_pair {
-    struct wide_row query[2];
-    const struct num_score_unit *q_unit; /* of the first, in shared memory; [8]: of the second */
-    float m[2], l[2];                    /* of the tiles so far */
-    bool sees[2];                        /* something of this tile, */
-    float tile_m[2], tile_l[2];          /* which are its own, */
-    float old_share[2], new_share[2];    /* and what both count for in the merge */
-    float unit[2];                       /* 2^(e-22), e of the tile's weights */
+/* A thread's part of the values of its rows, in shared memory: o[i * THREADS] has dimensions
+ * 8 i + 2 t and 8 i + 2 t + 1 of both. */
+template <int DIM> struct value_sums {
+    static const int PAIRS = DIM / 8, STEP = 8, NEXT = 1;
+    float4 *o;
+
+    static __device__ __forceinline__ int first() {
+        return (int)threadIdx.x % 4 * 2;
+    }
+    __device__ __forceinline__ float2 pair(int i, int r) const {
+        return *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
+    }
+    __device__ __forceinline__ void clear() {
+        for (int i = 0; i < PAIRS; i++)
+            o[i * THREADS] = make_float4(0, 0, 0, 0);
+    }
 };
 
 /* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores, and the largest: its
@@ -307,15 +327,6 @@ static __device__ __forceinline__ void score_keys(float s[8][4], int32_t largest
             largest[r] = max(max(largest[r], (int32_t)num_bits(s[i][2 * r])),
                              (int32_t)num_bits(s[i][2 * r + 1]));
     }
-}
-
-/* What 128 keys that no row sees have instead of scores: anything, mask and vary hide them. For the
- * compiler: registers that are not set on every way through the loop would be kept all the way
- * round it. */
-static __device__ __forceinline__ void leave_out(float s[16][4]) {
-    UNROLL
-    for (int i = 0; i < 64; i++)
-        ANY_FLOAT(s[i / 4][i % 4]);
 }
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. largest: of
@@ -345,32 +356,8 @@ static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t la
     }
 }
 
-/* The same with a variant, which may also change scores. */
-static __device__ __forceinline__ void vary(struct tile_scores *tile, int tile_first,
-                                            const struct row_pair *rows,
-                                            const struct attention_variant *v) {
-    int first = tile_first + (int)threadIdx.x % 4 * 2;
-    const double natural[2] = {rows->q_unit[0].natural, rows->q_unit[8].natural};
-    UNROLL
-    for (int i = 0; i < 128; i++) {
-        float *s = &tile->s[i / 4][i % 4];
-        if (attention_changes_scores(v))
-            *s = (float)(*s * natural[i / 2 % 2]);
-        *s = varied_score(&rows->query[i / 2 % 2], v, *s, first + i / 4 * 8 + i % 2);
-    }
-}
-
-/* The largest score of each row; a NaN, if vary has hidden all. */
-static __device__ __forceinline__ void find_largest(float largest[2],
-                                                    const struct tile_scores *tile) {
-    largest[0] = largest[1] = NAN;
-    UNROLL
-    for (int i = 0; i < 128; i++)
-        largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], tile->s[i / 4][i % 4]);
-}
-
-/* The same from what score_keys or mask has found. Where all of a thread's scores are negative, it
- * was not the largest: that one has the least bits as an unsigned integer. */
+/* find_largest from what score_keys or mask has found. Where all of a thread's scores are negative,
+ * it was not the largest: that one has the least bits as an unsigned integer. */
 static __device__ __forceinline__ void
 largest_of_bits(float largest[2], const struct tile_scores *tile, const int32_t bits[2]) {
     largest[0] = num_float((uint32_t)bits[0]);
@@ -388,105 +375,6 @@ largest_of_bits(float largest[2], const struct tile_scores *tile, const int32_t 
         largest[r] = bits[r] < 0 ? num_float(least[r]) : largest[r];
 }
 
-/* Takes from scores what their windows want to have taken, most often nothing. */
-static __device__ __forceinline__ void make_near(struct tile_scores *tile,
-                                                 const struct num_window window[2]) {
-    if (!__any_sync(0xffffffffu, window[0].less != 0 || window[1].less != 0))
-        return;
-    UNROLL
-    for (int i = 0; i < 128; i++)
-        tile->s[i / 4][i % 4] -= window[i / 2 % 2].less;
-}
-
-/* Maximum and sum over the four lanes that share a row. */
-static __device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-static __device__ __forceinline__ uint32_t quad_max(uint32_t x) {
-    x = max(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return max(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-static __device__ __forceinline__ uint32_t quad_sum(uint32_t x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-/*
- * A tile's softmax: scores become weights, scale[r] what snaps them. top: the largest score of each
- * row, of this thread's. A row that sees nothing of the tile gets zero weights: a NaN, which is
- * -infinity less itself, too, has the probability 0. Positions from n on, nobody sees. Rows that
- * cannot be snapped are faults.
- */
-template <bool VARIANT>
-static __device__ __forceinline__ void
-softmax(struct tile_scores *tile, float top[2], float scale[2], struct row_pair *rows,
-        int tile_first, int n, const float *v_unit, const struct attention_arguments *a,
-        const struct attention_variant *v) {
-    const int STEP = 64; /* positions */
-    struct num_window window[2];
-    uint32_t units[2] = {0, 0}, largest[2] = {0, 0}; /* of weights, whose bits order like them */
-    bool bad[2];
-    UNROLL
-    for (int r = 0; r < 2; r++) {
-        struct num_score_unit unit = rows->q_unit[8 * r];
-        if (VARIANT)
-            unit = attention_score_unit(v, unit);
-        top[r] = quad_max(top[r]);
-        window[r] = num_window_of(top[r], unit.binary);
-        rows->sees[r] = VARIANT ? top[r] == top[r] : rows->query[r].end > tile_first;
-        rows->tile_m[r] = num_tile_max(top[r], unit);
-        /* A score that float32 cannot hold, or nothing but -infinity. */
-        bad[r] = rows->sees[r] && num_magnitude(rows->tile_m[r]) >= 0x7f800000u;
-    }
-    make_near(tile, window);
-    UNROLL
-    for (int c = 0; c < TILE; c += STEP) {
-        if (c && c >= n) { /* nobody sees them */
-            UNROLL
-            for (int i = 0; i < STEP / 2; i++)
-                ZERO_HERE(tile->s[c / 8 + i / 4][i % 4]);
-            continue;
-        }
-        UNROLL
-        for (int i = c / 8; i < (c + STEP) / 8; i++) {
-            const float2 unit = *(const float2 *)(v_unit + 8 * i + threadIdx.x % 4 * 2);
-            UNROLL
-            for (int j = 0; j < 4; j++) {
-                float *s = &tile->s[i][j];
-                bool hidden = VARIANT && *s != *s;
-                float p = num_probability_near(*s, window[j / 2]);
-                /* num_probability_units; the bits of 2^23 come off below */
-                units[j / 2] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
-                /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-                *s = p * (j % 2 ? unit.y : unit.x);
-                if (VARIANT) { /* a unit may be a NaN, which counts if it is seen */
-                    *s = hidden ? 0 : *s == *s ? *s : INFINITY;
-                }
-            }
-            UNROLL
-            for (int r = 0; r < 2; r++)
-                largest[r] = max(max(largest[r], num_bits(tile->s[i][2 * r])),
-                                 num_bits(tile->s[i][2 * r + 1]));
-        }
-        for (int r = 0; r < 2; r++)
-            units[r] -= STEP / 4 * num_bits(8388608.0f);
-    }
-    UNROLL
-    for (int r = 0; r < 2; r++) {
-        int e = num_row_exponent(quad_max(largest[r]));
-        bad[r] = bad[r] || e > BFP_MAX_EXPONENT;
-        if (bad[r] && threadIdx.x % 4 == 0)
-            gpu_fault(a->fault, a->site, rows->query[r].token);
-        e = bad[r] ? BFP_MIN_EXPONENT : e;
-        scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
-        rows->unit[r] = num_pow2f(e - 22);
-        rows->tile_l[r] = (float)quad_sum(units[r]) * 0x1p-23f;
-    }
-}
-
 /* The snapped weights of a tile as digits. */
 static __device__ __forceinline__ void snap_weights(struct row_digits<TILE / 32> *out,
                                                     const struct tile_scores *tile,
@@ -502,9 +390,7 @@ static __device__ __forceinline__ void snap_weights(struct row_digits<TILE / 32>
     }
 }
 
-/* What a thread has of the values of its rows, in float32: merges a tile's weighted sums of 64
- * dimensions into it. o[i] at i * THREADS has dimensions 8 i + 2 t and 8 i + 2 t + 1 of both rows.
- */
+/* Merges a tile's weighted sums of 64 dimensions into those of value_sums from `o` on. */
 static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sums)[32],
                                                   const struct row_pair *rows) {
     UNROLL
@@ -514,25 +400,11 @@ static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sum
         UNROLL
         for (int j = 0; j < 4; j++)
             x[j] = (float)sums[4 * i + j] * rows->unit[j / 2];
-        sum.x = num_merge(old.x, rows->old_share[0], x[0], rows->new_share[0]);
-        sum.y = num_merge(old.y, rows->old_share[0], x[1], rows->new_share[0]);
-        sum.z = num_merge(old.z, rows->old_share[1], x[2], rows->new_share[1]);
-        sum.w = num_merge(old.w, rows->old_share[1], x[3], rows->new_share[1]);
+        sum.x = num_merge(old.x, rows->old_factor[0], x[0], rows->new_factor[0]);
+        sum.y = num_merge(old.y, rows->old_factor[0], x[1], rows->new_factor[0]);
+        sum.z = num_merge(old.z, rows->old_factor[1], x[2], rows->new_factor[1]);
+        sum.w = num_merge(old.w, rows->old_factor[1], x[3], rows->new_factor[1]);
         o[i * THREADS] = sum;
-    }
-}
-
-/* Sets 2^(e-30) of the keys and 2^e of the values of a tile, two positions a thread. */
-template <bool VARIANT>
-static __device__ __forceinline__ void set_units(float *k_unit, float *v_unit, char4 exponents) {
-    const signed char e[4] = {exponents.x, exponents.y, exponents.z, exponents.w};
-    UNROLL
-    for (int j = 0; j < 2; j++) {
-        bool k_bad = VARIANT && e[2 * j] == NOT_FINITE,
-             v_bad = VARIANT && e[2 * j + 1] == NOT_FINITE;
-        k_unit[2 * threadIdx.x + j] =
-            k_bad ? NAN : num_pow2f(e[2 * j]) * 0x1p-30f; /* may be subnormal */
-        v_unit[2 * threadIdx.x + j] = v_bad ? NAN : num_pow2f(e[2 * j + 1]);
     }
 }
 

@@ -1,7 +1,6 @@
 /*
- * Work for the kernels for many rows, versions 2 and 3 of attention (attention.h: attention_work):
- * what sequences of many tokens (gpu/fast/prompt/prompts.cu) and tiles that sequences share
- * (gpu/fast/prompt/cascade.cu) have in common.
+ * Work for the prompt kernels (prompt.h: attention_work), and their launch: what prompts
+ * (gpu/fast/prompt/prompts.cu) and shared tiles (gpu/fast/prompt/cascade.cu) have in common.
  *
  * All arrays are in one piece whose size grows by half, so that recordings of a pass stay valid
  * while the sequences grow.
@@ -20,7 +19,7 @@ template <class T> static void place(T **array, unsigned char *piece, size_t *by
 }
 
 /* The arrays of a piece of memory. Returns its size, which NULL is enough for. */
-static size_t lay_out(struct wide_arrays *a, unsigned char *piece, const struct wide_sizes *n) {
+static size_t lay_out(struct work_arrays *a, unsigned char *piece, const struct work_sizes *n) {
     size_t bytes = 0;
     place(&a->counts, piece, &bytes, n->counts);
     place(&a->row_lists, piece, &bytes, n->row_lists);
@@ -33,12 +32,12 @@ static size_t lay_out(struct wide_arrays *a, unsigned char *piece, const struct 
     return bytes;
 }
 
-size_t wide_kept_bytes(int places, const struct attention_shape *shape) {
+size_t work_kept_bytes(int places, const struct attention_shape *shape) {
     return (size_t)places * (size_t)shape->n_kv_heads *
-           kept_floats(QUERY_ROWS, wide_dim(shape->head_dim)) * sizeof(float);
+           kept_floats(QUERY_ROWS, prompt_dim(shape->head_dim)) * sizeof(float);
 }
 
-void wide_plan_free(struct device *dev, struct wide_plan *w) {
+void work_plan_free(struct device *dev, struct work_plan *w) {
     dev->ops->free(dev, w->device_bytes, w->bytes);
     dev->ops->free(dev, w->digits, w->digits_bytes);
     dev->ops->free(dev, w->kept, w->kept_bytes);
@@ -50,26 +49,26 @@ static int more(int room, int need) {
     return need <= room ? room : need + need / 2;
 }
 
-static bool has_room(const struct wide_sizes *room, const struct wide_sizes *n) {
+static bool has_room(const struct work_sizes *room, const struct work_sizes *n) {
     return n->counts <= room->counts && n->row_lists <= room->row_lists &&
            n->tiles <= room->tiles && n->items <= room->items && n->tokens <= room->tokens &&
            n->segments <= room->segments && n->chains <= room->chains && n->places <= room->places;
 }
 
-int wide_plan_reserve(struct device *dev, struct wide_plan *w, const struct attention_shape *shape,
-                      const struct wide_sizes *n, bool own_digits, struct error *err) {
-    struct wide_sizes r = w->room;
-    int dim = wide_dim(shape->head_dim);
+int work_plan_reserve(struct device *dev, struct work_plan *w, const struct attention_shape *shape,
+                      const struct work_sizes *n, bool own_digits, struct error *err) {
+    struct work_sizes r = w->room;
+    int dim = prompt_dim(shape->head_dim);
     w->host.n = {};
-    if (has_room(&r, n) && wide_kept_bytes(r.places, shape) <= w->kept_bytes && /* of any shape */
+    if (has_room(&r, n) && work_kept_bytes(r.places, shape) <= w->kept_bytes && /* of any shape */
         (!own_digits ||
          digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim) <= w->digits_bytes))
         return 0;
     r = {more(r.counts, n->counts), more(r.row_lists, n->row_lists), more(r.tiles, n->tiles),
          more(r.items, n->items),   more(r.tokens, n->tokens),       more(r.segments, n->segments),
          more(r.chains, n->chains), more(r.places, n->places)};
-    wide_plan_free(dev, w);
-    size_t bytes = lay_out(&w->host, NULL, &r), kept = wide_kept_bytes(r.places, shape);
+    work_plan_free(dev, w);
+    size_t bytes = lay_out(&w->host, NULL, &r), kept = work_kept_bytes(r.places, shape);
     size_t digits = digit_bytes(r.row_lists, r.tiles, shape->n_kv_heads, dim);
     w->host_bytes = (unsigned char *)malloc(bytes);
     if (!w->host_bytes)
@@ -83,7 +82,7 @@ int wide_plan_reserve(struct device *dev, struct wide_plan *w, const struct atte
         w->kept = (float *)dev->ops->alloc(dev, kept, "the partial results of attention", err);
     w->kept_bytes = w->kept ? kept : 0;
     if (!w->device_bytes || !own_digits != !w->digits || !kept != !w->kept) {
-        wide_plan_free(dev, w);
+        work_plan_free(dev, w);
         return -1;
     }
     lay_out(&w->host, w->host_bytes, &r);
@@ -92,24 +91,24 @@ int wide_plan_reserve(struct device *dev, struct wide_plan *w, const struct atte
     return 0;
 }
 
-void wide_plan_upload(struct device *dev, struct wide_plan *w) {
+void work_plan_upload(struct device *dev, struct work_plan *w) {
     dev->ops->upload(dev, w->device_bytes, w->host_bytes, w->bytes);
 }
 
 /* ---- row lists and items ----------------------------------------------------------------------
  */
 
-int wide_items_of(int n_tiles, int each) {
+int work_items_of(int n_tiles, int each) {
     return n_tiles > each ? blocks_of(n_tiles, each) : 1;
 }
 
-int wide_results_of(int n_tiles, int each, bool begins) {
+int work_results_of(int n_tiles, int each, bool begins) {
     int first = n_tiles < each ? n_tiles : each;
     return begins ? 1 + n_tiles - first : n_tiles;
 }
 
-void wide_plan_add_rows(struct wide_arrays *to, const struct wide_rows *rows) {
-    int n_results = rows->kept ? wide_results_of(rows->n_tiles, rows->each, rows->begins) : 0;
+void work_plan_add_rows(struct work_arrays *to, const struct work_rows *rows) {
+    int n_results = rows->kept ? work_results_of(rows->n_tiles, rows->each, rows->begins) : 0;
     int place = rows->kept ? to->n.places : -1;
     struct row_list list = rows->list;
     list.n_rows = list.n_rows < QUERY_ROWS ? list.n_rows : (int)QUERY_ROWS;
@@ -117,7 +116,7 @@ void wide_plan_add_rows(struct wide_arrays *to, const struct wide_rows *rows) {
     list.n_results = n_results;
     to->row_lists[to->n.row_lists++] = list;
     to->n.places += n_results;
-    for (int i = 0; i < wide_items_of(rows->n_tiles, rows->each); i++) {
+    for (int i = 0; i < work_items_of(rows->n_tiles, rows->each); i++) {
         int at = i * rows->each, left = rows->n_tiles - at;
         int n = left < rows->each ? left : rows->each, first = rows->first_tile + at;
         int end = left > rows->each ? (first + n) * ATTENTION_TILE : rows->end;
@@ -128,9 +127,9 @@ void wide_plan_add_rows(struct wide_arrays *to, const struct wide_rows *rows) {
     }
 }
 
-struct attention_work wide_plan_work(const struct wide_plan *w, const struct wide_sizes *first,
+struct attention_work work_plan_work(const struct work_plan *w, const struct work_sizes *first,
                                      const struct plan_arrays *a) {
-    const struct wide_arrays *d = &w->device;
+    const struct work_arrays *d = &w->device;
     const int32_t *counts = w->host.counts + first->counts;
     struct attention_work work = {};
     work.counts = d->counts + first->counts;
@@ -150,4 +149,34 @@ struct attention_work wide_plan_work(const struct wide_plan *w, const struct wid
     work.most_row_lists = w->digits ? w->room.row_lists : work.n_row_lists;
     work.most_tiles = w->digits ? w->room.tiles : work.n_tiles;
     return work;
+}
+
+/* ---- the launch of a prompt kernel -------------------------------------------------------------
+ */
+
+void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_kernel *k,
+                                 const struct attention_arguments *a, const struct kv_views *kv,
+                                 const struct attention_variant *variant,
+                                 const struct attention_work *work) {
+    struct attention_digits d = {};
+    struct attention_work all = {};
+    d.dim = k->dim;
+    d.keys = k->keys;
+    d.value_dims = k->value_dims;
+    d.without_queries = k->splits_queries;
+    if (work)
+        all = *work;
+    if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
+        !gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)k->kernel,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, k->shared_bytes),
+                "attention's shared memory"))
+        return;
+    dim3 grid = gpu_attention_grid(gpu, a, work, &d);
+    auto attention = k->kernel;
+    /* Where blocks come and go for long, an early start of the first ones is no gain. */
+    if (k->starts_early && grid.x * grid.y <= (unsigned)(2 * gpu->n_processors))
+        GPU_LAUNCH_EARLY(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
+    else
+        GPU_LAUNCH(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
 }

@@ -1,8 +1,11 @@
 /*
- * attention.h - attention of decode_step: a block takes a row and a query head, then
- * the next. Two threads have a position of the tile, each half of its key; of the values, a warp
+ * attention.h - attention of decode_step: computes what ../../attention_paged.cu does; gains the
+ * launches of rope, kv_append and attention, and the first tile is loaded before the queries are
+ * there. A block takes a row and a query head, then the next.
+ *
+ * Two threads have a position of the tile, each half of its key; of the values, a warp
  * has 16 positions, a lane some dimensions. So a tile of keys and values fits in the registers of a
- * block, and that of its first head is read while queries are still on their way. The newest
+ * block, and that of its first head is read while queries are still being computed. The newest
  * position is not in the cache yet: its key and value come from shared memory.
  */
 #ifndef SAMEBITS_GPU_FAST_STEP_ATTENTION_H
@@ -108,7 +111,7 @@ static __device__ __forceinline__ uint32_t digits_of_two(uint32_t raised) {
 }
 
 /* Snaps what a warp holds of a head to `to`, in shared memory, `raised` by so much, and returns the
- * exponent: one that is too large has been told as a fault. */
+ * exponent: one that is too large is a fault. */
 template <int DIM, int PAIRS>
 static __device__ __forceinline__ int snap_pairs(int16_t *to, int raised, const float (&a)[PAIRS],
                                                  const float (&b)[PAIRS], const struct step *s,
@@ -132,7 +135,7 @@ static __device__ __forceinline__ int snap_pairs(int16_t *to, int raised, const 
 
 /* What a warp needs beside a query, a key (or a value) to make it ready: which of them is its own,
  * where it comes in, gains and angles of its dimensions. */
-template <int DIM> struct step_turn {
+template <int DIM> struct step_head_input {
     static const int PAIRS = (DIM / 2 + 31) / 32;
     int from;    /* where it is in a row of what comes in */
     bool normed; /* it has gains */
@@ -140,9 +143,9 @@ template <int DIM> struct step_turn {
 };
 
 template <int DIM>
-static __device__ __forceinline__ void load_turn(struct step_turn<DIM> *t, const struct step *s,
-                                                 const struct step_layer *w,
-                                                 const struct step_head *h, const float *gains) {
+static __device__ __forceinline__ void
+load_head_input(struct step_head_input<DIM> *t, const struct step *s, const struct step_layer *w,
+                const struct step_head *h, const float *gains) {
     const int half = DIM / 2;
     const struct step_arguments *a = s->a;
     int which = s->warp; /* query, key, value */
@@ -164,8 +167,8 @@ static __device__ __forceinline__ void load_turn(struct step_turn<DIM> *t, const
 /* Normalises, rotates and snaps the query and the new key, and snaps the new value: a warp each. */
 template <int DIM>
 static __device__ __forceinline__ void
-prepare_head(const struct step *s, const struct step_turn<DIM> *t, int row, int site) {
-    const int PAIRS = step_turn<DIM>::PAIRS, half = DIM / 2;
+prepare_head(const struct step *s, const struct step_head_input<DIM> *t, int row, int site) {
+    const int PAIRS = step_head_input<DIM>::PAIRS, half = DIM / 2;
     int which = s->warp;
     if (which >= STEP_HEAD_WARPS)
         return;
@@ -198,7 +201,7 @@ prepare_head(const struct step *s, const struct step_turn<DIM> *t, int row, int 
 }
 
 /* Stores the new key and value in the cache, where nobody reads them before the next step: two
- * warps, the last ones, which have nothing to tell. */
+ * warps, the last ones, which have nothing to send. */
 template <int DIM>
 static __device__ __forceinline__ void
 store_newest(const struct step *s, const struct step_layer *w, const struct step_head *h) {
@@ -323,16 +326,16 @@ static __device__ __forceinline__ float sum_of_values(int dimension, bool newest
 }
 
 /* A head: its tiles one after the other, merged as they come. loaded: the first one is in t
- * already, and the turn, too. */
+ * already, and the input, too. */
 template <int DIM>
 static __device__ __forceinline__ void
 attend_head(const struct step *s, const struct step_layer *w, const struct step_head *h,
-            struct step_tile<DIM> *t, struct step_turn<DIM> *turn, bool loaded, const float *gains,
-            int site) {
+            struct step_tile<DIM> *t, struct step_head_input<DIM> *input, bool loaded,
+            const float *gains, int site) {
     int thread = (int)threadIdx.x;
     if (!loaded)
-        load_turn(turn, s, w, h, gains);
-    prepare_head(s, turn, h->row, site);
+        load_head_input(input, s, w, h, gains);
+    prepare_head(s, input, h->row, site);
     __syncthreads();
     struct num_score_unit unit = num_score_unit_of(step_shared()->head_exponents[0], s->a->scale);
     float m = -INFINITY, l = 0, o = 0;
@@ -366,18 +369,18 @@ attend_head(const struct step *s, const struct step_layer *w, const struct step_
         __syncthreads();
         add_values(t, s);
         __syncthreads();
-        float old_share, new_share;
-        attention_merge_sums(&m, &l, tile_m, (float)all.x * 0x1p-23f, &old_share, &new_share);
+        float old_factor, new_factor;
+        attention_merge_sums(&m, &l, tile_m, (float)all.x * 0x1p-23f, &old_factor, &new_factor);
         if (thread < DIM) {
             float sum = sum_of_values<DIM>(thread, h->newest < tile + ATTENTION_TILE);
-            o = num_merge(o, old_share, num_weighted_value(sum, e), new_share);
+            o = num_merge(o, old_factor, num_weighted_value(sum, e), new_factor);
         }
     }
     if (thread < DIM) {
         float y = l > 0 ? o / l : o;
-        struct step_way way = step_way_of(s, h->row, h->head * DIM + s->warp * 32, 32, false);
-        step_tell(s, y, &way);
-        step_tell_largest(s, warp_max(num_magnitude(y)), h->row, h->head * (DIM / 32) + s->warp,
+        struct step_route route = step_route_of(s, h->row, h->head * DIM + s->warp * 32, 32, false);
+        step_send(s, y, &route);
+        step_send_largest(s, warp_max(num_magnitude(y)), h->row, h->head * (DIM / 32) + s->warp,
                           false);
     }
     if (h->first_of_group)
@@ -387,7 +390,7 @@ attend_head(const struct step *s, const struct step_layer *w, const struct step_
 /* What can be made ready for the block's first head before queries are there. */
 template <int DIM> struct step_first {
     struct step_head head;
-    struct step_turn<DIM> turn;
+    struct step_head_input<DIM> input;
     struct step_tile<DIM> tile;
 };
 
@@ -400,7 +403,7 @@ begin_attention(struct step_first<DIM> *f, const struct step *s, const struct st
         return;
     f->head = step_head_of(s, 0);
     load_tile(&f->tile, s, rows, &w->kv);
-    load_turn(&f->turn, s, w, &f->head, gains);
+    load_head_input(&f->input, s, w, &f->head, gains);
 }
 
 template <int DIM>
@@ -408,13 +411,13 @@ static __device__ __forceinline__ void attend_rows(const struct step *s, const s
                                                    struct step_first<DIM> *f, const float *gains,
                                                    int site) {
     if (!step_has_head(s, 0))
-        step_tell_nothing(s);
+        step_send_nothing(s);
     for (int i = 0; step_has_head(s, i); i++) {
         if (i) {
             f->head = step_head_of(s, i);
             __syncthreads(); /* the last head's query and sums are overwritten */
         }
-        attend_head(s, w, &f->head, &f->tile, &f->turn, i == 0, gains, site);
+        attend_head(s, w, &f->head, &f->tile, &f->input, i == 0, gains, site);
     }
 }
 

@@ -1,5 +1,6 @@
 /*
- * linear.h - a linear layer of decode_step.
+ * linear.h - a linear layer of decode_step: computes what ../../linear.cu does, for up to eight
+ * rows whose digits are in the shared memory of every block; gains a launch.
  *
  * Sixteen rows of weights are a tile: the rows of an mma, whose columns are the rows of x. A block
  * has tiles that follow each other. A unit is a tile and 64 inputs; the warps of a block take its
@@ -38,7 +39,7 @@ static inline struct step_linear step_linear_of(const struct step_arguments *a,
     w.steps = gpu_padded(w.columns) / 64;
     w.steps_inverse = step_inverse(w.steps);
     w.outputs = w.gated ? 8 : 16;
-    w.told = w.n + (w.gated ? (w.n + 7) / 8 : 0);
+    w.n_sent = w.n + (w.gated ? (w.n + 7) / 8 : 0);
     w.at_once = STEP_UNITS / w.steps;
     return w;
 }
@@ -79,8 +80,8 @@ bias_of(const struct step_linear *w, const struct step_layer *layer, int i, bool
     return biases ? biases + (i - first) : NULL;
 }
 
-/* The clerk alone: starts copying the weights of tiles first ... of the block, as many as there is
- * room for. Nobody reads the digits before any more. */
+/* The copy thread alone: starts copying the weights of tiles first ... of the block, as many as
+ * there is room for. Nobody reads the digits before any more. */
 static __device__ __forceinline__ void fetch(const struct step *s, const struct step_linear *w,
                                              int layer, int first) {
     int n = min(w->n_tiles - first, w->at_once), bytes = step_tile_bytes(w->steps);
@@ -158,7 +159,7 @@ struct step_output {
     int from;    /* where its sums begin */
     int output;  /* of the layer */
     bool exists; /* it is one */
-    struct step_way way;
+    struct step_route route;
 };
 
 /* That of row at + lane of the block's n tiles from `first` on. */
@@ -175,7 +176,7 @@ output_at(const struct step *s, const struct step_linear *w, int first, int n, i
     o.exists = at + s->lane < n * 16 && o.output < w->n;
     int begin = (w->first_tile + first + (at >> 4)) * w->outputs;
     int end = min((w->first_tile + first + n) * w->outputs, w->n);
-    o.way = step_way_of(s, s->row, begin, end - begin, w->gated);
+    o.route = step_route_of(s, s->row, begin, end - begin, w->gated);
     return o;
 }
 
@@ -221,10 +222,10 @@ static __device__ __forceinline__ void finish_tiles(const struct step *s,
                 int tile = w->first_tile + first + (o.row >> 4);
                 float other = __shfl_xor_sync(0xffffffffu, y, 8);
                 y = num_silu(is_up ? other : y) * (is_up ? y : other);
-                step_tell_largest(s, warp_max(o.exists ? num_magnitude(y) : 0), s->row, tile,
+                step_send_largest(s, warp_max(o.exists ? num_magnitude(y) : 0), s->row, tile,
                                   o.row + 16 < o.n_rows);
             }
-            step_tell(s, y, &o.way);
+            step_send(s, y, &o.route);
         }
         o = output_at(s, w, first, n, o.row + s->n_parts * 32);
     }
@@ -277,12 +278,12 @@ static __device__ __forceinline__ void multiply_rows(struct step *s, const struc
         multiply_unit(step_shared()->partial + unit * s->n_rows * 16, s, &work->unit);
     }
     __syncthreads();
-    if (threadIdx.x == STEP_CLERK) {
+    if (threadIdx.x == STEP_COPY_THREAD) {
         if (next < w->n_tiles)
             fetch(s, linear_of(s, i), layer, next);
         else if (layer < s->a->n_layers) {
             fetch(s, linear_of(s, i + 1), (i + 1) / 4, 0);
-            step_expect(s, s->n_rows * w->told);
+            step_expect(s, s->n_rows * w->n_sent);
         }
     }
     finish_tiles(s, w, i, first, work->n, work->output,

@@ -1,4 +1,4 @@
-/* The weights of a model as decode_step wants them (gpu/fast/step/step.h), packed on the device. */
+/* The weights of a model as decode_step takes them (step.h), packed on the device once. */
 #include "gpu/fast/step/linear.h"
 
 struct pack_source {
@@ -52,7 +52,7 @@ static void pack_linear(struct gpu_device *gpu, const struct step_arguments *a, 
 }
 
 /* Where the launch finds the weights of the first layer. */
-static void tell_linears(struct step_arguments *a) {
+static void set_linears(struct step_arguments *a) {
     for (int i = 0; i < N_STEP_LINEARS; i++) {
         enum step_kind kind = (enum step_kind)i;
         struct step_linear w = step_linear_of(a, kind);
@@ -68,7 +68,7 @@ void gpu_step_pack(struct gpu_device *gpu, struct step_arguments *a, const struc
     unsigned char *to =
         (unsigned char *)gpu_scratch(gpu, GPU_SCRATCH_PACKED, bytes, "packed weights");
     a->packed = to;
-    tell_linears(a);
+    set_linears(a);
     if (gpu->failed || (gpu->step.packed_of == model->embedding.mantissas &&
                         gpu->step.packed_at == gpu->weights_changes))
         return;

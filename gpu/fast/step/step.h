@@ -1,16 +1,16 @@
 /*
  * step.h - what the files of decode_step share: a decoding pass as one kernel.
  *
- *     gpu/fast/step/step.cu           the kernel, from token to logits, and its launch
- *     gpu/fast/step/linear.h     a linear layer of it
- *     gpu/fast/step/attention.h  its attention
- *     gpu/fast/step/pack.cu      the weights as it wants them
+ *     step.cu      the kernel, from token to logits, and its launch
+ *     linear.h     a linear layer: computes what ../../linear.cu does
+ *     attention.h  attention: computes what ../../attention_paged.cu does
+ *     pack.cu      the weights in the order in which the tensor cores take them
  *
  * A cluster of thread blocks has up to STEP_ROWS rows (sequences) and takes them through all
- * layers. Each block keeps all activations of the rows in its shared memory; it computes a share of
+ * layers. Each block keeps all activations of the rows in its shared memory; it computes a part of
  * a layer's outputs, and writes them into the memory of all blocks of the cluster. So what is left
  * between two linear layers is to wait for the bytes that are expected of the others (a stage ends
- * then: step_meet). What is small (norms, rounding to BFP16) every block does for itself.
+ * then: step_stage_end). What is small (norms, rounding to BFP16) every block does for itself.
  *
  * Whatever a block does in a stage, the others wait for: there are no divisions by what is not a
  * constant, and nothing is read from device memory that could have been read before.
@@ -22,15 +22,15 @@ extern "C" {
 #include "model/forward.h"
 }
 
-#include "gpu/ptx/cluster.h"
 #include "gpu/fast/vector/norm.h"
+#include "gpu/ptx/cluster.h"
 #include "gpu/ptx/warpgroup.h"
 
 enum {
     STEP_WARPS = 16,
     STEP_THREADS = 32 * STEP_WARPS,
     STEP_UNIT_WARPS = STEP_WARPS - 2, /* those that multiply: the first two make the digits */
-    STEP_CLERK = 2 * 32,              /* the thread that starts copies: the warp has little to do */
+    STEP_COPY_THREAD = 2 * 32,        /* it starts copies: its warp has little to do */
     STEP_ROWS = 8,                    /* columns of an mma */
     STEP_UNITS = 32,                  /* of a linear layer at a time: 16 outputs and 64 inputs */
     STEP_OUTPUTS = 16 * STEP_UNITS,
@@ -87,7 +87,7 @@ struct step_linear {
     int steps; /* times 64 inputs */
     uint32_t steps_inverse;
     int n, outputs;            /* of all matrices; of a tile */
-    int told;                  /* floats that the blocks tell each other of a row */
+    int n_sent;                /* floats of a row that the blocks send each other */
     int matrix, second, third; /* the first of its layer's; from which output on it is another's */
     int first_tile, n_tiles;   /* of the block */
     int at_once;               /* tiles that there is room for */
@@ -115,8 +115,8 @@ struct step_arguments {
     const int8_t *embedding, *embedding_exponents;
     const float *rope_cos, *rope_sin;
     /* The batch: token ids and positions [n_rows], kv_indptr [n_rows + 1] and the page indices
-     * (model/attention/paged_batch.h). A small one comes with the launch, which is sooner than any copy; of another
-     * one this is device memory. */
+     * (model/attention/paged_batch.h). A small one comes with the launch, which is sooner than any
+     * copy; of another one this is device memory. */
     const int32_t *batch;
     int n_numbers;
     int32_t numbers[STEP_NUMBERS];
@@ -162,7 +162,7 @@ struct alignas(128) step_shared {
     };
     struct bulk_barrier barrier;                   /* of copies of weights */
     float nothing[MOST_CLUSTER_BLOCKS];            /* written by blocks that have no head */
-    struct peer_barrier came[2];                   /* of what other blocks write */
+    struct peer_barrier received[2];               /* of what other blocks write */
     alignas(16) uint32_t query[STEP_MOST_DIM / 2]; /* digits: see dot_of_thread */
     alignas(16) int16_t key[STEP_MOST_DIM];        /* of the newest position */
     alignas(16) int16_t value[STEP_MOST_DIM];
@@ -238,78 +238,76 @@ static __device__ __forceinline__ float *step_input(const struct step *s, int ro
 }
 
 /* Counts the bytes of the stage. */
-static __device__ __forceinline__ struct peer_barrier *step_came(const struct step *s) {
-    return &step_shared()->came[s->stages % 2];
+static __device__ __forceinline__ struct peer_barrier *step_received(const struct step *s) {
+    return &step_shared()->received[s->stages % 2];
 }
 
-/* How a lane tells other blocks of what a warp has of a row of what the next stage reads: it takes
- * four elements, of its own and of the lanes behind `lane`, to block `block` and every `step`th one
- * behind that. */
-struct step_way {
+/* Where a lane sends four consecutive elements of a row that the next stage reads: those that the
+ * lanes from `lane` on hold, to block `block` and every `step`th one behind it. */
+struct step_route {
     int lane, block, step;
     int to; /* where they go to, in floats */
 };
 
 /* From element `first` of the row on, n elements, a multiple of 4. Lane i has the i-th; `halves`:
  * each half of the warp has 8, which its lanes 0 ... 7 have. */
-static __device__ __forceinline__ struct step_way step_way_of(const struct step *s, int row,
-                                                              int first, int n, bool halves) {
+static __device__ __forceinline__ struct step_route step_route_of(const struct step *s, int row,
+                                                                  int first, int n, bool halves) {
     int bits = halves ? 2 : 3, vector = s->lane & ((1 << bits) - 1);
-    struct step_way way;
-    way.lane = halves ? (vector & 2) * 8 + (vector & 1) * 4 : vector * 4;
-    way.block = 4 * vector < n ? s->lane >> bits : (int)MOST_CLUSTER_BLOCKS;
-    way.step = 32 >> bits;
-    way.to = row * s->a->at.width + first + 4 * vector;
-    return way;
+    struct step_route route;
+    route.lane = halves ? (vector & 2) * 8 + (vector & 1) * 4 : vector * 4;
+    route.block = 4 * vector < n ? s->lane >> bits : (int)MOST_CLUSTER_BLOCKS;
+    route.step = 32 >> bits;
+    route.to = row * s->a->at.width + first + 4 * vector;
+    return route;
 }
 
-static __device__ __forceinline__ void step_tell(const struct step *s, float x,
-                                                 const struct step_way *way) {
+static __device__ __forceinline__ void step_send(const struct step *s, float x,
+                                                 const struct step_route *route) {
     float4 v;
-    v.x = __shfl_sync(0xffffffffu, x, way->lane);
-    v.y = __shfl_sync(0xffffffffu, x, way->lane + 1);
-    v.z = __shfl_sync(0xffffffffu, x, way->lane + 2);
-    v.w = __shfl_sync(0xffffffffu, x, way->lane + 3);
-    float4 *to = (float4 *)(step_floats(s->out) + way->to);
+    v.x = __shfl_sync(0xffffffffu, x, route->lane);
+    v.y = __shfl_sync(0xffffffffu, x, route->lane + 1);
+    v.z = __shfl_sync(0xffffffffu, x, route->lane + 2);
+    v.w = __shfl_sync(0xffffffffu, x, route->lane + 3);
+    float4 *to = (float4 *)(step_floats(s->out) + route->to);
     UNROLL_1
-    for (int block = way->block; block < s->a->n_blocks; block += way->step)
-        store_to_peer(to, block, v, step_came(s));
+    for (int block = route->block; block < s->a->n_blocks; block += route->step)
+        store_to_peer(to, block, v, step_received(s));
 }
 
-/* Tells them the largest magnitude of part `part` of the row, and, if `twice`, of the next one:
- * each lane tells a block. */
-static __device__ __forceinline__ void step_tell_largest(const struct step *s, uint32_t largest,
+/* Sends them the largest magnitude of part `part` of the row, and, if `twice`, of the next one:
+ * each lane to a block. */
+static __device__ __forceinline__ void step_send_largest(const struct step *s, uint32_t largest,
                                                          int row, int part, bool twice) {
     int block = s->lane % MOST_CLUSTER_BLOCKS, second = s->lane / MOST_CLUSTER_BLOCKS;
     float *to = step_floats(s->out) + row * s->a->at.width + s->a->at.largest + part + second;
     if (block < s->a->n_blocks && (twice || !second))
-        store_to_peer(to, block, num_float(largest), step_came(s));
+        store_to_peer(to, block, num_float(largest), step_received(s));
 }
 
-/* Tells all blocks that this one has nothing to tell. */
-static __device__ __forceinline__ void step_tell_nothing(const struct step *s) {
+/* A block without a head sends a float that nobody reads: every block waits for all. */
+static __device__ __forceinline__ void step_send_nothing(const struct step *s) {
     if (s->warp == 0 && s->lane < s->a->n_blocks)
-        store_to_peer(&step_shared()->nothing[s->rank], s->lane, 0.0f, step_came(s));
+        store_to_peer(&step_shared()->nothing[s->rank], s->lane, 0.0f, step_received(s));
 }
 
-/* The clerk alone: so many floats are expected of all blocks in this stage. */
+/* The copy thread alone: so many floats are expected of all blocks in this stage. */
 static __device__ __forceinline__ void step_expect(const struct step *s, int floats) {
-    peer_expect(step_came(s), floats * 4);
+    peer_expect(step_received(s), floats * 4);
 }
 
-/* The stage ends. Who `reads` what came waits until all blocks have told all. (The others meet
- * those at the next barrier, of which there is one in each stage.) */
-static __device__ __forceinline__ void step_meet(struct step *s, bool reads) {
-    peer_wait(step_came(s), s->stages / 2 % 2, reads);
+/* Ends the stage. A warp that `reads` what the blocks sent waits until all of it is there. (The
+ * others wait for these warps at the next barrier of the block, one in each stage.) */
+static __device__ __forceinline__ void step_stage_end(struct step *s, bool reads) {
+    peer_wait(step_received(s), s->stages / 2 % 2, reads);
     int was = s->in;
     s->in = s->out;
     s->out = was;
     s->stages++;
 }
 
-/* Packs the weights, unless they are those that were packed last, and tells a where they are: a
- * matrix that exists has its address for itself, and weights_changes tells of every change to one.
- */
+/* Packs the weights, unless they are those that were packed last, and sets where they are in a: a
+ * matrix that exists has its address for itself, and weights_changes counts every change to one. */
 void gpu_step_pack(struct gpu_device *gpu, struct step_arguments *a, const struct model *model);
 
 #endif

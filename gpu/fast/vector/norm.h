@@ -1,6 +1,8 @@
 /*
- * norm.h - rows and heads that a warp, or several, hold in registers: their norm, their rotation,
- * and what becomes of them as BFP16. For rmsnorm.cu, rope.cu and gpu/fast/step/step.cu.
+ * norm.h - computes what version 1 of ../../rmsnorm.cu and ../../rope.cu does, on rows and heads
+ * that a warp, or several, hold in registers; gains a factor of 20 for rmsnorm over a thread per
+ * row (8192 x 4096, H200). rmsnorm.cu, rope.cu and gpu/fast/step take from here the norm, the
+ * rotation, and the rounding to BFP16.
  */
 #ifndef SAMEBITS_GPU_FAST_VECTOR_NORM_H
 #define SAMEBITS_GPU_FAST_VECTOR_NORM_H

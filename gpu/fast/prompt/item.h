@@ -1,0 +1,366 @@
+/*
+ * item.h - what both prompt kernels, mma.cu and wgmma.cu, do with an item: its rows, a tile's
+ * softmax, the merge of tiles, the end of a row. A kernel says in two types how its threads
+ * divide the work:
+ *
+ *     tile_scores      what a thread holds of its rows by 256 positions: s[i][j], VECTORS times
+ *                      four, of two rows by two positions
+ *         ROW_STEP             from a thread's first row to its second
+ *         PEER_BEGIN, PEER_END  lanes that share rows: their numbers differ in these bits
+ *         row(j), column(j)    which of the two rows and positions j is
+ *         position(i, j)       in the tile
+ *         units(x, i)          x of the two positions
+ *     value_sums<DIM>  what a thread holds of its rows' weighted sums, PAIRS times two dimensions
+ *         first(), STEP, NEXT  the first dimension; from there to the next pair's; to the second
+ *         pair(i, r)           the two of row r
+ *         clear()
+ */
+#ifndef SAMEBITS_GPU_FAST_PROMPT_ITEM_H
+#define SAMEBITS_GPU_FAST_PROMPT_ITEM_H
+
+#include "gpu/fast/prompt/prompt.h"
+#include "gpu/ptx/tensor_core.h"
+
+enum { TILE = ATTENTION_TILE, ROWS = QUERY_ROWS };
+
+/* What a block works on, and the first row of a thread. */
+struct item_task {
+    const struct attention_arguments *a;
+    const struct attention_variant *variant;
+    const struct attention_work *work;
+    const struct prompt_item *item;
+    int kv_head, first_row;
+};
+
+/* What a thread knows of its two rows. */
+struct row_pair {
+    struct prompt_row query[2];
+    float m[2], l[2];                   /* of the tiles so far */
+    bool sees[2];                       /* something of this tile, */
+    float tile_m[2], tile_l[2];         /* which are its own, */
+    float old_factor[2], new_factor[2]; /* and what both count for in the merge */
+    float unit[2];                      /* 2^(e-22), e of the tile's weights */
+};
+
+/* Rows behind the end are the last one again, and are not written. */
+template <bool VARIANT, int ROW_STEP>
+static __device__ __forceinline__ void begin_rows(struct row_pair *rows,
+                                                  const struct item_task *t) {
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        int row = min(t->first_row + ROW_STEP * r, t->item->list.n_rows - 1);
+        rows->query[r] =
+            prompt_row_of<VARIANT>(t->a, t->variant, t->work, &t->item->list, t->kv_head, row);
+        rows->m[r] = -INFINITY;
+        rows->l[r] = 0;
+    }
+}
+
+/* Sets 2^(e-30) of a position's key and 2^e of its value. */
+template <bool VARIANT>
+static __device__ __forceinline__ void set_units(float *k_unit, float *v_unit, int k, int v) {
+    *k_unit = VARIANT && k == NOT_FINITE ? NAN : num_pow2f(k) * 0x1p-30f; /* may be subnormal */
+    *v_unit = VARIANT && v == NOT_FINITE ? NAN : num_pow2f(v);
+}
+
+/* ---- a tile's softmax --------------------------------------------------------------------------
+ */
+
+/* What positions that no row sees have instead of scores: anything, mask and vary hide them. For
+ * the compiler: registers that are not set on every way through the loop would be kept all the way
+ * round it. */
+template <int N> static __device__ __forceinline__ void leave_out(float s[N][4]) {
+    UNROLL
+    for (int i = 0; i < 4 * N; i++)
+        ANY_FLOAT(s[i / 4][i % 4]);
+}
+
+/* Changes and hides scores as the variant says. */
+template <class tile_scores>
+static __device__ __forceinline__ void vary(tile_scores *tile, int tile_first,
+                                            const struct row_pair *rows, const double natural[2],
+                                            const struct attention_variant *v) {
+    UNROLL
+    for (int i = 0; i < 4 * tile->VECTORS; i++) {
+        const int r = tile->row(i % 4);
+        float *s = &tile->s[i / 4][i % 4];
+        if (attention_changes_scores(v))
+            *s = (float)(*s * natural[r]);
+        *s = varied_score(&rows->query[r], v, *s, tile_first + tile->position(i / 4, i % 4));
+    }
+}
+
+/* The largest score of each row, of this thread's; a NaN, if vary has hidden all. */
+template <class tile_scores>
+static __device__ __forceinline__ void find_largest(float largest[2], const tile_scores *tile) {
+    largest[0] = largest[1] = NAN;
+    UNROLL
+    for (int i = 0; i < 4 * tile->VECTORS; i++) {
+        const int r = tile->row(i % 4);
+        largest[r] = fmaxf(largest[r], tile->s[i / 4][i % 4]);
+    }
+}
+
+/* Takes from scores what their windows want to have taken, most often nothing. */
+template <class tile_scores>
+static __device__ __forceinline__ void make_near(tile_scores *tile,
+                                                 const struct num_window window[2]) {
+    if (!__any_sync(0xffffffffu, window[0].less != 0 || window[1].less != 0))
+        return;
+    UNROLL
+    for (int i = 0; i < 4 * tile->VECTORS; i++)
+        tile->s[i / 4][i % 4] -= window[tile->row(i % 4)].less;
+}
+
+/* Maximum and sum over the lanes that share rows. */
+static __device__ __forceinline__ float larger(float x, float y) {
+    return fmaxf(x, y);
+}
+static __device__ __forceinline__ uint32_t larger(uint32_t x, uint32_t y) {
+    return max(x, y);
+}
+
+template <class tile_scores, class T> static __device__ __forceinline__ T peer_max(T x) {
+    UNROLL
+    for (int step = tile_scores::PEER_BEGIN; step < tile_scores::PEER_END; step *= 2)
+        x = larger(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+template <class tile_scores> static __device__ __forceinline__ uint32_t peer_sum(uint32_t x) {
+    UNROLL
+    for (int step = tile_scores::PEER_BEGIN; step < tile_scores::PEER_END; step *= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+/* Of the lanes that share rows, the first. */
+template <class tile_scores> static __device__ __forceinline__ bool leads_peers(void) {
+    return ((int)threadIdx.x & (tile_scores::PEER_END - tile_scores::PEER_BEGIN)) == 0;
+}
+
+/* The probabilities of a tile and their sums in units; scores become weights. Positions from n on,
+ * nobody sees. */
+template <bool VARIANT, class tile_scores>
+static __device__ __forceinline__ void
+weigh_values(tile_scores *tile, uint32_t units[2], uint32_t largest[2],
+             const struct num_window window[2], int n, const float *v_unit) {
+    const int STEP = tile->VECTORS / 4; /* vectors of 64 positions */
+    UNROLL
+    for (int c = 0; c < tile->VECTORS; c += STEP) {
+        if (c && c * (TILE / tile->VECTORS) >= n) { /* nobody sees them */
+            UNROLL
+            for (int i = 0; i < STEP * 4; i++)
+                ZERO_HERE(tile->s[c + i / 4][i % 4]);
+            continue;
+        }
+        UNROLL
+        for (int i = c; i < c + STEP; i++) {
+            const float2 unit = tile->units(v_unit, i);
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                const int r = tile->row(j);
+                float *s = &tile->s[i][j];
+                bool hidden = VARIANT && *s != *s;
+                float p = num_probability_near(*s, window[r]);
+                /* num_probability_units; the bits of 2^23 come off below */
+                units[r] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
+                /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
+                *s = p * (tile->column(j) ? unit.y : unit.x);
+                if (VARIANT) /* a unit may be a NaN, which counts if it is seen */
+                    *s = hidden ? 0 : *s == *s ? *s : INFINITY;
+            }
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                const int r = tile->row(j);
+                largest[r] = max(largest[r], num_bits(tile->s[i][j]));
+            }
+        }
+        for (int r = 0; r < 2; r++)
+            units[r] -= STEP * 2 * num_bits(8388608.0f);
+    }
+}
+
+/*
+ * A tile's softmax: scores become weights, scale[r] what snaps them. top: the largest score of each
+ * row, of this thread's; query_unit: of the rows' scores. A row that sees nothing of the tile gets
+ * zero weights: a NaN, which is -infinity less itself, too, has the probability 0. Positions from n
+ * on, nobody sees. Rows that cannot be snapped are faults.
+ */
+template <bool VARIANT, class tile_scores, class unit_of_row>
+static __device__ __forceinline__ void
+softmax(tile_scores *tile, float top[2], float scale[2], struct row_pair *rows, int tile_first,
+        int n, const float *v_unit, const struct item_task *t, unit_of_row query_unit) {
+    struct num_window window[2];
+    uint32_t units[2] = {0, 0}, largest[2] = {0, 0}; /* of weights, whose bits order like them */
+    bool bad[2];
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        struct num_score_unit unit = query_unit(r);
+        if (VARIANT)
+            unit = attention_score_unit(t->variant, unit);
+        top[r] = peer_max<tile_scores>(top[r]);
+        window[r] = num_window_of(top[r], unit.binary);
+        rows->sees[r] = VARIANT ? top[r] == top[r] : rows->query[r].end > tile_first;
+        rows->tile_m[r] = num_tile_max(top[r], unit);
+        /* A score that float32 cannot hold, or nothing but -infinity. */
+        bad[r] = rows->sees[r] && num_magnitude(rows->tile_m[r]) >= 0x7f800000u;
+    }
+    make_near(tile, window);
+    weigh_values<VARIANT>(tile, units, largest, window, n, v_unit);
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        int e = num_row_exponent(peer_max<tile_scores>(largest[r]));
+        bad[r] = bad[r] || e > BFP_MAX_EXPONENT;
+        if (bad[r] && leads_peers<tile_scores>())
+            gpu_fault(t->a->fault, t->a->site, rows->query[r].token);
+        e = bad[r] ? BFP_MIN_EXPONENT : e;
+        scale[r] = bad[r] ? 0 : num_pow2f(15 - e);
+        rows->unit[r] = num_pow2f(e - 22);
+        rows->tile_l[r] = (float)peer_sum<tile_scores>(units[r]) * 0x1p-23f;
+    }
+}
+
+/* What the tile and those before it count for. */
+static __device__ __forceinline__ void merge_sums(struct row_pair *rows, bool merges) {
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        rows->old_factor[r] = rows->new_factor[r] = 1; /* what is not merged is added to 0 */
+        if (merges && rows->sees[r])
+            attention_merge_sums(&rows->m[r], &rows->l[r], rows->tile_m[r], rows->tile_l[r],
+                                 &rows->old_factor[r], &rows->new_factor[r]);
+        if (!rows->sees[r]) /* its sums are 0: old values stay as they are, -0 too */
+            rows->new_factor[r] = -0.0f;
+    }
+}
+
+/* ---- the end of a row --------------------------------------------------------------------------
+ */
+
+/* Writes a pair, whose first is at `to`. */
+template <int NEXT> static __device__ __forceinline__ void put_pair(float *to, float2 pair) {
+    if (NEXT == 1) {
+        *(float2 *)to = pair;
+    } else {
+        to[0] = pair.x;
+        to[NEXT] = pair.y;
+    }
+}
+
+/* Keeps row r: its values of all dimensions, m and l. */
+template <class tile_scores, class value_sums>
+static __device__ __forceinline__ void keep_row(struct row_result to, const value_sums *sums, int r,
+                                                float m, float l) {
+    float *values = to.values + sums->first();
+    for (int i = 0; i < sums->PAIRS; i++)
+        put_pair<value_sums::NEXT>(values + i * sums->STEP, sums->pair(i, r));
+    if (leads_peers<tile_scores>())
+        *(float2 *)to.sums = make_float2(m, l);
+}
+
+/* A tile whose result is not merged here: keeps it, as number `k` of the item. */
+template <int DIM, class tile_scores, class value_sums>
+static __device__ __forceinline__ void
+keep_tile(const struct item_task *t, const struct row_pair *rows, value_sums *sums, int k) {
+    for (int r = 0; r < 2; r++) {
+        int row = t->first_row + tile_scores::ROW_STEP * r;
+        if (row < t->item->list.n_rows)
+            keep_row<tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place + k, t->kv_head, row),
+                                  sums, r, rows->sees[r] ? rows->tile_m[r] : NAN, rows->tile_l[r]);
+    }
+    sums->clear();
+}
+
+/* The quotients of row r, where num_divide_near gives them. Returns whether it does. */
+template <class value_sums, class pair_of>
+static __device__ __forceinline__ bool divide_near(float *y, int head_dim, float l,
+                                                   const value_sums *sums, pair_of pair) {
+    float least = l, most = l, reciprocal = 1 / l;
+    y += sums->first();
+    UNROLL_4
+    for (int i = 0; i < sums->PAIRS; i++) {
+        bool exists = sums->first() + i * sums->STEP < head_dim;
+        float2 x = pair(i);
+        float2 quotients =
+            make_float2(num_divide_near(x.x, l, reciprocal), num_divide_near(x.y, l, reciprocal));
+        x = exists ? x : make_float2(l, l);
+        least = fminf(fminf(least, fabsf(x.x)), fabsf(x.y));
+        most = fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y));
+        if (exists)
+            put_pair<value_sums::NEXT>(y + i * sums->STEP, quotients);
+    }
+    return num_is_near(least, most);
+}
+
+/* The end of row r: y. Divisions take many instructions, and branches, for numbers that rows seldom
+ * have: all are done by num_divide_near, and where that is not enough once more. */
+template <bool VARIANT, class tile_scores, class value_sums>
+static __device__ __forceinline__ void finish_row(const struct item_task *t,
+                                                  const struct prompt_row *row,
+                                                  const value_sums *sums, int r, float m, float l) {
+    const struct attention_arguments *a = t->a;
+    const struct attention_variant *v = t->variant;
+    size_t number = (size_t)row->token * (size_t)a->n_heads + (size_t)row->head;
+    float *y = a->y + number * (size_t)a->head_dim, old = 1, fresh = 0;
+    if (VARIANT) {
+        if (v->sinks) /* a tile of values that are 0 */
+            attention_merge_sink(v->sinks[row->head], &m, &l, &old, &fresh);
+        if (v->sinks && !attention_sink_is_finite(v->sinks[row->head]))
+            gpu_fault(a->fault, a->site, row->token);
+        if (leads_peers<tile_scores>())
+            attention_note_sums(v, number, m, l);
+    }
+    auto pair = [&](int i) {
+        float2 x = sums->pair(i, r);
+        return VARIANT && v->sinks
+                   ? make_float2(num_merge(x.x, old, 0, fresh), num_merge(x.y, old, 0, fresh))
+                   : x;
+    };
+    bool divides = l > 0 && !(VARIANT && v->m);
+    bool near = divides && a->head_dim % (2 * value_sums::NEXT) == 0 && (uintptr_t)a->y % 8 == 0;
+    if (near)
+        near = divide_near(y, a->head_dim, l, sums, pair);
+    UNROLL_1
+    for (int k = 0; k < 2 * sums->PAIRS && !near; k++) {
+        int d = sums->first() + k / 2 * sums->STEP + k % 2 * value_sums::NEXT;
+        float2 x = pair(k / 2);
+        float one = k % 2 ? x.y : x.x;
+        if (d < a->head_dim)
+            y[d] = divides ? one / l : one;
+    }
+}
+
+/* The rows behind their last tile: finished, or kept. */
+template <int DIM, bool VARIANT, class tile_scores, class value_sums>
+static __device__ __forceinline__ void
+end_rows(const struct item_task *t, const struct row_pair *rows, const value_sums *sums) {
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        int row = t->first_row + tile_scores::ROW_STEP * r;
+        if (row >= t->item->list.n_rows)
+            continue;
+        if (t->item->place < 0)
+            finish_row<VARIANT, tile_scores>(t, &rows->query[r], sums, r, rows->m[r], rows->l[r]);
+        else if (t->item->merges)
+            keep_row<tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place, t->kv_head, row),
+                                  sums, r, rows->m[r], rows->l[r]);
+    }
+}
+
+/* ---- the choice of a kernel --------------------------------------------------------------------
+ */
+
+/* kernel<DIM, VARIANT>::get() for the rounded head dimension. */
+template <template <int, bool> class kernel, bool VARIANT>
+static struct prompt_kernel kernel_for(int head_dim) {
+    switch (prompt_dim(head_dim)) {
+    case 64:
+        return kernel<64, VARIANT>::get();
+    case 128:
+        return kernel<128, VARIANT>::get();
+    default:
+        return kernel<256, VARIANT>::get();
+    }
+}
+
+#endif
