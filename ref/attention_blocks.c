@@ -143,10 +143,10 @@ static int widen_row(double *out, const struct kv_view *view, int64_t row, int64
         largest = magnitude > largest ? magnitude : largest;
     }
     int e = kv_type_has_exponents(t) ? view->exponents[exponent_at] : kv_read_exponent(t, largest);
-    float scale = kv_type_is_snapped(t) ? num_pow2f(15 - e) : 1;
+    float scale = e > BFP_MAX_EXPONENT ? 0 : num_pow2f(15 - e);
     for (int d = 0; d < dim; d++) {
         uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        out[d] = e > BFP_MAX_EXPONENT ? 0 : (double)kv_integer(t, bits, scale);
+        out[d] = e > BFP_MAX_EXPONENT ? 0 : kv_integer(t, bits, scale);
     }
     return e;
 }
@@ -167,23 +167,11 @@ static void load_tile(struct block *b, int first, int n) {
     }
 }
 
-/* out [m, n] = x [m, k] y, where y is [n, k] when transposed, else [k, n], and all are integers.
- * With e5m2 the sums may be beyond what a double holds exactly, so they are made of 64-bit
- * integers. */
-static void multiply(enum kv_type type, bool transposed, int m, int n, int k, const double *x,
-                     int x_step, const double *y, double *out, int out_step) {
-    if (type != KV_E5M2) {
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1,
-                    x, x_step, y, transposed ? k : n, 0, out, out_step);
-        return;
-    }
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            int64_t sum = 0;
-            for (int l = 0; l < k; l++)
-                sum += (int64_t)x[i * x_step + l] * (int64_t)y[transposed ? j * k + l : l * n + j];
-            out[i * out_step + j] = (double)sum;
-        }
+/* out [m, n] = x [m, k] y, where y is [n, k] when transposed, else [k, n], and all are integers. */
+static void multiply(bool transposed, int m, int n, int k, const double *x, int x_step,
+                     const double *y, double *out, int out_step) {
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1, x,
+                x_step, y, transposed ? k : n, 0, out, out_step);
 }
 
 /* Whether the mask shows a position to row r. */
@@ -226,9 +214,8 @@ static void softmax_row(struct block *b, int r, int tile, int n_tile, struct fou
     double *row = b->scores + (size_t)r * TILE;
     int first = f->first, end = f->end;
     struct num_score_unit unit = attention_score_unit(v, b->unit[r]);
-    bool floors = kv_type_splits(b->call->kv.k.type);
     float s[TILE], w[TILE];
-    for (int j = first; j < end && floors; j++)
+    for (int j = first; j < end; j++)
         row[j] = num_floor_256(row[j]);
     for (int j = first; j < end; j++)
         s[j] = num_score((float)row[j], b->k_unit[j]);
@@ -301,11 +288,11 @@ static void block_tile(struct block *b, int tile) {
     load_tile(b, tile, n_tile);
     double *x = b->x + (size_t)skip * (size_t)dim, *scores = b->scores + (size_t)skip * TILE;
     double *values = b->values + (size_t)skip * (size_t)dim;
-    multiply(b->call->kv.k.type, true, n_rows, n_tile, dim, x, dim, b->k, scores, TILE);
+    multiply(true, n_rows, n_tile, dim, x, dim, b->k, scores, TILE);
     for (int r = skip; r < skip + n_rows; r++)
         softmax_row(b, r, tile, n_tile, &found[r]);
-    multiply(b->call->kv.v.type, false, n_rows, dim, n_tile, scores, TILE, b->v, values, dim);
-    for (size_t i = 0; i < (size_t)n_rows * (size_t)dim && kv_type_splits(b->call->kv.v.type); i++)
+    multiply(false, n_rows, dim, n_tile, scores, TILE, b->v, values, dim);
+    for (size_t i = 0; i < (size_t)n_rows * (size_t)dim; i++)
         values[i] = num_floor_256(values[i]);
     for (int r = skip; r < skip + n_rows; r++)
         if (found[r].any)
