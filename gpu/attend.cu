@@ -6,9 +6,8 @@
  *    score and the softmax, then a thread per dimension for the weighted sum of values. Tiles that
  *    the window or the causal mask hide are left out.
  * 2  for sequences of few tokens over a cache whose rows are in one piece (NHD, HND): version 4 of
- *    attention_paged; of many tokens: versions 2 and 3 of attention. These two do not read fp8, nor
- *    do the kernels for shared tiles: a plan that knows of it has neither, and other plans of such
- *    a cache are left to 1, like caches that are in other pieces.
+ *    attention_paged; of many tokens, over any cache: versions 2 and 3 of attention. Caches that
+ *    are in other pieces are left to 1.
  * 3  for caches in vLLM's layout, after its paged_attention_v1: a block per query token and head
  *    whose threads read vectors of 16 bytes (attend_vllm.cu); 1 for the others.
  * 4  the same, after paged_attention_v2: a block per query token, head and tile, then a merge.
@@ -35,10 +34,10 @@ static __device__ int exponent_of(const struct kv_view *v, int64_t row, int64_t 
 }
 
 /* Element d of a row with that exponent, as an integer. */
-static __device__ __forceinline__ long long integer_of(const struct kv_view *v, int64_t row, int d,
-                                                       int exponent) {
-    float scale = kv_type_is_snapped(v->type) ? num_pow2f(15 - exponent) : 1;
-    return kv_integer(v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)), scale);
+static __device__ __forceinline__ int integer_of(const struct kv_view *v, int64_t row, int d,
+                                                 int exponent) {
+    return kv_integer(v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)),
+                      num_pow2f(15 - exponent));
 }
 
 /* The softmax_score of this thread's position, which the row sees. */
@@ -51,7 +50,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
     long long dot = 0;
     for (int d = 0; d < a->shape.head_dim; d++)
         dot += query[d] * integer_of(k, row, d, e);
-    return softmax_score(r, a, rounded_sum(k->type, dot), e, position);
+    return softmax_score(r, a, rounded_sum(dot), e, position);
 }
 
 __global__ static void __launch_bounds__(TILE)
@@ -99,7 +98,7 @@ __global__ static void __launch_bounds__(TILE)
             for (int i = 0; i < TILE; i++)
                 if (value_rows[i] >= 0)
                     sum += weights[i] * integer_of(v, value_rows[i], d, value_exponents[i]);
-            float o = num_weighted_value(rounded_sum(v->type, sum), t.exponent);
+            float o = num_weighted_value(rounded_sum(sum), t.exponent);
             y[d] = num_merge(y[d], share.before, o, share.tile);
         }
         __syncthreads(); /* the next tile writes weights again */
@@ -123,11 +122,9 @@ static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a
         launch_1(gpu, a, plan, 0, most_tokens);
 }
 
-/* The row groups of the plan, then the long sequences. splits: versions 2 and 3 of attention can
- * read the cache. */
+/* The row groups of the plan, then the long sequences. cache NULL: its rows are in pieces. */
 static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct decode_cache *cache, const struct attention_plan *plan,
-                     bool splits) {
+                     const struct decode_cache *cache, const struct attention_plan *plan) {
     struct attention_arguments all = {};
     all.y = a->y;
     all.q = a->q;
@@ -135,16 +132,14 @@ static void launch_2(struct gpu_device *gpu, const struct attend_arguments *a,
     all.n_kv_heads = a->shape.n_kv_heads;
     all.head_dim = a->shape.head_dim;
     all.scale = a->shape.scale * (double)a->kv.k.scale;
+    all.v_scale = a->kv.v.scale;
     all.site = a->site;
     all.fault = a->fault;
     if (cache)
         gpu_attention_short(gpu, &all, &a->kv, cache, &a->variant, plan);
     else if (plan->n_groups)
         launch_rows(gpu, a, plan, plan->short_tokens);
-    if (splits)
-        gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
-    else if (plan->n_long)
-        launch_1(gpu, a, plan, plan->short_tokens + 1, INT32_MAX);
+    gpu_attention_long(gpu, &all, &a->kv, &a->variant, plan);
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
@@ -166,12 +161,8 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     bool in_rows = decode_cache_of_views(&cache, &a.kv, dim) &&
                    plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
                    gpu_attention_decode_bytes(dim, true) <= gpu->most_shared;
-    bool splits = gpu_attention_can_split(kv);
-    bool fits =
-        (version == 0 || version == 2) && as_planned && gpu_attention_fits_tensor_cores(gpu, dim);
-    /* Shared tiles are read by versions 2 and 3 of attention. */
-    if (fits && (splits || (in_rows && !attention_plan_has_cascade(plan))))
-        launch_2(gpu, &a, in_rows ? &cache : NULL, plan, splits);
+    if ((version == 0 || version == 2) && as_planned && gpu_attention_fits_tensor_cores(gpu, dim))
+        launch_2(gpu, &a, in_rows ? &cache : NULL, plan);
     else
         launch_rows(gpu, &a, plan, INT32_MAX);
 }

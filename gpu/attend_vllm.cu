@@ -112,16 +112,15 @@ static __device__ __forceinline__ int mantissa_of(const uint4 *vectors, int i) {
     return (int16_t)element_of<MANTISSAS>(vectors[i / MANTISSAS], i % MANTISSAS);
 }
 
-/* A mantissa times an element: of the integers only those of e5m2 have more than 32 bits. */
+/* A mantissa times an element. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ long long product(int mantissa, uint32_t bits, float scale) {
-    int64_t integer = kv_integer(TYPE, bits, scale);
-    return TYPE == KV_E5M2 ? mantissa * integer : (long long)mantissa * (int)integer;
+    return (long long)mantissa * kv_integer(TYPE, bits, scale);
 }
 
-/* What a row of that exponent is multiplied by before it becomes integers. */
+/* What a row of that exponent is multiplied by before it becomes integers, if it is snapped. */
 template <enum kv_type TYPE> static __device__ __forceinline__ float scale_of(int exponent) {
-    return kv_type_is_snapped(TYPE) ? num_pow2f(15 - exponent) : 1;
+    return kv_type_has_exponents(TYPE) ? 1 : num_pow2f(15 - exponent);
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -220,7 +219,7 @@ static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
             key.n_vectors = w->a->shape.head_dim / N;
         }
         int e = key_exponent<TYPE, N>(w, &key, j);
-        float sum = rounded_sum(TYPE, key_dot<TYPE, N>(w, &key, e));
+        float sum = rounded_sum(key_dot<TYPE, N>(w, &key, e));
         if (key.n_vectors && key.member == 0)
             w->memory->scores[j] = softmax_score(r, w->a, sum, e, w->tile + j);
         if (!kv_type_has_exponents(TYPE)) {
@@ -278,7 +277,7 @@ static __device__ __forceinline__ void load_weights(struct value_weights<N> *to,
     UNROLL
     for (int k = 0; k < N; k++) {
         to->weights[k] = N == 1 ? m->weights[j] : mantissa_of((const uint4 *)(m->weights + j), k);
-        to->scales[k] = scale_of<TYPE>(kv_type_is_snapped(TYPE) ? m->exponents[j + k] : 0);
+        to->scales[k] = scale_of<TYPE>(kv_type_has_exponents(TYPE) ? 0 : m->exponents[j + k]);
     }
 }
 
@@ -323,7 +322,7 @@ static __device__ __forceinline__ float tile_value(const struct tile_work *w, in
     UNROLL
     for (int warp = 0; warp < WARPS; warp++)
         sum += w->memory->sums[warp][threadIdx.x];
-    return num_weighted_value(rounded_sum(w->a->kv.v.type, sum), exponent);
+    return num_weighted_value(rounded_sum(sum), exponent);
 }
 
 /* The values of a tile: o of each of the rows that this thread has, merged into y, or as they are.

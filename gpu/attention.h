@@ -19,6 +19,7 @@ struct attention_arguments {
     struct kv_layer kv;
     int n_tokens, kv_len, n_heads, n_kv_heads, head_dim;
     double scale;
+    float v_scale; /* of the values: 1, but for fp8 */
     int site;
     unsigned long long *fault;
     /* Of a paged cache: the pages of the sequence, and which of the op's tokens is its first. pages
@@ -51,10 +52,9 @@ int gpu_attention_prefill_bytes(int head_dim);
 /* Whether neither masks nor scores nor elements need any care: the plain one of two kernels. */
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);
 
-/* Whether these two run here; whether they can read a cache; and the one that is asked for as a
- * version of attention, or the better one. */
+/* Whether these two run here; and the one that is asked for as a version of attention, or the better
+ * one. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
-bool gpu_attention_can_split(const struct kv_views *kv);
 void gpu_attention_many_rows(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
                              const struct attention_work *work);

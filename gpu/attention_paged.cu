@@ -310,6 +310,7 @@ void gpu_attention_paged(struct device *dev, float *y, /* [n_tokens, n_heads, he
     a.n_kv_heads = shape->n_kv_heads;
     a.head_dim = shape->head_dim;
     a.scale = shape->scale;
+    a.v_scale = 1;
     a.site = site;
     a.fault = gpu->fault;
     if (!plan->n_tokens)

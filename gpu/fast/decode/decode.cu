@@ -59,7 +59,7 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
 }
 
 template <int DIM> static int shared_bytes(void) {
-    return decode_sizes<DIM, KV_BFP16, false>::SHARED_BYTES +
+    return decode_sizes<DIM, KV_BFP16>::SHARED_BYTES +
            (int)(sizeof(struct row_states) + 3 * sizeof(struct tile_cursor));
 }
 

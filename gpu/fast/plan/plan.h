@@ -24,9 +24,8 @@
 
 enum {
     GROUP_ROWS = 8,
-    FEW_ROWS = 4,         /* of a token and 4 query heads: 8-bit floats have a kernel for them */
-    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the kernels for many rows, if
-                             those can read the cache (measured: tests/bench/README.md), */
+    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the kernels for many rows
+                             (measured: tests/bench/README.md), */
     SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
 };
 
@@ -149,7 +148,6 @@ struct attention_plan {
     struct attention_variant variant; /* what it says of causal, window and mask */
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
-    bool few_rows;         /* no sequence has more than FEW_ROWS, and there is a kernel for them */
     int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
     int n_groups, n_tiles, n_splits;
     int n_own, n_partial;         /* places of partial: those of own_place come first; all */
@@ -173,22 +171,17 @@ static inline int decode_dim(int head_dim, bool few) {
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
 }
 
-/* Whether version 4 has a kernel for FEW_ROWS (gpu/fast/decode/fp8.h). */
-static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type type) {
-    return (type == KV_E4M3 || type == KV_E5M2) && dim <= 128;
-}
-
-/* The warps of a block of version 4, and how many blocks work on a processor at once; few: of that
- * kernel. Where computing takes longer than memory, as of 8-bit floats, there are four warps to a
- * block: what a warp does but once a tile (the ends of the softmax, the merge) is spared by warps
- * that have more of the tile. */
+/* The warps of a block of the decode kernel, and how many blocks work on a processor at once. Where
+ * computing takes longer than memory, as with 8-bit floats, there are four warps to a block: what a
+ * warp does but once a tile (the ends of the softmax, the merge) is spared by warps that have more
+ * of the tile. */
 static __host__ __device__ constexpr int decode_warps(int dim, enum kv_type type) {
-    return decode_takes_few(dim, type) ? 4 : 8;
+    return (type == KV_E4M3 || type == KV_E5M2) && dim <= 128 ? 4 : 8;
 }
 
-static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type, bool few) {
+static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type) {
     if (decode_warps(dim, type) == 4)
-        return type == KV_E5M2 && !few ? 3 : 4; /* its planes take more registers */
+        return 4;
     return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : 2;
 }
 
@@ -302,7 +295,6 @@ struct decode_cache {
     enum kv_type type;
     const int8_t *k_exponents, *v_exponents; /* of the types that have them */
     uint32_t page_rows, position_rows, head_rows;
-    float v_scale; /* of the values: 1, but for fp8 */
 };
 
 /* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */

@@ -373,7 +373,7 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
     for (int d = lane / 4; d < a->head_dim; d += 8) {
         float sum = o[d * 8 + lane % 4 * 2 + r];
         float x = VARIANT && v->sinks ? num_merge(sum, old, 0, fresh) : sum;
-        y[d] = divides ? x / l : x;
+        y[d] = (divides ? x / l : x) * a->v_scale;
     }
 }
 

@@ -176,14 +176,15 @@ finish_row(const struct attention_arguments *a, const struct attention_variant *
             least = fminf(fminf(least, fabsf(x.x)), fabsf(x.y));
             most = fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y));
             if (exists)
-                *(float2 *)(y + 8 * i + 2 * t) = quotients;
+                *(float2 *)(y + 8 * i + 2 * t) =
+                    make_float2(quotients.x * a->v_scale, quotients.y * a->v_scale);
         }
         near = num_is_near(least, most);
     }
     for (int d = 2 * t; d < a->head_dim && !near; d += d % 2 ? 7 : 1) {
         float2 x = values_of(d / 8);
         float one = d % 2 ? x.y : x.x;
-        y[d] = divides ? one / l : one;
+        y[d] = (divides ? one / l : one) * a->v_scale;
     }
 }
 
