@@ -54,8 +54,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
 }
 
 __global__ static void __launch_bounds__(TILE)
-    attend_1(struct attend_arguments a, struct plan_arrays plan, int least_tokens,
-             int most_tokens) {
+    attend_1(struct attend_arguments a, struct plan_arrays plan, int most_tokens) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
     SHARED(int64_t, value_rows, [TILE]); /* where the values of the tile's positions begin */
@@ -63,7 +62,7 @@ __global__ static void __launch_bounds__(TILE)
     SHARED(struct row_parts, part);
     run_in_turn();
     struct query_row r;
-    if (!find_query(&r, &a, &plan, (int)blockIdx.x, least_tokens, most_tokens))
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
         return;
     const struct kv_view *v = &a.kv.v;
     int j = (int)threadIdx.x, dim = a.shape.head_dim;
@@ -106,12 +105,12 @@ __global__ static void __launch_bounds__(TILE)
     finish_row(&a, &r, y, m, l);
 }
 
-/* The sequences of at least least_tokens and at most most_tokens. */
+/* The sequences of at most most_tokens. */
 static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct attention_plan *plan, int least_tokens, int most_tokens) {
+                     const struct attention_plan *plan, int most_tokens) {
     dim3 grid((unsigned)plan->n_tokens, (unsigned)plan->shape.n_heads);
     GPU_LAUNCH_EARLY(gpu, attend_1, grid, TILE, sizeof(int16_t) * (size_t)plan->shape.head_dim, *a,
-                     plan->arrays, least_tokens, most_tokens);
+                     plan->arrays, most_tokens);
 }
 
 /* Those of at most most_tokens, by the kernels for the cache's layout, where there are some. */
@@ -119,7 +118,7 @@ static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a
                         const struct attention_plan *plan, int most_tokens) {
     int version = gpu->version[GPU_ATTEND];
     if (version == 1 || version == 2 || !gpu_attend_vllm(gpu, a, plan, version, most_tokens))
-        launch_1(gpu, a, plan, 0, most_tokens);
+        launch_1(gpu, a, plan, most_tokens);
 }
 
 /* The row groups of the plan, then the long sequences. cache NULL: its rows are in pieces. */

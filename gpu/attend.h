@@ -51,12 +51,11 @@ struct query_row {
     bool bad;     /* it cannot be snapped */
 };
 
-/* Returns false: its sequence has fewer than least_tokens, or more than most_tokens, and is
- * somebody else's. */
+/* Returns false: its sequence has more than most_tokens, and is somebody else's. */
 static __device__ __forceinline__ bool find_query(struct query_row *r,
                                                   const struct attend_arguments *a,
                                                   const struct plan_arrays *plan, int token,
-                                                  int least_tokens, int most_tokens) {
+                                                  int most_tokens) {
     const struct attention_variant *v = &a->variant;
     r->token = token;
     r->head = (int)blockIdx.y;
@@ -73,7 +72,7 @@ static __device__ __forceinline__ bool find_query(struct query_row *r,
     r->pages = plan->pages + plan->kv_indptr[sequence];
     r->mask = v->mask_form ? v->mask + v->mask_offsets[sequence] : NULL;
     r->slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
-    return n_tokens >= least_tokens && n_tokens <= most_tokens;
+    return n_tokens <= most_tokens;
 }
 
 /* Snaps the block's query to shared memory. */

@@ -370,7 +370,7 @@ __global__ static void __launch_bounds__(TILE, BLOCKS)
     SHARED(struct tile_memory, memory);
     run_in_turn();
     struct query_row r;
-    if (!find_query(&r, &a, &plan, (int)blockIdx.x, 0, most_tokens))
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
         return;
     float *y = a.y + r.row * (size_t)a.shape.head_dim, m = -INFINITY, l = 0;
     load_query(&r, query, &a, &memory.part);
@@ -406,7 +406,7 @@ __global__ static void __launch_bounds__(TILE, BLOCKS)
     int tile = (int)blockIdx.z;
     struct query_row r;
     struct tile_softmax t;
-    if (!find_query(&r, &a, &plan, (int)blockIdx.x, 0, most_tokens))
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
         return;
     if (tile && (tile * TILE >= r.end || (tile + 1) * TILE <= r.first))
         return; /* the first one looks at the query in any case */
@@ -428,7 +428,7 @@ __global__ static void __launch_bounds__(TILE)
                 int n_tiles) {
     run_in_turn();
     struct query_row r;
-    if (!find_query(&r, &a, &plan, (int)blockIdx.x, 0, most_tokens))
+    if (!find_query(&r, &a, &plan, (int)blockIdx.x, most_tokens))
         return;
     float *y = a.y + r.row * (size_t)a.shape.head_dim, m = -INFINITY, l = 0;
     for (int d = (int)threadIdx.x; d < a.shape.head_dim; d += TILE) {

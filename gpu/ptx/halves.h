@@ -45,7 +45,8 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
     return half_fma(a >> 16, b >> 16, c >> 16) << 16 | half_fma(a, b, c);
 }
 
-/* Of each half, the larger magnitude; a NaN is the largest. */
+/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
+ * the half with the larger upper byte, where the bits of the signs are 0 in both. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
     return high | low;
@@ -67,20 +68,21 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
     return d;
 }
 
-/* Of each half, fp16 or bf16, the larger magnitude; a NaN is the largest. Compute capability 8.0
- * and later. */
+/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
+ * the half with the larger upper byte, where the bits of the signs are 0 in both: so, they are finite
+ * numbers of bf16. Compute capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    if (TYPE == KV_BF16)
-        asm("{.reg .b32 x, y; abs.bf16x2 x, %1; abs.bf16x2 y, %2; max.NaN.bf16x2 %0, x, y;}"
+    if (TYPE == KV_FP16)
+        asm("{.reg .b32 y; abs.f16x2 y, %2; max.NaN.f16x2 %0, %1, y;}"
             : "=r"(larger)
             : "r"(a), "r"(b));
     else
-        asm("{.reg .b32 x, y; abs.f16x2 x, %1; abs.f16x2 y, %2; max.NaN.f16x2 %0, x, y;}"
+        asm("max.NaN.bf16x2 %0, %1, %2;"
             : "=r"(larger)
-            : "r"(a), "r"(b));
+            : "r"(a), "r"(TYPE == KV_BF16 ? b & 0x7fff7fffu : b));
 #endif
     return larger;
 }

@@ -1,15 +1,15 @@
 /*
- * attention_paged, version 4: few tokens per sequence over a long cache, at the speed of memory.
+ * Computes what ../../attention_paged.cu and ../../attend.cu do, for sequences of few tokens over a
+ * long cache; gains the speed of memory, because each key and value is read once:
  *
- * What limits it is reading each key and value once. So
- *
- * - a block of 8 warps (8-bit floats: often 4, gpu/fast/plan/plan.h) works on up to 8 rows (tokens and
- *   query heads of one kv head) at once: they share one read of the keys and values;
- * - the blocks' shares of all tiles are equal (gpu/fast/plan/shares.cu), whatever the lengths. A share
- *   is walked through without a break, over the ends of sequences, by the blocks of all kv heads at
- *   the same time, because keys of the same position lie side by side;
- * - keys and values come in chunks of 128 positions through a ring in shared memory, two on their
- *   way while one is used, so that the loads never wait for the softmax between them;
+ * - a block of 8 warps (fp8: 4, gpu/fast/plan/plan.h) works on up to 8 rows at once, a row group:
+ *   tokens and query heads of one kv head, which share one read of the keys and values;
+ * - the blocks' shares of all tiles are equal (gpu/fast/plan/shares.cu), whatever the lengths. A
+ *   share is walked through without a break, over the ends of sequences, by the blocks of all kv
+ *   heads at the same time, because keys of the same position lie side by side;
+ * - keys and values come in chunks of 128 positions (4 warps: 64) through a ring in shared memory,
+ *   as many on their way while one is used as values of a tile are, so that the loads never wait for
+ *   the softmax between them;
  * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
  *   8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
  *   already, high signed and low unsigned. For the other operand, which lies in registers, both are

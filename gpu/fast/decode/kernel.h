@@ -1,6 +1,6 @@
 /*
- * kernel.h - version 4 of attention_paged (gpu/fast/decode/decode.cu): the kernel, and
- * its launch for a type of cache.
+ * kernel.h - the decode kernel (gpu/fast/decode/decode.cu says how it works), and its launch for a
+ * type of cache.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 #define SAMEBITS_GPU_FAST_DECODE_KERNEL_H
@@ -24,9 +24,9 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
     }
 }
 
-/* A stretch of tiles of one row group, as a block goes through it; of the lane's row. */
-template <class size> struct stretch {
-    float o[size::SHARE][size::EACH]; /* merged so far: dimension dim_of_lane(i, j) */
+/* What a block has merged of the tiles of a row group, of the lane's row. */
+template <class size> struct merged_tiles {
+    float o[size::SHARE][size::EACH]; /* dimension dim_of_lane(i, j) */
     float m, l;
     struct row_of_lane at;
 };
@@ -37,7 +37,7 @@ template <class size> struct tile_result { float o[size::SHARE][size::EACH], m, 
 /* Merges a tile's result. Not by attention_merge_sums, which spares one of the two exponentials: to
  * find out which takes longer than to have both at once. */
 template <class size>
-static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
+static __device__ __forceinline__ void merge_tile(struct merged_tiles<size> *s,
                                                   const struct tile_result<size> *t) {
     float max = s->m > t->m ? s->m : t->m;
     float old_share = num_exp(s->m - max), new_share = num_exp(t->m - max);
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ void
-run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loader<size> *chunks,
+run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result, struct loader<size> *chunks,
          const struct tile_cursor *at, const struct tile_cursor *next,
          struct tile_cursor *after_next, int set, const struct decode_memory *mem,
          struct row_states *rows, const struct attention_arguments *a,
@@ -127,7 +127,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
 
 /* Begins with the rows of a group: their digits, and which of them a lane has. */
 template <class size, bool VARIANT>
-static __device__ void begin_rows(struct stretch<size> *s, const struct attention_arguments *a,
+static __device__ void begin_rows(struct merged_tiles<size> *s, const struct attention_arguments *a,
                                   const struct attention_variant *variant,
                                   const struct tile_cursor *at, const struct decode_memory *mem,
                                   struct row_states *rows) {
@@ -145,7 +145,7 @@ static __device__ void begin_rows(struct stretch<size> *s, const struct attentio
 
 template <bool VARIANT, class size>
 static __device__ __forceinline__ void
-write_result(struct stretch<size> *s, const struct tile_cursor *at,
+write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
              const struct attention_arguments *a, const struct attention_variant *variant) {
     int row = row_of_lane();
     if (row >= at->group.n_rows)
@@ -211,7 +211,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
-    struct stretch<size> s;
+    struct merged_tiles<size> s;
     int set = 0, first = 0, turn = 0;
     bool begins = true;
     for (bool goes_on = true; goes_on; set = 1 - set) {

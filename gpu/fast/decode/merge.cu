@@ -1,6 +1,6 @@
 /*
- * attention_paged, version 4, its end: row groups that several shares worked on (gpu/fast/plan/plan.h:
- * struct decode_split). Each left what it found; this merges it, tile after tile, in the one order
+ * The end of decode: row groups that several shares worked on (gpu/fast/plan/plan.h: struct
+ * decode_split). Each left what it found; this merges it, tile after tile, in the one order
  * that the result depends on.
  *
  * The chain of a row is short, a few operations a tile. What takes time is fetching the results, so
@@ -100,7 +100,7 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
         end.write(d, o);
 }
 
-/* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
+/* blockIdx: a split, a kv head, a row of the group. dim: as the decode kernel has it. */
 __global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
                                     struct plan_arrays plan, float *partial, int dim, int section) {
     SHARED_DYNAMIC(float, tiles);

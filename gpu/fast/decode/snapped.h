@@ -43,19 +43,16 @@ template <enum kv_type TYPE> static __device__ __forceinline__ float number_of(u
     }
 }
 
-/* Bytes are compared as the upper halves of bf16 numbers. */
-template <enum kv_type TYPE> struct compared_as {
-    static const enum kv_type value = TYPE == KV_FP16 ? KV_FP16 : KV_BF16;
-};
-
-/* Notes the magnitudes of the elements of a register: `largest` has two numbers, the larger of
- * which is in the end that of all. What is not finite is above everything. */
+/* Notes the magnitudes of the elements of a register: `largest` has two halves, in the larger of
+ * which is in the end that of all; of bytes in its upper byte. What is not finite is above
+ * everything. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t elements) {
-    const enum kv_type AS = compared_as<TYPE>::value;
-    *largest = larger_magnitudes<AS>(*largest, elements);
-    if (bytes_of<TYPE>::value == 1)
-        *largest = larger_magnitudes<AS>(*largest, elements << 8);
+    if (bytes_of<TYPE>::value == 1) {
+        elements &= 0x7f7f7f7fu;
+        *largest = larger_magnitudes<TYPE>(*largest, __byte_perm(elements, 0, 0x2104));
+    }
+    *largest = larger_magnitudes<TYPE>(*largest, elements);
 }
 
 /* The exponent of a row of which that was noted; more than BFP_MAX_EXPONENT: it cannot be read. */
@@ -84,10 +81,8 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
             for (int j = 0; j < 4; j++)
                 note_magnitudes<size::TYPE>(&largest, m[j]);
         }
-        largest = larger_magnitudes<compared_as<size::TYPE>::value>(
-            largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = larger_magnitudes<compared_as<size::TYPE>::value>(
-            largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
         exponents[i] = exponent_of_largest<size::TYPE>(largest);
     }
 }
@@ -165,8 +160,9 @@ static __device__ __forceinline__ void snap_four(uint32_t mantissas[4], uint32_t
     halves_of_fp8<TYPE>(x, elements);
     x[0] = halves_fma(x[0], first_scale, shift);
     x[1] = halves_fma(x[1], second_scale, shift);
-    float sums[4] = {rest, rest, rest, rest};
-    mma_f16_half(sums, x, identity_matrix());
+    const float rests[4] = {rest, rest, rest, rest};
+    float sums[4];
+    mma_f16_half(sums, x, identity_matrix(), rests);
     UNROLL
     for (int i = 0; i < 4; i++)
         mantissas[i] = num_bits(sums[i]);

@@ -55,7 +55,7 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
     return 0;
 }
 
-/* Room for the results of splits; version 4 uses it. */
+/* Room for the results of splits, for the decode kernel. */
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
     size_t bytes = group_results_bytes((size_t)p->n_partial, &p->shape);
     if (bytes <= p->partial_bytes && p->partial)

@@ -2,19 +2,18 @@
  * plan.h - the plan of attention over a paged cache: what the host works out once per
  * pass, so that the kernels of every layer find their work in a few arrays.
  *
- *     gpu/fast/plan/plan.cu    makes it
- *     gpu/fast/plan/shares.cu  which thread block does what
- *     attention_paged.cu   the op, and versions 1 to 3
- *     gpu/fast/decode/decode.cu  version 4: few rows per sequence, on tensor cores
- *     gpu/fast/decode/decode_floats.cu   the same over caches of floats
- *     gpu/fast/decode/merge.cu   its results where several thread blocks had a row, merged in order
- *     gpu/fast/prompt/work.cu    work for the kernels for many rows (versions 2 and 3 of attention):
- *     gpu/fast/prompt/prompts.cu    sequences of many tokens
- *     gpu/fast/prompt/cascade.cu tiles that sequences share, behind version 4
- *     gpu/fast/prompt/chains.cu  the results of both, merged in order
+ *     gpu/fast/plan/plan.cu            makes it
+ *     gpu/fast/plan/shares.cu          which thread block of the decode kernel does what
+ *     gpu/fast/decode/decode.cu        decode: few rows per sequence
+ *     gpu/fast/decode/decode_floats.cu decode over caches of floats
+ *     gpu/fast/decode/merge.cu         its results where several thread blocks had a row, in order
+ *     gpu/fast/prompt/work.cu          work for the prompt kernels:
+ *     gpu/fast/prompt/prompts.cu       sequences of many tokens
+ *     gpu/fast/prompt/cascade.cu       tiles that sequences share, behind decode
+ *     gpu/fast/prompt/chains.cu        the results of both, merged in order
  *
  * A row is one token and one query head; the rows of one kv head of a sequence are numbered
- * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
+ * token * group + head in the group. Decode takes up to 8 of them together, a row group.
  */
 #ifndef SAMEBITS_GPU_FAST_PLAN_PLAN_H
 #define SAMEBITS_GPU_FAST_PLAN_PLAN_H
@@ -24,7 +23,7 @@
 
 enum {
     GROUP_ROWS = 8,
-    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the kernels for many rows
+    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the prompt kernels
                              (measured: tests/bench/README.md), */
     SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
 };
@@ -82,7 +81,7 @@ struct plan_arrays {
 };
 
 /*
- * What the kernels for many rows keep is merged later, a chain for each token: the results of the
+ * What the prompt kernels keep is merged later, a chain for each token: the results of the
  * row lists that it lies in, a segment each. These are of its long sequence, and all; or of the
  * stretches that its sequence is a member of, and behind them come those of its row group.
  */
@@ -116,7 +115,7 @@ struct wide_arrays {
     struct wide_sizes n;
 };
 
-/* Work for versions 2 and 3 of attention, and the chains: gpu/fast/prompt/work.cu. */
+/* Work for the prompt kernels, and the chains: gpu/fast/prompt/work.cu. */
 struct wide_plan {
     struct wide_arrays host, device;
     struct wide_sizes room; /* what there is memory for */
@@ -148,7 +147,7 @@ struct attention_plan {
     struct attention_variant variant; /* what it says of causal, window and mask */
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
-    int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
+    int n_shares;          /* the decode kernel has n_kv_heads thread blocks for each */
     int n_groups, n_tiles, n_splits;
     int n_own, n_partial;         /* places of partial: those of own_place come first; all */
     int64_t n_slots;              /* of the pool */
@@ -163,7 +162,7 @@ struct attention_plan {
     struct long_plan many;
 };
 
-/* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
+/* The head dimension as the decode kernel has it: rounded up to one that a kernel was made for. There are
  * fewer of them for variants and for all types but bfp16: they take long to compile. */
 static inline int decode_dim(int head_dim, bool few) {
     if (few)
@@ -210,7 +209,7 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
-/* ---- work for the kernels for many rows: gpu/fast/prompt/work.cu ------------------------------------
+/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu -------------------------------------
  */
 
 static inline int blocks_of(int count, int size) {
@@ -278,7 +277,7 @@ static inline size_t group_results_bytes(size_t places, const struct attention_s
            kept_floats(GROUP_ROWS, decode_dim(shape->head_dim, true)) * sizeof(float);
 }
 
-/* The work, and the chains, behind version 4, whose results for own tiles are given. */
+/* The work, and the chains, behind decode, whose results for own tiles are given. */
 void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_plan *plan, const struct group_results *own);
@@ -288,7 +287,7 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
                           const struct attention_variant *variant, int n_tokens,
                           const struct wide_plan *wide, const struct group_results *own);
 
-/* Where the rows of a cache lie for version 4: row number page * page_rows + position *
+/* Where the rows of a cache lie for decode: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
 struct decode_cache {
     const void *k, *v;
@@ -297,7 +296,7 @@ struct decode_cache {
     uint32_t page_rows, position_rows, head_rows;
 };
 
-/* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */
+/* Decode for the row groups of the plan: the shares, then the merge of those that were split. */
 struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
@@ -321,12 +320,12 @@ void gpu_attention_short(struct gpu_device *gpu, const struct attention_argument
                          const struct attention_variant *variant,
                          const struct attention_plan *plan);
 
-/* Versions 2 and 3 of attention for its long sequences, all together. */
+/* The prompt kernels for its long sequences, all together. */
 void gpu_attention_long(struct gpu_device *gpu, const struct attention_arguments *a,
                         const struct kv_views *kv, const struct attention_variant *variant,
                         const struct attention_plan *plan);
 
-/* The shared memory that version 4 takes, in bytes. */
+/* The shared memory that the decode kernel takes, in bytes. */
 int gpu_attention_decode_bytes(int head_dim, bool variant);
 
 /* The engine's own caches; any views. Returns false: their rows are not in one piece, or too many.
