@@ -1,5 +1,6 @@
 /*
- * attend over caches of 8-bit floats: every number in a row of every exponent, and the largest sums.
+ * attend over caches of 8-bit floats: every number in a row of every exponent, and the largest
+ * sums.
  */
 #include "tests/attend_cases.h"
 
@@ -128,7 +129,8 @@ static void test_largest_sums(void **state) {
         }
 }
 
-/* A row that has this code, and none that is larger: a random sign, and all smaller ones in turn. */
+/* A row that has this code, and none that is larger: a random sign, and all smaller ones in turn.
+ */
 static void fill_row(float *row, struct random *r, enum kv_type type, int dim, uint32_t largest) {
     for (int d = 0; d < dim; d++) {
         uint32_t code = largest - (uint32_t)d % (largest + 1);

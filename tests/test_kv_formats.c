@@ -1,7 +1,7 @@
 /*
- * The floats of model/attention/kv_type.h against their formats' definition: a sign, an exponent with a bias, a
- * mantissa, worked out here once more in double and by search. All codes; all ties between two, and
- * the floats beside them; what is too large; and floats of all sizes.
+ * The floats of model/attention/kv_type.h against their formats' definition: a sign, an exponent
+ * with a bias, a mantissa, worked out here once more in double and by search. All codes; all ties
+ * between two, and the floats beside them; what is too large; and floats of all sizes.
  */
 #include "model/attention/kv_view.h"
 #include "tests/random.h"
@@ -16,7 +16,8 @@
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
 /* Bits of exponent and mantissa; codes from `not_finite` on, sign aside, are infinity or NaN.
- * saturates: what is larger than all becomes the largest; else it cannot be stored, from `most` on. */
+ * saturates: what is larger than all becomes the largest; else it cannot be stored, from `most` on.
+ */
 static const struct format {
     enum kv_type type;
     int exponent_bits, mantissa_bits;

@@ -69,8 +69,8 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
 }
 
 /* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
- * the half with the larger upper byte, where the bits of the signs are 0 in both: so, they are finite
- * numbers of bf16. Compute capability 8.0 and later. */
+ * the half with the larger upper byte, where the bits of the signs are 0 in both: so, they are
+ * finite numbers of bf16. Compute capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;

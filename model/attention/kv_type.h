@@ -10,10 +10,10 @@
  *
  * To attention every element is an integer of 16 bits, and a row has one exponent e, which stands
  * for integer * 2^(e - 15). An 8-bit mantissa is the high half of a 16-bit one. Rows of floats have
- * no exponent: they are snapped to bfp16 when they are read, as num_snap_row does it. So the largest
- * number of a row decides how finely the others are read: what is a multiple of its 2^-14, counted
- * from the power of 2 at or below it, is read exactly. Of fp8 that is every number down to 2^-11 of
- * that power of 2 (e4m3; e5m2: 2^-12), and what is smaller is rounded.
+ * no exponent: they are snapped to bfp16 when they are read, as num_snap_row does it. So the
+ * largest number of a row decides how finely the others are read: with 2^n the power of 2 at or
+ * below it, multiples of 2^(n-14) are read exactly. Of fp8 that is every number from 2^(n-11) up
+ * (e4m3; e5m2: 2^(n-12)), and what is smaller is rounded.
  *
  * A cache that kv_store did not write may hold NaN and infinity: a row with one of them, or with a
  * number that cannot be snapped, is a fault of every query that sees it.

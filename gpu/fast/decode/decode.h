@@ -98,8 +98,7 @@ struct alignas(16) row_states {
     uint2 units_and_weight[ROWS][MOST_WARPS];
 };
 
-template <class size>
-static __device__ struct decode_memory cut_memory(unsigned char *memory) {
+template <class size> static __device__ struct decode_memory cut_memory(unsigned char *memory) {
     struct decode_memory m;
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
@@ -270,8 +269,9 @@ struct next_position {
 
 template <class size> struct loader {
     static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
-    static const int STEP = size::THREADS / VECTORS;          /* rows copied at once */
-    static const bool EVEN = STEP * VECTORS == size::THREADS; /* a thread's column is always the same */
+    static const int STEP = size::THREADS / VECTORS; /* rows copied at once */
+    static const bool EVEN =
+        STEP * VECTORS == size::THREADS; /* a thread's column is always the same */
     const struct attention_arguments *a;
     const struct decode_cache *cache;
     const struct plan_arrays *plan;
@@ -318,8 +318,9 @@ template <class size> struct loader {
             positions[i].row = (uint32_t)positions[i].page * cache->page_rows +
                                in_page * cache->position_rows +
                                (uint32_t)kv_head() * cache->head_rows;
-            memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
-                        place_of_row(j % size::CHUNK)] = positions[i].row;
+            memory
+                .rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
+                positions[i].row;
         }
     }
 
@@ -385,8 +386,7 @@ template <class size> struct loader {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += size::THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
-                    cp_async_16(to + row * size::ROW_BYTES +
-                                    16 * column_in_row<size>(row, column),
+                    cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<size>(row, column),
                                 from + (uint64_t)rows[row] * row_bytes + 16 * column);
             }
         }

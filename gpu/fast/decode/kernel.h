@@ -53,8 +53,8 @@ static __device__ __forceinline__ void merge_tile(struct merged_tiles<size> *s,
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ void
-run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result, struct loader<size> *chunks,
-         const struct tile_cursor *at, const struct tile_cursor *next,
+run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
+         struct loader<size> *chunks, const struct tile_cursor *at, const struct tile_cursor *next,
          struct tile_cursor *after_next, int set, const struct decode_memory *mem,
          struct row_states *rows, const struct attention_arguments *a,
          const struct attention_variant *variant) {

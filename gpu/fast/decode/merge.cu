@@ -57,10 +57,11 @@ static __device__ __forceinline__ float work_out_shares(struct section_shares *s
 /* Merges all results of a row, of which there is one at least, and writes it. Waits for the kernel
  * before this one, which makes them. tiles: shared memory [section, dim], dim head_dim rounded up
  * to whole vectors. */
-static __device__ __forceinline__ void
-merge_row(const struct attention_arguments *a, const struct attention_variant *variant,
-          const struct split_results &results, struct merged_row row, float *tiles,
-          struct section_shares *shares, int section) {
+static __device__ __forceinline__ void merge_row(const struct attention_arguments *a,
+                                                 const struct attention_variant *variant,
+                                                 const struct split_results &results,
+                                                 struct merged_row row, float *tiles,
+                                                 struct section_shares *shares, int section) {
     int d = (int)threadIdx.x, dim = (a->head_dim + VECTOR - 1) / VECTOR * VECTOR;
     float o = 0, m = -INFINITY, l = 0;
     for (int first = 1; first == 1 || first < results.n; first += section) {

@@ -123,7 +123,8 @@ static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], in
     return sums[j] * 256 + sums[2 + j];
 }
 
-/* Sums over a column of values. Floats of 8 bits: [0] of its even dimensions, [1] of its odd ones. */
+/* Sums over a column of values. Floats of 8 bits: [0] of its even dimensions, [1] of its odd ones.
+ */
 template <class size> struct value_sums {
     struct digit_sums of[size::SNAPPED && size::BYTES == 1 ? 2 : 1];
 };
@@ -396,9 +397,9 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
 /* The products of the weights of 32 positions with a column of their values, as ldmatrix gives them
  * on their side. scales: of the positions 2 t and 2 t + 1 of each 8, if they are snapped. */
 template <class size>
-static __device__ __forceinline__ void
-multiply_values(struct value_sums<size> *s, const uint32_t weights[4], const uint32_t m[4],
-                const uint2 scales[4]) {
+static __device__ __forceinline__ void multiply_values(struct value_sums<size> *s,
+                                                       const uint32_t weights[4],
+                                                       const uint32_t m[4], const uint2 scales[4]) {
     if constexpr (!size::SNAPPED) {
         multiply<size::TYPE>(&s->of[0], weights, m);
     } else if constexpr (size::BYTES == 1) {

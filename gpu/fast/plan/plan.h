@@ -162,8 +162,8 @@ struct attention_plan {
     struct long_plan many;
 };
 
-/* The head dimension as the decode kernel has it: rounded up to one that a kernel was made for. There are
- * fewer of them for variants and for all types but bfp16: they take long to compile. */
+/* The head dimension as the decode kernel has it: rounded up to one that a kernel was made for.
+ * There are fewer of them for variants and for all types but bfp16: they take long to compile. */
 static inline int decode_dim(int head_dim, bool few) {
     if (few)
         return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
