@@ -35,10 +35,10 @@ static __device__ int exponent_of(const struct kv_view *v, int64_t row, int64_t 
 }
 
 /* Element d of a row with that exponent, as an integer. */
-static __device__ __forceinline__ long long integer_of(const struct kv_view *v, int64_t row, int d,
-                                                       int exponent) {
-    float scale = kv_type_is_snapped(v->type) ? num_pow2f(15 - exponent) : 1;
-    return kv_integer(v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)), scale);
+static __device__ __forceinline__ int integer_of(const struct kv_view *v, int64_t row, int d,
+                                                 int exponent) {
+    return kv_integer(v->type, kv_load_bits(v->data, v->type, row + kv_view_element(v, d)),
+                      num_pow2f(15 - exponent));
 }
 
 /* The softmax_score of this thread's position, which the row sees. */
@@ -51,7 +51,7 @@ static __device__ float score_of(const struct query_row *r, const struct attend_
     long long dot = 0;
     for (int d = 0; d < a->shape.head_dim; d++)
         dot += query[d] * integer_of(k, row, d, e);
-    return softmax_score(r, a, rounded_sum(k->type, dot), e, position);
+    return softmax_score(r, a, rounded_sum(dot), e, position);
 }
 
 __global__ static void __launch_bounds__(TILE)
@@ -98,7 +98,7 @@ __global__ static void __launch_bounds__(TILE)
             for (int i = 0; i < TILE; i++)
                 if (value_rows[i] >= 0)
                     sum += weights[i] * integer_of(v, value_rows[i], d, value_exponents[i]);
-            float o = num_weighted_value(rounded_sum(v->type, sum), t.exponent);
+            float o = num_weighted_value(rounded_sum(sum), t.exponent);
             y[d] = num_merge(y[d], share.before, o, share.tile);
         }
         __syncthreads(); /* the next tile writes weights again */
@@ -141,6 +141,7 @@ static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
     all.n_kv_heads = a->shape.n_kv_heads;
     all.head_dim = a->shape.head_dim;
     all.scale = a->shape.scale * (double)a->kv.k.scale;
+    all.v_scale = a->kv.v.scale;
     all.site = a->site;
     all.fault = a->fault;
     if (plan->n_groups && cache)
@@ -173,11 +174,8 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
         decode_cache_of_views(&cache, &a.kv, dim) &&
         plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
         gpu_attention_decode_bytes(dim, decode_has_few(&cache, variant)) <= gpu->most_shared;
-    /* The kernels for prompts, and for shared tiles, which are the same. */
-    bool prompts = gpu_attention_can_split(kv);
-    bool needs_prompts = plan->n_long || attention_plan_has_cascade(plan) || !decodes;
     if ((version == 0 || version == 4) && is_planned(variant, plan) &&
-        gpu_attention_fits_tensor_cores(gpu, dim) && (prompts || !needs_prompts))
+        gpu_attention_fits_tensor_cores(gpu, dim))
         launch_4(gpu, &a, decodes ? &cache : NULL, plan);
     else
         launch_rows(gpu, &a, plan, INT32_MAX);

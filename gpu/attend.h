@@ -95,9 +95,9 @@ static __device__ __forceinline__ void load_query(struct query_row *r, int16_t *
 } /* the next barrier is in row_max, before anybody reads the query */
 
 /* The sum of the products of mantissas of a query, or of weights, with a row's integers, as the
- * softmax and the results have it. Of e5m2 it may be more than a double holds exactly. */
-static __device__ __forceinline__ float rounded_sum(enum kv_type t, long long sum) {
-    return kv_type_splits(t) ? (float)(sum & -256) : (float)(double)sum;
+ * softmax and the results have it. */
+static __device__ __forceinline__ float rounded_sum(long long sum) {
+    return (float)(sum & -256);
 }
 
 /* What makes scores of the row's sums. */

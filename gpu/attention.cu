@@ -128,6 +128,7 @@ void gpu_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim
     a.n_kv_heads = shape->n_kv_heads;
     a.head_dim = shape->head_dim;
     a.scale = shape->scale;
+    a.v_scale = 1;
     a.site = site;
     a.fault = gpu->fault;
     int version = gpu->version[GPU_ATTENTION];

@@ -15,6 +15,7 @@ struct attention_arguments {
     const float *q; /* [tokens of the op, n_heads, head_dim] */
     int n_tokens, kv_len, n_heads, n_kv_heads, head_dim;
     double scale;
+    float v_scale; /* of the values: 1, but for fp8 */
     int site;
     unsigned long long *fault;
     int page_size; /* of a paged cache */
@@ -23,12 +24,11 @@ struct attention_arguments {
 /* Whether neither masks nor scores nor elements need any care: the plain one of two kernels. */
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);
 
-/* Whether the prompt kernels (gpu/fast/prompt: versions 2 and 3) run here; whether they can read a
- * cache; and the one that is asked for as a version of attention, or the better one. With work, its
- * items; else the sequence of the arguments. */
+/* Whether the prompt kernels (gpu/fast/prompt: versions 2 and 3) run here; and the one that is
+ * asked for as a version of attention, or the better one. With work, its items; else the sequence of
+ * the arguments. */
 struct attention_work;
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
-bool gpu_attention_can_split(const struct kv_views *kv);
 void gpu_attention_prompt(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_work *work);

@@ -119,7 +119,7 @@ static __device__ __forceinline__ void score_tile(const struct tile_work *w) {
         int64_t value = kv_view_row(v, page, in_page, head);
         int n = sees ? dim / N : 0, v_n = sees ? dim / V_N : 0;
         int e = exponent_of<TYPE, N>(k, key, kv_view_exponent(k, page, in_page, head), n);
-        float sum = rounded_sum(TYPE, dot_with_key<TYPE, N>(w, key, n, e));
+        float sum = rounded_sum(dot_with_key<TYPE, N>(w, key, n, e));
         int v_e = exponent_of<TYPE, V_N>(v, value, kv_view_exponent(v, page, in_page, head), v_n);
         if (threadIdx.x % LANES == 0) {
             m->rows[j] = value;
@@ -162,7 +162,7 @@ static __device__ __forceinline__ void weigh_tile(const struct tile_work *w) {
 
 /* What the tile gives of element d. */
 static __device__ __forceinline__ float tile_value(const struct tile_work *w, int d, int exponent) {
-    return num_weighted_value(rounded_sum(w->a->kv.v.type, (long long)w->sums[d]), exponent);
+    return num_weighted_value(rounded_sum((long long)w->sums[d]), exponent);
 }
 
 /* ---- a tile --------------------------------------------------------------------------------- */

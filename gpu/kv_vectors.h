@@ -68,16 +68,15 @@ static __device__ __forceinline__ struct mantissas<N> load_mantissas(const int16
     return to;
 }
 
-/* A mantissa times an element: of the integers only those of e5m2 have more than 32 bits. */
+/* A mantissa times an element. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ long long product(int mantissa, uint32_t bits, float scale) {
-    int64_t integer = kv_integer(TYPE, bits, scale);
-    return TYPE == KV_E5M2 ? mantissa * integer : (long long)mantissa * (int)integer;
+    return (long long)mantissa * kv_integer(TYPE, bits, scale);
 }
 
-/* What a row of that exponent is multiplied by before it becomes integers. */
+/* What a row of that exponent is multiplied by before it becomes integers, if it is snapped. */
 template <enum kv_type TYPE> static __device__ __forceinline__ float scale_of(int exponent) {
-    return kv_type_is_snapped(TYPE) ? num_pow2f(15 - exponent) : 1;
+    return kv_type_has_exponents(TYPE) ? 1 : num_pow2f(15 - exponent);
 }
 
 #endif

@@ -145,10 +145,10 @@ static int widen_row(double *out, const struct kv_view *view, int64_t page, int 
         largest = magnitude > largest ? magnitude : largest;
     }
     e = kv_type_has_exponents(t) ? e : kv_read_exponent(t, largest);
-    float scale = kv_type_is_snapped(t) ? num_pow2f(15 - e) : 1;
+    float scale = e > BFP_MAX_EXPONENT ? 0 : num_pow2f(15 - e);
     for (int d = 0; d < dim; d++) {
         uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        out[d] = e > BFP_MAX_EXPONENT ? 0 : (double)kv_integer(t, bits, scale);
+        out[d] = e > BFP_MAX_EXPONENT ? 0 : kv_integer(t, bits, scale);
     }
     return e;
 }
@@ -168,31 +168,15 @@ static void load_tile(struct block *b, int tile, int n) {
     }
 }
 
-/* With e5m2 sums may be beyond what a double holds exactly, so they are made of 64-bit integers. */
-static void multiply_integers(bool transposed, int m, int n, int k, const double *x, int x_step,
-                              const double *y, double *out, int out_step) {
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            int64_t sum = 0;
-            for (int l = 0; l < k; l++)
-                sum += (int64_t)x[i * x_step + l] * (int64_t)y[transposed ? j * k + l : l * n + j];
-            out[i * out_step + j] = (double)sum;
-        }
-}
-
 /* out [m, n] = x [m, k] y, where y is [n, k] when transposed, else [k, n], and all are integers;
  * rounded down to multiples of 256. */
-static void multiply(enum kv_type type, bool transposed, int m, int n, int k, const double *x,
-                     int x_step, const double *y, double *out, int out_step) {
-    if (type == KV_E5M2)
-        multiply_integers(transposed, m, n, k, x, x_step, y, out, out_step);
-    else
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1,
-                    x, x_step, y, transposed ? k : n, 0, out, out_step);
-    if (kv_type_splits(type))
-        for (int i = 0; i < m; i++)
-            for (int j = 0; j < n; j++)
-                out[i * out_step + j] = num_floor_256(out[i * out_step + j]);
+static void multiply(bool transposed, int m, int n, int k, const double *x, int x_step,
+                     const double *y, double *out, int out_step) {
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1, x,
+                x_step, y, transposed ? k : n, 0, out, out_step);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++)
+            out[i * out_step + j] = num_floor_256(out[i * out_step + j]);
 }
 
 /* What changes a score but the scale, for the positions first ... end - 1 of a tile. Hidden ones
@@ -267,10 +251,10 @@ static void run_tile(struct block *b, int tile) {
         return;
     load_tile(b, tile, n);
     double *x = m->x + (size_t)skip * (size_t)dim, *scores = m->scores + (size_t)skip * TILE;
-    multiply(b->call->kv.k.type, true, end - skip, n, dim, x, dim, m->k, scores, TILE);
+    multiply(true, end - skip, n, dim, x, dim, m->k, scores, TILE);
     for (int r = skip; r < end; r++)
         weigh(b, r, tile, n, &found[r]);
-    multiply(b->call->kv.v.type, false, end - skip, dim, n, scores, TILE, m->v, m->sums, dim);
+    multiply(false, end - skip, dim, n, scores, TILE, m->v, m->sums, dim);
     for (int i = skip; i < end; i++) {
         struct row *r = &b->rows[i];
         if (found[i].any)

@@ -409,11 +409,10 @@ static void exact_row(double *out, const struct attend_case *c, bool stored, con
         uint32_t bits = kv_bits(t, row[d], e, scale);
         if (!stored)
             out[d] = row[d];
-        else if (kv_type_is_snapped(t))
-            out[d] = kv_float(t, bits);
+        else if (kv_type_has_exponents(t))
+            out[d] = ldexp(kv_integer(t, bits, 1), e - 15);
         else
-            out[d] = (double)kv_integer(t, bits, 1) * scale *
-                     ldexp(1, (kv_type_has_exponents(t) ? e : kv_fixed_exponent(t)) - 15);
+            out[d] = (double)kv_float(t, bits) * scale;
     }
 }
 

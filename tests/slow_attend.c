@@ -72,13 +72,13 @@ static struct covering all_triples(void) {
 /* ---- how much work --------------------------------------------------------------------------- */
 
 /* Of the reference for the first sequence, in products of two numbers. A score costs it as much
- * beside them as 64, and the 64-bit sums of e5m2 are no dgemm. */
+ * beside them as 64. */
 static double work_of(const uint8_t *row) {
     double seen = value(row, KV_LEN), queries = value(row, QO_LEN);
     double window = value(row, WINDOW) + queries + ATTENTION_TILE;
     seen = value(row, WINDOW) >= 0 && window < seen ? window : seen;
     return seen * queries * value(row, KV_HEADS) * value(row, GROUP) *
-           (2 * value(row, HEAD_DIM) * (value(row, TYPE) == KV_E5M2 ? 16 : 1) + 64);
+           (2 * value(row, HEAD_DIM) + 64);
 }
 
 /* Rows that are too much get fewer queries. Prints them, and which triples that costs. */

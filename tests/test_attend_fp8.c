@@ -1,6 +1,6 @@
 /*
- * attend over caches of 8-bit floats that hold the largest sums: kernels add products in float32,
- * and all numbers are such that a sum too many would not be exact any more.
+ * attend over caches of 8-bit floats: every number in a row of every exponent, and the largest
+ * sums.
  */
 #include "tests/attend_cases.h"
 
@@ -13,35 +13,23 @@
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-/* Numbers whose parts, as kernels cut them, are the largest, smallest, or ties between two; the
- * smallest one beside them, without which a sum would be a multiple of more than its unit; and one
- * that is too large for kernels to cut them otherwise, or 0. For which kernels they are: those for
- * any number of rows, or the one for few. */
+/* The largest number, the smallest, the last one that is read exactly beside the largest, and the
+ * first that is not; and one beside all of them. */
 static const struct extreme {
     enum kv_type type;
-    float number, unit, large;
-    bool any_rows, few;
+    float number, unit;
 } extremes[] = {
-    {KV_E4M3, 448, 1, 0, true, true},
-    {KV_E4M3, 30, 0x1p-9f, 0, true, true},
-    {KV_E4M3, 32, 0x1p-9f, 0, true, true},
-    {KV_E4M3, 60, 0x1p-9f, 0, true, true},
-    {KV_E4M3, 0.5f, 0x1p-9f, 2, true, false},
-    {KV_E4M3, 1.5f, 0x1p-9f, 2, true, false},
-    {KV_E4M3, 1.875f, 0x1p-9f, 0, true, false},
-    {KV_E4M3, 0x1p-9f, 0x1p-9f, 0, true, true},
-    {KV_E5M2, 57344, 64, 0, true, true},
-    {KV_E5M2, 32, 0x1p-5f, 0, true, false},
-    {KV_E5M2, 96, 0x1p-5f, 0, true, false},
-    {KV_E5M2, 160, 0x1p-5f, 0, true, false},
-    {KV_E5M2, 0x1p-5f, 0x1p-16f, 2, true, false},
-    {KV_E5M2, 0x1.8p-5f, 0x1p-16f, 2, true, false},
-    {KV_E5M2, 0x1p-16f, 0x1p-16f, 0, true, false},
-    {KV_E5M2, 1.75f, 0x1.4p-6f, 0, false, true},
-    {KV_E5M2, 1.75f, 0x1.4p-8f, 0, true, true},
-    {KV_E5M2, 2, 0x1p-16f, 0, false, true},
-    {KV_E5M2, 0x1p-6f, 0x1p-16f, 0, true, true},
-    {KV_E5M2, 0x1.4p-6f, 0x1p-16f, 0, true, true},
+    {KV_E4M3, 448, 1},
+    {KV_E4M3, 448, 0x1p-9f},
+    {KV_E4M3, 32, 0x1p-9f},
+    {KV_E4M3, 60, 0x1p-9f},
+    {KV_E4M3, 1.875f, 0x1p-9f},
+    {KV_E4M3, 0x1p-9f, 0x1p-9f},
+    {KV_E5M2, 57344, 64},
+    {KV_E5M2, 57344, 0x1p-16f},
+    {KV_E5M2, 160, 0x1p-5f},
+    {KV_E5M2, 0x1.8p-5f, 0x1p-16f},
+    {KV_E5M2, 0x1p-16f, 0x1p-16f},
 };
 
 /* BACK_AGAIN: a sum over all grows large, and small again; TWICE: one over a half. */
@@ -62,7 +50,7 @@ static float sign_of(int signs, int i, int n) {
     }
 }
 
-/* Of 4 query heads: one query is four rows, which have a kernel's other way. */
+/* Of 4 query heads: one query is four rows, for which a row's scores are two lanes'. */
 static void make_case(struct attend_case *c, struct random *r, enum kv_type type, int dim,
                       int n_queries, int kv_len) {
     struct attend_wish wish = attend_anything(kv_len);
@@ -92,8 +80,8 @@ static void check(struct test_device *t, struct attend_case *c) {
     attend_case_free(c);
 }
 
-/* Every product of a key's sum is the largest: queries of digits 127 and 127, or 127 and -128; of
- * 4 bits they are 8 and -1, or 8 and 0. One query: what the unit is multiplied by is odd. */
+/* Every product of a key's sum is the largest: queries of digits 127 and 127, or 127 and -128. One
+ * query: what the unit is multiplied by is odd. */
 static void check_keys(struct test_device *t, struct random *r, const struct extreme *x, int dim,
                        int signs, int n_queries) {
     struct attend_case c;
@@ -106,9 +94,7 @@ static void check_keys(struct test_device *t, struct random *r, const struct ext
                                                  : 0x7f7f) *
                  (i / dim % 4 < 2 ? 0x1p-15f : -0x1p-15f);
     for (int i = 0; i < c.n_positions * dim; i++)
-        c.k[i] = i % dim == 1               ? x->unit
-                 : i % dim == 3 && x->large ? x->large
-                                            : x->number * sign_of(signs, i % dim, dim);
+        c.k[i] = i % dim == 1 ? x->unit : x->number * sign_of(signs, i % dim, dim);
     check(t, &c);
 }
 
@@ -126,9 +112,7 @@ static void check_values(struct test_device *t, struct random *r, const struct e
         int position = i / dim % 256;
         bool likely = position == 0 && i % dim == 0, odd = position == 100 && i % dim == 1;
         c.k[i] = likely ? 1 : odd ? 0.5f : 0;
-        c.v[i] = position == 100               ? x->unit
-                 : position == 101 && x->large ? x->large
-                                               : x->number * sign_of(signs, position, 256);
+        c.v[i] = position == 100 ? x->unit : x->number * sign_of(signs, position, 256);
     }
     check(t, &c);
 }
@@ -140,100 +124,69 @@ static void test_largest_sums(void **state) {
     for (int i = 0; i < COUNT(extremes); i++)
         for (int signs = 0; signs < N_SIGNS; signs++) {
             int dim = signs == BACK_AGAIN ? 256 : dims[(i + signs) % COUNT(dims)];
-            if (extremes[i].any_rows) {
-                check_keys(t, &r, &extremes[i], dim, signs, 2);
-                check_values(t, &r, &extremes[i], dim, signs, 2);
-            }
-            if (extremes[i].few) {
-                check_keys(t, &r, &extremes[i], 128, signs, 1);
-                check_values(t, &r, &extremes[i], 128, signs, 1);
-            }
+            check_keys(t, &r, &extremes[i], dim, signs, 1 + signs % 2);
+            check_values(t, &r, &extremes[i], dim, signs, 1 + signs % 2);
         }
 }
 
-/* What kernels for one query take for small: below 2^small. */
-static const struct few_type {
-    enum kv_type type;
-    int smallest, small, largest; /* exponents */
-    int mantissas;                /* of an exponent */
-    float largest_number;
-} few_types[] = {{KV_E4M3, -9, 5, 8, 8, 448}, {KV_E5M2, -16, 1, 15, 4, 57344}};
-
-/* A number with a random sign, exponent and mantissa. */
-static float any_number(struct random *r, const struct few_type *type, bool large) {
-    int e = random_int(r, type->smallest, large ? type->largest : type->small - 1);
-    float mantissa = 1 + (float)random_int(r, 0, type->mantissas - 1) / (float)type->mantissas;
-    float x = fminf(ldexpf(mantissa, e), type->largest_number);
-    return random_int(r, 0, 1) ? x : -x;
-}
-
-/* What is large among keys or values of one query: nothing, all, or one element, at this position.
- * Or many, of one sign, where a kernel has them in the same register (keys: of 8 of 16 positions;
- * values: of 4 of 8), and the keys in the same part of it (each fourth element): their sums are
- * large, too. */
-enum { NOTHING = -1, ALL = -2, SOME = -8 };
-
-static bool is_some_key(int large, int position, int d) {
-    int some = SOME - large;
-    return some >= 0 && d % 4 == some && position / 8 % 2 == some % 2;
-}
-
-static bool is_some_value(int large, int position) {
-    int some = SOME - large;
-    return some >= 0 && position / 4 % 2 == some % 2;
-}
-
-static void check_large(struct test_device *t, struct random *r, const struct few_type *type,
-                        int dim, int large_key, int large_value) {
-    struct attend_case c;
-    make_case(&c, r, type->type, dim, 1, 600);
-    c.layout.k_scale = c.layout.v_scale = 1;
-    int most = large_key == ALL || large_key <= SOME ? type->largest : type->small;
-    c.shape.scale = ldexp(large_key <= SOME ? 4 : 1, -4 - most);
-    float least_large = ldexpf(1, type->small), most_large = type->largest_number;
-    for (int i = 0; i < c.n_tokens * c.shape.n_heads * dim; i++)
-        c.q[i] = (float)(large_key <= SOME && i % dim % 4 == SOME - large_key
-                             ? 32639
-                             : random_int(r, -32639, 32639)) *
-                 0x1p-15f;
-    for (int i = 0; i < c.n_positions * dim; i++) {
-        c.k[i] = is_some_key(large_key, i / dim, i % dim) ? most_large
-                                                          : any_number(r, type, large_key == ALL);
-        c.v[i] = is_some_value(large_value, i / dim) ? most_large
-                                                     : any_number(r, type, large_value == ALL);
+/* A row that has this code, and none that is larger: a random sign, and all smaller ones in turn.
+ */
+static void fill_row(float *row, struct random *r, enum kv_type type, int dim, uint32_t largest) {
+    for (int d = 0; d < dim; d++) {
+        uint32_t code = largest - (uint32_t)d % (largest + 1);
+        row[d] = (random_int(r, 0, 1) ? 1 : -1) * kv_float(type, code);
     }
-    if (large_key >= 0)
-        c.k[large_key * dim + random_int(r, 0, dim - 1)] =
-            random_int(r, 0, 1) ? least_large : -most_large;
-    if (large_value >= 0)
-        c.v[large_value * dim + random_int(r, 0, dim - 1)] =
-            random_int(r, 0, 1) ? least_large : -most_large;
+}
+
+/* Queries that see one position each, whatever the kernels for so many in a sequence: the result is
+ * the value row as it was read, and the logarithm of the sum the key's score. Each number is the
+ * largest of a row, with all smaller ones beside it. */
+static void check_every_number(struct test_device *t, struct random *r, enum kv_type type, int dim,
+                               int group, int n_queries) {
+    int n_codes = (int)small_float_of(type).largest, length = n_queries + 2;
+    struct attend_wish wish = attend_anything(0);
+    struct attend_case c;
+    wish.batch = (n_codes + n_queries - 1) / n_queries;
+    wish.most_positions = wish.batch * length;
+    wish.long_ones = true; /* all have these lengths */
+    wish.kv_len = length;
+    wish.qo_len = n_queries;
+    wish.kv_heads = 1;
+    wish.group = group;
+    wish.head_dim = dim;
+    wish.order = KV_NHD;
+    wish.type = (int)type;
+    wish.cap = 0;
+    wish.causal = 1;
+    wish.mask = MASK_NONE;
+    wish.sinks = wish.slopes = 0;
+    attend_case_make(&c, r, &wish);
+    c.layout.k_scale = c.layout.v_scale = 1;
+    c.variant.window_left = 0;
+    for (int p = 0; p < c.n_positions; p++) {
+        int query = p / length * n_queries + (p % length < 2 ? 0 : p % length - 2);
+        fill_row(c.k + p * dim, r, type, dim, (uint32_t)(query % n_codes + 1));
+        fill_row(c.v + p * dim, r, type, dim, (uint32_t)(query % n_codes + 1));
+    }
     check(t, &c);
 }
 
-static void test_few_rows(void **state) {
-    static const int dims[] = {32, 64, 112, 128, 160};
-    static const int large[] = {NOTHING, 0, 127, ALL, 128, 255, 256, 300, 511, 512, 599};
+static void test_every_number(void **state) {
+    static const int dims[] = {128, 256, 64};
     struct test_device *t = *state;
     struct random r = {922};
-    for (int k = 0; k < COUNT(few_types); k++) {
-        const struct few_type *type = &few_types[k];
-        for (int i = 0; i < COUNT(large); i += 1 + 2 * k) /* of e5m2, some of it */
-            for (int j = k; j < COUNT(dims); j += 1 + k) {
-                check_large(t, &r, type, dims[j], large[i], large[(i + j) % COUNT(large)]);
-                check_large(t, &r, type, dims[j], NOTHING, large[i]);
-            }
-        for (int i = 0; i < 4; i++) {
-            check_large(t, &r, type, 128, SOME - i, NOTHING);
-            check_large(t, &r, type, 128, NOTHING, SOME - i);
-        }
+    for (int i = 0; i < COUNT(dims); i++) {
+        check_every_number(t, &r, KV_E4M3, dims[i], 4 + 4 * (i % 2), 1);
+        check_every_number(t, &r, KV_E5M2, dims[i], 8 - 4 * (i % 2), 1);
     }
+    check_every_number(t, &r, KV_E4M3, 128, 4, 20);
+    check_every_number(t, &r, KV_E5M2, 128, 4, 20);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_largest_sums),
-        cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_every_number),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

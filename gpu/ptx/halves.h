@@ -45,21 +45,8 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
     return half_fma(a >> 16, b >> 16, c >> 16) << 16 | half_fma(a, b, c);
 }
 
-static inline uint32_t halves_add(uint32_t a, uint32_t b) {
-    return halves_fma(a, halves_of(0x3c00), b);
-}
-
-static inline uint32_t halves_subtract(uint32_t a, uint32_t b) {
-    return halves_fma(b, halves_of(0xbc00), a);
-}
-
-/* x where its magnitude is at most that of the limit, else the limit with its sign. */
-static inline uint32_t halves_within(uint32_t x, uint32_t limit) {
-    uint32_t low = min(x & 0x7fff, limit & 0x7fff), high = min(x & 0x7fff0000, limit & 0x7fff0000);
-    return (x & 0x80008000u) | high | low;
-}
-
-/* Of each half, the larger magnitude; a NaN is the largest. */
+/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
+ * the half with the larger upper byte, where the bits of the signs are 0 in both. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
     return high | low;
@@ -81,48 +68,21 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
     return d;
 }
 
-/* a + b, and a - b. The difference is made where the code says so: volatile, for the sake of
- * multiply_elements (gpu/fast/decode/fp8.h). */
-static __device__ __forceinline__ uint32_t halves_add(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-static __device__ __forceinline__ uint32_t halves_subtract(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm volatile("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-/* x where its magnitude is at most that of the limit, which is not negative, else the limit with
- * its sign (of a NaN: the limit). Compute capability 8.0 and later. */
-static __device__ __forceinline__ uint32_t halves_within(uint32_t x, uint32_t limit) {
-    uint32_t within = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 860
-    asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(within) : "r"(x), "r"(limit));
-#elif __CUDA_ARCH__ >= 800
-    asm("{.reg .b32 m; neg.f16x2 m, %2; max.f16x2 m, %1, m; min.f16x2 %0, m, %2;}"
-        : "=r"(within)
-        : "r"(x), "r"(limit));
-#endif
-    return within;
-}
-
-/* Of each half, fp16 or bf16, the larger magnitude; a NaN is the largest. Compute capability 8.0
- * and later. */
+/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
+ * the half with the larger upper byte, where the bits of the signs are 0 in both: so, they are
+ * finite numbers of bf16. Compute capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    if (TYPE == KV_BF16)
-        asm("{.reg .b32 x, y; abs.bf16x2 x, %1; abs.bf16x2 y, %2; max.NaN.bf16x2 %0, x, y;}"
+    if (TYPE == KV_FP16)
+        asm("{.reg .b32 y; abs.f16x2 y, %2; max.NaN.f16x2 %0, %1, y;}"
             : "=r"(larger)
             : "r"(a), "r"(b));
     else
-        asm("{.reg .b32 x, y; abs.f16x2 x, %1; abs.f16x2 y, %2; max.NaN.f16x2 %0, x, y;}"
+        asm("max.NaN.bf16x2 %0, %1, %2;"
             : "=r"(larger)
-            : "r"(a), "r"(b));
+            : "r"(a), "r"(TYPE == KV_BF16 ? b & 0x7fff7fffu : b));
 #endif
     return larger;
 }
@@ -150,6 +110,18 @@ static __device__ __forceinline__ void halves_of_e4m3(uint32_t out[2], uint32_t 
     out[0] = widen_e4m3(bytes);
     out[1] = widen_e4m3(bytes >> 16);
 #endif
+}
+
+/* Four fp8 numbers as fp16, which holds them all: [0] the lower two. e5m2 is the upper byte of
+ * fp16. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void halves_of_fp8(uint32_t out[2], uint32_t bytes) {
+    if constexpr (TYPE == KV_E4M3) {
+        halves_of_e4m3(out, bytes);
+    } else {
+        out[0] = __byte_perm(bytes, 0, 0x1404);
+        out[1] = __byte_perm(bytes, 0, 0x3424);
+    }
 }
 
 #endif

@@ -4,15 +4,16 @@
  *     bfp16   int16 mantissa and a row's exponent: q * 2^(e - 15)        (the engine's own)
  *     bfp8    int8 mantissa and a row's exponent:  q * 2^(e - 7)
  *     e4m3    8-bit floats with 4 bits of exponent, times a scale of the whole tensor
- *     e5m2    the same with 5                       (Micikevicius et al., "FP8 Formats for Deep
+ *     e5m2    8-bit floats with 5 bits of exponent  (Micikevicius et al., "FP8 Formats for Deep
  *                                                   Learning", 2022)
- *     fp16, bf16   16-bit floats; a row is snapped to bfp16 when it is read
+ *     fp16, bf16   16-bit floats
  *
- * To attention every element is an integer, and a row has one exponent e, which stands for
- * integer * 2^(e - 15): an 8-bit mantissa is the high half of one of 16 bits, and an fp8 number is
- * a whole number of its smallest step, 2^-9 or 2^-16. So all sums of products stay exact: they are
- * below 2^41 with e4m3 and below 2^56 with e5m2, which a 64-bit integer holds. (Then those of
- * 16-bit mantissas, and they alone, are rounded down to multiples of 256: numerics.h.)
+ * To attention every element is an integer of 16 bits, and a row has one exponent e, which stands
+ * for integer * 2^(e - 15). An 8-bit mantissa is the high half of a 16-bit one. Rows of floats have
+ * no exponent: they are snapped to bfp16 when they are read, as num_snap_row does it. So the
+ * largest number of a row decides how finely the others are read: with 2^n the power of 2 at or
+ * below it, multiples of 2^(n-14) are read exactly. Of fp8 that is every number from 2^(n-11) up
+ * (e4m3; e5m2: 2^(n-12)), and what is smaller is rounded.
  *
  * A cache that kv_append did not write may hold NaN and infinity: a row with one of them, or with a
  * number that cannot be snapped, is a fault of every query that sees it.
@@ -33,20 +34,10 @@ NUM_FN int kv_type_bytes(enum kv_type t) {
     return t == KV_BFP8 || t == KV_E4M3 || t == KV_E5M2 ? 1 : 2;
 }
 
-/* Whether rows have an exponent that is stored beside them. */
+/* Whether rows have an exponent that is stored beside them; the others are snapped when they are
+ * read. */
 NUM_FN bool kv_type_has_exponents(enum kv_type t) {
     return t == KV_BFP16 || t == KV_BFP8;
-}
-
-/* Whether mantissas have 16 bits, which are two digits for tensor cores; sums of their products are
- * then taken in units of 256 (num_floor_256). */
-NUM_FN bool kv_type_splits(enum kv_type t) {
-    return t != KV_E4M3 && t != KV_E5M2;
-}
-
-/* Whether a row must be snapped when it is read. */
-NUM_FN bool kv_type_is_snapped(enum kv_type t) {
-    return t == KV_FP16 || t == KV_BF16;
 }
 
 /* The bits of an element: 8 or 16. */
@@ -78,14 +69,6 @@ NUM_FN struct small_float small_float_of(enum kv_type t) {
     return f;
 }
 
-/* How many smallest steps a small float is. */
-NUM_FN int64_t small_float_steps(struct small_float f, uint32_t bits) {
-    int64_t fraction = bits & ((1u << f.mantissa) - 1);
-    int exponent = (int)(bits >> f.mantissa & ((1u << f.exponent) - 1));
-    int64_t steps = exponent ? (fraction + (1 << f.mantissa)) << (exponent - 1) : fraction;
-    return bits >> (f.mantissa + f.exponent) & 1 ? -steps : steps;
-}
-
 /* x to the nearest small float, ties to even; what is too large becomes the largest. */
 NUM_FN uint32_t small_float_nearest(struct small_float f, float x) {
     int smallest = f.mantissa - f.step; /* exponent of the smallest number with all its bits */
@@ -102,32 +85,26 @@ NUM_FN uint32_t small_float_nearest(struct small_float f, float x) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* The value of a 16-bit float, which is finite. */
+/* The value of a float, which is finite. A small one's fields, where those of a float32 are, make a
+ * number that is too small by a power of 2, subnormal numbers included. */
 NUM_FN float kv_float(enum kv_type t, uint32_t bits) {
     if (t == KV_BF16)
         return num_float(bits << 16);
-    return (float)small_float_steps(small_float_of(KV_FP16), bits) * 0x1p-24f;
+    struct small_float f = small_float_of(t);
+    uint32_t sign = bits >> (f.exponent + f.mantissa) & 1;
+    uint32_t magnitude = bits & ((1u << (f.exponent + f.mantissa)) - 1);
+    float x = num_float(magnitude << (23 - f.mantissa)) * num_pow2f(126 + f.mantissa - f.step);
+    return sign ? -x : x;
 }
 
-/* An element as the integer that attention multiplies. scale: of a row that is snapped,
- * num_pow2f(15 - e). */
-NUM_FN int64_t kv_integer(enum kv_type t, uint32_t bits, float scale) {
-    switch (t) {
-    case KV_BFP16:
+/* An element as the integer that attention multiplies. scale: num_pow2f(15 - e) of a row that is
+ * snapped; others do not need it. */
+NUM_FN int kv_integer(enum kv_type t, uint32_t bits, float scale) {
+    if (t == KV_BFP16)
         return (int16_t)bits;
-    case KV_BFP8:
+    if (t == KV_BFP8)
         return (int8_t)bits * 256;
-    case KV_E4M3:
-    case KV_E5M2:
-        return small_float_steps(small_float_of(t), bits);
-    default:
-        return num_mantissa(kv_float(t, bits), scale);
-    }
-}
-
-/* The exponent e of a row that has none of its own and is not snapped. */
-NUM_FN int kv_fixed_exponent(enum kv_type t) {
-    return 15 - (t == KV_E4M3 ? 9 : 16);
+    return num_mantissa(kv_float(t, bits), scale);
 }
 
 /* The bits of an element without its sign. Of every float they order like the magnitude, with
@@ -140,11 +117,9 @@ NUM_FN uint32_t kv_magnitude(enum kv_type t, uint32_t bits) {
  * BFP_MAX_EXPONENT: it cannot be read, because of a NaN, an infinity or a number that is too large
  * to be snapped. */
 NUM_FN int kv_read_exponent(enum kv_type t, uint32_t largest) {
-    if (t == KV_BF16)
-        return num_row_exponent(largest << 16);
-    if (largest > small_float_of(t).largest)
+    if (t != KV_BF16 && largest > small_float_of(t).largest)
         return BFP_MAX_EXPONENT + 1;
-    return t == KV_FP16 ? num_row_exponent(num_bits(kv_float(t, largest))) : kv_fixed_exponent(t);
+    return num_row_exponent(num_bits(kv_float(t, largest)));
 }
 
 /* 2^e, or a NaN for a row that cannot be read: it makes one of a value's weight, or of a key's

@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
         .tables = tables,
         .prompts = paged_prompts,
         .begin = paged_begin,
-        .fingerprint = 0x73bce730f56b0f0a,
+        .fingerprint = 0x3c0b552407505eb7,
     };
     return demo_main(argc, argv, &phase);
 }

@@ -1,15 +1,15 @@
 /*
- * attend, version 4: few tokens per sequence over a long cache, at the speed of memory.
+ * Computes what ../../attention_paged.cu and ../../attend.cu do, for sequences of few tokens over a
+ * long cache; gains the speed of memory, because each key and value is read once:
  *
- * What limits it is reading each key and value once. So
- *
- * - a block of 8 warps (8-bit floats: often 4, gpu/fast/plan/plan.h) works on up to 8 rows (tokens and
- *   query heads of one kv head) at once: they share one read of the keys and values;
- * - the blocks' shares of all tiles are equal (gpu/fast/plan/shares.cu), whatever the lengths. A share
- *   is walked through without a break, over the ends of sequences, by the blocks of all kv heads at
- *   the same time, because keys of the same position lie side by side;
- * - keys and values come in chunks of 128 positions through a ring in shared memory, two on their
- *   way while one is used, so that the loads never wait for the softmax between them;
+ * - a block of 8 warps (fp8: 4, gpu/fast/plan/plan.h) works on up to 8 rows at once, a row group:
+ *   tokens and query heads of one kv head, which share one read of the keys and values;
+ * - the blocks' shares of all tiles are equal (gpu/fast/plan/shares.cu), whatever the lengths. A
+ *   share is walked through without a break, over the ends of sequences, by the blocks of all kv
+ *   heads at the same time, because keys of the same position lie side by side;
+ * - keys and values come in chunks of 128 positions (4 warps: 64) through a ring in shared memory,
+ *   as many on their way while one is used as a tile has chunks of values, so that the loads never
+ *   wait for the softmax between them;
  * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
  *   8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
  *   already, high signed and low unsigned. For the other operand, which lies in registers, both are
@@ -22,10 +22,10 @@
  *     2 x   values of 128 positions: each warp takes an eighth of the dimensions
  *     merge into the running result, which stays in registers
  *
- * A row group that several blocks share is merged by a kernel of its own (gpu/fast/decode/merge.cu).
- * gpu/fast/decode/kernel.h has the kernel, gpu/fast/decode/decode.h the loads, gpu/fast/decode/tile.h the
- * arithmetic. The mantissas of bfp8 are single digits; caches of floats:
- * gpu/fast/decode/decode_floats.cu.
+ * A row group that several blocks share is merged by a kernel of its own
+ * (gpu/fast/decode/merge.cu). gpu/fast/decode/kernel.h has the kernel, gpu/fast/decode/decode.h the
+ * loads, gpu/fast/decode/tile.h the arithmetic. The mantissas of bfp8 are single digits; caches of
+ * floats: gpu/fast/decode/decode_floats.cu.
  *
  * Keys that are shared by query heads: "multi-query attention", Shazeer, 2019; the split over the
  * context: Dao et al., "Flash-Decoding", 2023; equal shares of all work: "Stream-K", Osama et al.,
@@ -59,7 +59,7 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
 }
 
 template <int DIM> static int shared_bytes(void) {
-    return decode_sizes<DIM, KV_BFP16, false>::SHARED_BYTES +
+    return decode_sizes<DIM, KV_BFP16>::SHARED_BYTES +
            (int)(sizeof(struct row_states) + 3 * sizeof(struct tile_cursor));
 }
 

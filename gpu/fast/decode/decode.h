@@ -15,87 +15,67 @@ enum {
     MOST_WARPS = 8,
 };
 
-/* Types whose elements are 8-bit floats: their digits are fp16 (gpu/fast/decode/fp8.h). */
-template <kv_type TYPE> struct is_fp8 {
-    static const bool value = TYPE == KV_E4M3 || TYPE == KV_E5M2;
-};
-
 /* Types whose rows are snapped when they are read (gpu/fast/decode/snapped.h). */
 template <kv_type TYPE> struct is_snapped {
-    static const bool value = TYPE == KV_FP16 || TYPE == KV_BF16;
+    static const bool value = TYPE != KV_BFP16 && TYPE != KV_BFP8;
 };
 
-/* Digits of a mantissa; few: in the kernel for FEW_ROWS (gpu/fast/decode/fp8.h). */
-static __host__ __device__ constexpr int decode_digits(enum kv_type type, bool few) {
-    return few && type == KV_E4M3 ? 4 : 2;
-}
+/* Bytes of an element. */
+template <kv_type TYPE> struct bytes_of {
+    static const int value = TYPE == KV_BFP16 || TYPE == KV_FP16 || TYPE == KV_BF16 ? 2 : 1;
+};
 
 /* Sizes that depend on the head dimension, rounded up to a multiple of 32 (of 64 where elements are
- * bytes), on the type of an element, and on whether the kernel is that for FEW_ROWS. */
-template <int HEAD_DIM, kv_type KV_TYPE, bool HAS_FEW> struct decode_sizes {
+ * bytes), and on the type of an element. */
+template <int HEAD_DIM, kv_type KV_TYPE> struct decode_sizes {
     static const int DIM = HEAD_DIM;
     static const kv_type TYPE = KV_TYPE;
-    static const bool FEW = HAS_FEW;
-    static const bool FP8 = is_fp8<TYPE>::value, SNAPPED = is_snapped<TYPE>::value;
-    static const int BYTES = TYPE == KV_BFP8 || FP8 ? 1 : 2; /* of an element */
-    static const int DIGITS = decode_digits(TYPE, FEW), DIGIT_BYTES = FP8 ? 2 : 1;
-    static const int DIGIT_ROWS = DIGITS * (FEW ? (int)FEW_ROWS : (int)ROWS);
-    static const int LANE_ROWS = FP8 && !FEW ? 2 : 1; /* of a lane's products */
+    static const bool SNAPPED = is_snapped<TYPE>::value;
+    static const int BYTES = bytes_of<TYPE>::value;
     static const int WARPS = decode_warps(DIM, TYPE), THREADS = 32 * WARPS;
-    static const int OF_PART = FP8 ? 16 : 8;     /* positions of a part for each warp */
-    static const int PART = OF_PART * WARPS;
+    static const int PART = 8 * WARPS;           /* positions: 8 for each warp */
     static const int PARTS = TILE / PART;        /* of a tile */
-    static const int SCORES = 2 * LANE_ROWS * PARTS; /* that a lane has, of one row */
+    static const int SCORES = 2 * PARTS;         /* that a lane has, of one row */
     static const int POSITIONS = TILE / THREADS; /* for each thread to look up */
-    static const int CHUNK = 128;                /* positions */
-    static const int CHUNKS = TILE / CHUNK;      /* of keys in a tile, and of values */
-    /* Chunks on their way while one is used. With many small blocks, one is enough for each. */
-    static const int AHEAD = WARPS < 8 ? 1 : 2;
+    /* Positions that arrive together. A small block has small ones: so they take less memory. */
+    static const int CHUNK = WARPS < 8 ? 64 : 128;
+    static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
+    /* Chunks on their way while one is used: all values of a tile must have come before its first
+     * weight, where their rows are snapped. */
+    static const int AHEAD = CHUNKS;
     static const int STAGES = AHEAD + 1;
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
     static const int ROWS_AT = 2 * CHUNKS - AHEAD - 2;
     static_assert(ROWS_AT < CHUNKS, "while keys are used");
-    static const int BLOCKS = decode_blocks(DIM, TYPE, FEW); /* on a processor */
-    static const int ROW_BYTES = BYTES * DIM; /* of a position in a chunk */
-    static const int VECTOR = 16 / BYTES;     /* elements in 16 bytes, a column */
+    static const int BLOCKS = decode_blocks(DIM, TYPE); /* on a processor */
+    static const int ROW_BYTES = BYTES * DIM;           /* of a position in a chunk */
+    static const int VECTOR = 16 / BYTES;               /* elements in 16 bytes, a column */
     static const int COLUMNS = ROW_BYTES / 16;
     static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
-    /* Dimensions of a column for a lane, of one row. */
-    static const int EACH = FP8 ? 2 * LANE_ROWS : VECTOR / 4;
+    static const int EACH = VECTOR / 4; /* dimensions of a column for a lane, of one row */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
-    static const int QUERY_BYTES = DIGIT_ROWS * DIM * DIGIT_BYTES;
-    /* With 16 more, 8 rows of a column lie in different banks. fp16 digits have an order of their
-     * own. */
-    static const int WEIGHT_BYTES = FP8 ? TILE * DIGIT_BYTES : TILE + 16;
+    static const int QUERY_BYTES = 2 * ROWS * DIM;
+    /* With 16 more, 8 rows of a column lie in different banks. */
+    static const int WEIGHT_BYTES = TILE + 16;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + QUERY_BYTES + DIGIT_ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
+        STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
 };
 
-/* The row whose scores and results a lane has, and whether it is the first lane that has it; rows g
- * of an mma's results or, of 8-bit floats, columns t. */
-template <class size> static __device__ __forceinline__ int row_of_lane(void) {
-    int lane = (int)(threadIdx.x % 32);
-    return !size::FP8 ? lane / 4 : size::FEW ? lane % 4 : lane / 16 * 4 + lane % 4;
+/* The row whose scores and results a lane has, which is row g of an mma's results, and whether it
+ * is the first lane that has it. */
+static __device__ __forceinline__ int row_of_lane(void) {
+    return (int)(threadIdx.x % 32) / 4;
 }
 
-template <class size> static __device__ __forceinline__ bool is_first_of_row(void) {
-    int lane = (int)(threadIdx.x % 32);
-    return !size::FP8 ? lane % 4 == 0 : size::FEW ? lane < 4 : lane % 16 < 4;
-}
-
-/* Its place among them. */
-template <class size> static __device__ __forceinline__ int place_in_row(void) {
-    int lane = (int)(threadIdx.x % 32);
-    return !size::FP8 ? lane % 4 : size::FEW ? lane / 4 : lane / 4 % 4;
+static __device__ __forceinline__ bool is_first_of_row(void) {
+    return threadIdx.x % 4 == 0;
 }
 
 /* Where 16 bytes of a row lie in it. Rows have no padding between them, because copies of whole
  * lines of 128 bytes are faster; instead, the columns of each row change places, so that 8 rows of
- * a column lie in different banks all the same: those that follow each other, and of 8-bit floats
- * those of position_of_summand, too. */
+ * a column that follow each other lie in different banks all the same. */
 template <class size> static __device__ __forceinline__ int column_in_row(int row, int column) {
-    row ^= size::FP8 ? row / 2 & 4 : 0;
     return column ^ (size::ROW_BYTES % 128 ? row / 2 % 4 : row % 8);
 }
 
@@ -104,8 +84,9 @@ struct decode_memory {
     unsigned char *ring; /* [STAGES] chunks */
     uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
     int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
-    int8_t *weights;     /* [DIGIT_ROWS][WEIGHT_BYTES]; of fp8 as the queries */
-    float *k_units;      /* [2][TILE] 2^(e-30) of the keys */
+    int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES] high digits of all rows, then low ones */
+    float *k_units;      /* [2][TILE] 2^(e-30) of the keys; or, in the same memory, */
+    uint32_t *v_scales;  /* [2][TILE] scale_of the values, where rows are snapped */
     uint32_t *v_units;   /* [2][TILE] 2^e of the values, as bits */
 };
 
@@ -117,13 +98,13 @@ struct alignas(16) row_states {
     uint2 units_and_weight[ROWS][MOST_WARPS];
 };
 
-template <class size>
-static __device__ struct decode_memory cut_memory(unsigned char *memory) {
+template <class size> static __device__ struct decode_memory cut_memory(unsigned char *memory) {
     struct decode_memory m;
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
     m.k_units = (float *)(m.rows + 2 * TILE);
-    m.v_units = (uint32_t *)(m.k_units + 2 * TILE);
+    m.v_scales = (uint32_t *)m.k_units;
+    m.v_units = m.v_scales + 2 * TILE;
     m.query = (int8_t *)(m.v_units + 2 * TILE);
     m.weights = m.query + size::QUERY_BYTES;
     return m;
@@ -232,9 +213,7 @@ template <class size> static __device__ __forceinline__ int column_of_warp(int i
 
 /* Number j of the size::EACH dimensions that a lane has of it; 2 j and 2 j + 1 are neighbours. */
 template <class size> static __device__ __forceinline__ int dim_of_lane(int i, int j) {
-    int place = place_in_row<size>();
-    return column_of_warp<size>(i) * size::VECTOR +
-           (size::FP8 ? place * 2 + j / 2 * 8 + j % 2 : place * size::EACH + j);
+    return column_of_warp<size>(i) * size::VECTOR + (int)(threadIdx.x % 4) * size::EACH + j;
 }
 
 /* ---- results of splits ------------------------------------------------------------------------
@@ -259,7 +238,7 @@ static __device__ __forceinline__ struct row_result result_at(const struct parti
 template <class size>
 static __device__ __forceinline__ void keep(const struct partial_results *p, int place, int n_rows,
                                             const float o[][size::EACH], float m, float l) {
-    int row = row_of_lane<size>();
+    int row = row_of_lane();
     if (row >= n_rows)
         return;
     struct row_result to = result_at<size>(p, place, row);
@@ -269,7 +248,7 @@ static __device__ __forceinline__ void keep(const struct partial_results *p, int
             UNROLL
     for (int j = 0; j < size::EACH; j += 2)
         *(float2 *)(to.values + dim_of_lane<size>(i, j)) = make_float2(o[i][j], o[i][j + 1]);
-    if (threadIdx.x < 32 && is_first_of_row<size>())
+    if (threadIdx.x < 32 && is_first_of_row())
         *(float2 *)to.sums = make_float2(m, l);
 }
 
@@ -290,9 +269,9 @@ struct next_position {
 
 template <class size> struct loader {
     static const int VECTORS = size::COLUMNS, VECTOR = size::VECTOR;
-    static const int STEP = size::THREADS / VECTORS;          /* rows copied at once */
-    static const bool EVEN = STEP * VECTORS == size::THREADS; /* a thread's column is always the same */
-    static const bool HAS_EXPONENTS = !size::FP8 && !size::SNAPPED;
+    static const int STEP = size::THREADS / VECTORS; /* rows copied at once */
+    static const bool EVEN =
+        STEP * VECTORS == size::THREADS; /* a thread's column is always the same */
     const struct attention_arguments *a;
     const struct decode_cache *cache;
     const struct plan_arrays *plan;
@@ -339,8 +318,9 @@ template <class size> struct loader {
             positions[i].row = (uint32_t)positions[i].page * cache->page_rows +
                                in_page * cache->position_rows +
                                (uint32_t)kv_head() * cache->head_rows;
-            memory.rows[set * TILE + j / size::CHUNK * size::CHUNK +
-                        place_of_row(j % size::CHUNK)] = positions[i].row;
+            memory
+                .rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
+                positions[i].row;
         }
     }
 
@@ -348,20 +328,20 @@ template <class size> struct loader {
      * 32 lines, and shared memory has left the L1 cache few of those: all at once took a fifth
      * longer (measured: tests/bench/README.md). */
     __device__ __forceinline__ void fetch_key_exponent(int n) {
-        if constexpr (HAS_EXPONENTS)
+        if constexpr (!size::SNAPPED)
             UNROLL
         for (int i = 0; i < size::POSITIONS && n; i++)
             positions[i].k_exponent = cache->k_exponents[positions[i].row];
     }
     __device__ __forceinline__ void fetch_value_exponent(int n) {
-        if constexpr (HAS_EXPONENTS)
+        if constexpr (!size::SNAPPED)
             UNROLL
         for (int i = 0; i < size::POSITIONS && n; i++)
             positions[i].v_exponent = cache->v_exponents[positions[i].row];
     }
 
     __device__ __forceinline__ void store_units(int set) const {
-        if constexpr (HAS_EXPONENTS)
+        if constexpr (!size::SNAPPED)
             UNROLL
         for (int i = 0; i < size::POSITIONS; i++) {
             const struct next_position *p = &positions[i];
@@ -380,8 +360,7 @@ template <class size> struct loader {
         const uint32_t *rows = memory.rows + set * TILE + c * size::CHUNK;
         unsigned char *to = memory.ring + before;
         if constexpr (EVEN) {
-            static_assert(STEP % (size::FP8 ? 16 : 8) == 0,
-                          "a thread's rows have their columns in the same places");
+            static_assert(STEP % 8 == 0, "a thread's rows have their columns in the same places");
             const int EACH = size::CHUNK / STEP;
             int row = (int)(threadIdx.x / VECTORS), column = (int)(threadIdx.x % VECTORS);
             if (column * VECTOR >= a->head_dim)
@@ -407,8 +386,7 @@ template <class size> struct loader {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += size::THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
                 if (column * VECTOR < a->head_dim)
-                    cp_async_16(to + row * size::ROW_BYTES +
-                                    16 * column_in_row<size>(row, column),
+                    cp_async_16(to + row * size::ROW_BYTES + 16 * column_in_row<size>(row, column),
                                 from + (uint64_t)rows[row] * row_bytes + 16 * column);
             }
         }
@@ -468,9 +446,10 @@ template <class size> struct loader {
         return memory.ring + used;
     }
 
-    /* The one behind it in a tile; when it has come. */
-    __device__ __forceinline__ const unsigned char *next_chunk() const {
-        return memory.ring + after(used);
+    /* The chunk i places behind it, when it has come. */
+    __device__ __forceinline__ unsigned char *chunk_behind(int i) const {
+        int at = used + i * size::STAGE_BYTES, end = size::STAGES * size::STAGE_BYTES;
+        return memory.ring + (at < end ? at : at - end);
     }
 
     /* Waits for all chunks of values; the first of the next tile's keys is on its way already. All

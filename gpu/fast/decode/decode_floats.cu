@@ -1,8 +1,7 @@
 /*
- * attend, version 4, for caches of floats: gpu/fast/decode/decode.cu says how it works,
- * gpu/fast/decode/fp8.h what is different with fp8, gpu/fast/decode/snapped.h with fp16 and bf16.
- * Kernels take long to compile, so the types but e4m3 have a plain one for one size alone: those
- * for variants do the same.
+ * Decode over caches of floats: gpu/fast/decode/decode.cu says how it works,
+ * gpu/fast/decode/snapped.h how their rows become mantissas. Kernels take long to compile, so each
+ * type has a plain one for one size alone: those for variants do the same.
  */
 #include "gpu/fast/decode/kernel.h"
 
@@ -23,7 +22,7 @@ void gpu_attention_decode_floats(struct gpu_device *gpu, const struct attention_
                                  const struct attention_plan *plan) {
     switch (cache->type) {
     case KV_E4M3:
-        return launch_variant<KV_E4M3>(gpu, a, cache, variant, plan);
+        return launch_one_size<KV_E4M3>(gpu, a, cache, variant, plan);
     case KV_E5M2:
         return launch_one_size<KV_E5M2>(gpu, a, cache, variant, plan);
     case KV_FP16:

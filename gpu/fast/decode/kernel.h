@@ -1,11 +1,10 @@
 /*
- * kernel.h - version 4 of attend (gpu/fast/decode/decode.cu): the kernel, and
- * its launch for a type of cache.
+ * kernel.h - the decode kernel (gpu/fast/decode/decode.cu says how it works), and its launch for a
+ * type of cache.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 #define SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 
-#include "gpu/fast/decode/fp8_mend.h"
 #include "gpu/fast/decode/tile.h"
 
 enum {
@@ -25,12 +24,11 @@ template <class size> static __device__ void clear_padding(unsigned char *ring, 
     }
 }
 
-/* A stretch of tiles of one row group, as a block goes through it; of the lane's row. */
-template <class size> struct stretch {
-    float o[size::SHARE][size::EACH]; /* merged so far: dimension dim_of_lane(i, j) */
+/* What a block has merged of the tiles of a row group, of the lane's row. */
+template <class size> struct merged_tiles {
+    float o[size::SHARE][size::EACH]; /* dimension dim_of_lane(i, j) */
     float m, l;
     struct row_of_lane at;
-    bool large_keys, large_values; /* this warp has met: gpu/fast/decode/fp8.h */
 };
 
 /* What one tile gives for the lane's row. */
@@ -39,7 +37,7 @@ template <class size> struct tile_result { float o[size::SHARE][size::EACH], m, 
 /* Merges a tile's result. Not by attention_merge_sums, which spares one of the two exponentials: to
  * find out which takes longer than to have both at once. */
 template <class size>
-static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
+static __device__ __forceinline__ void merge_tile(struct merged_tiles<size> *s,
                                                   const struct tile_result<size> *t) {
     float max = s->m > t->m ? s->m : t->m;
     float old_share = num_exp(s->m - max), new_share = num_exp(t->m - max);
@@ -52,35 +50,11 @@ static __device__ __forceinline__ void merge_tile(struct stretch<size> *s,
         s->o[i][j] = num_merge(s->o[i][j], old_share, t->o[i][j], new_share);
 }
 
-/* Values that are not finite: faults of the rows that see them, and nothing to the others. o: of
- * the tile. */
-template <class size, bool VARIANT>
-static __device__ __forceinline__ void
-mend_values(float o[][size::EACH], const struct loader<size> *chunks, const struct tile_cursor *at,
-            int set, float unit, const struct attention_variant *variant, int row) {
-    uint32_t largest = 0;
-    UNROLL
-    for (int i = 0; i < size::SHARE; i++)
-        UNROLL
-    for (int j = 0; j < size::EACH; j++)
-        largest = max(largest, num_magnitude(o[i][j]));
-    if (!__any_sync(0xffffffffu, largest >= 0x7f800000u))
-        return;
-    int n = positions_of(&at->group, at->tile);
-    fault_bad_values<size, VARIANT>(chunks, set, n, &at->group, begin_of(&at->group, at->tile),
-                                    variant);
-    UNROLL
-    for (int i = 0; i < size::SHARE; i++)
-        UNROLL
-    for (int j = 0; j < size::EACH; j++)
-        o[i][j] = mend_value(chunks, set, n, row, dim_of_lane<size>(i, j), unit);
-}
-
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ void
-run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loader<size> *chunks,
-         const struct tile_cursor *at, const struct tile_cursor *next,
+run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
+         struct loader<size> *chunks, const struct tile_cursor *at, const struct tile_cursor *next,
          struct tile_cursor *after_next, int set, const struct decode_memory *mem,
          struct row_states *rows, const struct attention_arguments *a,
          const struct attention_variant *variant) {
@@ -104,25 +78,15 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
         UNROLL
         for (int i = 0; i < EACH; i++)
             scores[c * EACH + i] = hidden<size::TYPE, VARIANT>::score();
-        if (c * size::CHUNK + warp * size::OF_PART <
-            n) { /* of this warp's positions, the first exists */
-            if constexpr (size::FP8)
-                score_fp8_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem, rows,
-                                               &s->at, variant, tile, c * size::CHUNK,
-                                               &s->large_keys);
-            else
-                score_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
-                                           mem->k_units + set * TILE, rows, &s->at, variant, tile,
-                                           c * size::CHUNK);
-        }
+        if (c * size::CHUNK + warp * 8 < n) /* of this warp's positions, the first exists */
+            score_chunk<size, VARIANT>(scores + c * EACH, chunks->chunk(), mem,
+                                       mem->k_units + set * TILE, rows, &s->at, variant, tile,
+                                       c * size::CHUNK);
         chunks->step();
     }
     tell_largest<size>(scores, rows);
     struct softmax softmax;
-    typename sums_of<size>::type sums[size::SHARE];
-    UNROLL
-    for (int i = 0; i < size::SHARE; i++)
-        clear(&sums[i]);
+    struct value_sums<size> sums[size::SHARE] = {};
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait(); /* the first time, all have told their largest score, too */
@@ -130,7 +94,7 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
         if (c == 0) {
             if constexpr (size::SNAPPED) {
                 chunks->wait_for_values();
-                find_value_unit(chunks, set, n);
+                find_value_units(chunks, set, n);
                 __syncthreads();
             }
             weigh<size, VARIANT>(&softmax, scores, at->group.n_rows, visible,
@@ -138,19 +102,15 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
             chunks->store_units(1 - set);
             __syncthreads();
             bool stored = snap_weights<size>(&softmax, scores, mem, rows);
-            int row = row_of_lane<size>();
-            if (!stored && threadIdx.x < 32 && is_first_of_row<size>() && row < at->group.n_rows)
+            int row = row_of_lane();
+            if (!stored && threadIdx.x < 32 && is_first_of_row() && row < at->group.n_rows)
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
             __syncthreads(); /* the weights are there */
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        if constexpr (size::FP8)
-            add_any_values<size>(sums, chunks->chunk(), mem, c * size::CHUNK, n - c * size::CHUNK,
-                                 &s->large_values);
-        else
-            add_chunk<size>(sums, chunks->chunk(), mem, mem->v_units + set * TILE, c * size::CHUNK,
-                            n - c * size::CHUNK);
+        add_chunk<size>(sums, chunks->chunk(), mem, mem->v_scales + set * TILE, c * size::CHUNK,
+                        n - c * size::CHUNK);
         chunks->step();
     }
     bool sees = VARIANT ? softmax.sees : visible > 0;
@@ -158,26 +118,20 @@ run_tile(struct stretch<size> *s, struct tile_result<size> *result, struct loade
     result->l = sees ? softmax.tile_l : 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
-        if constexpr (size::FP8)
-            weighted_values<size>(result->o[i], &sums[i], softmax.unit, sees);
-        else
-            UNROLL
+        UNROLL
     for (int j = 0; j < size::EACH; j++)
-        result->o[i][j] = sees ? weighted_value<size::TYPE>(&sums[i], j, softmax.unit) : 0;
-    if constexpr (size::FP8)
-        mend_values<size, VARIANT>(result->o, chunks, at, set, softmax.unit, variant, s->at.row);
+        result->o[i][j] = sees ? weighted_value<size>(&sums[i], j, softmax.unit) : 0;
     if (sees)
         merge_tile(s, result);
 }
 
 /* Begins with the rows of a group: their digits, and which of them a lane has. */
 template <class size, bool VARIANT>
-static __device__ void begin_rows(struct stretch<size> *s, const struct attention_arguments *a,
+static __device__ void begin_rows(struct merged_tiles<size> *s, const struct attention_arguments *a,
                                   const struct attention_variant *variant,
                                   const struct tile_cursor *at, const struct decode_memory *mem,
                                   struct row_states *rows) {
-    s->large_keys = s->large_values = false;
-    s->at.row = row_of_lane<size>();
+    s->at.row = row_of_lane();
     s->at.view = view_of<VARIANT>(a, variant, &at->group, s->at.row);
     snap_queries<size>(a, at, mem, rows);
     UNROLL
@@ -189,13 +143,11 @@ static __device__ void begin_rows(struct stretch<size> *s, const struct attentio
     s->l = 0;
 }
 
-/* v_scale: of the values. */
 template <bool VARIANT, class size>
 static __device__ __forceinline__ void
-write_result(struct stretch<size> *s, const struct tile_cursor *at,
-             const struct attention_arguments *a, const struct attention_variant *variant,
-             float v_scale) {
-    int row = row_of_lane<size>();
+write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
+             const struct attention_arguments *a, const struct attention_variant *variant) {
+    int row = row_of_lane();
     if (row >= at->group.n_rows)
         return;
     size_t place = place_of(a, at, row);
@@ -209,7 +161,7 @@ write_result(struct stretch<size> *s, const struct tile_cursor *at,
                 gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
             merge_tile(s, &sink);
         }
-        if (threadIdx.x < 32 && is_first_of_row<size>())
+        if (threadIdx.x < 32 && is_first_of_row())
             attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
     }
     bool divides = s->l > 0 && !(VARIANT && variant->m);
@@ -219,7 +171,7 @@ write_result(struct stretch<size> *s, const struct tile_cursor *at,
     for (int j = 0; j < size::EACH; j++) {
         int d = dim_of_lane<size>(i, j);
         if (d < a->head_dim)
-            y[d] = (divides ? s->o[i][j] / s->l : s->o[i][j]) * v_scale;
+            y[d] = (divides ? s->o[i][j] / s->l : s->o[i][j]) * (size::SNAPPED ? a->v_scale : 1);
     }
 }
 
@@ -256,10 +208,10 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         let_next_kernel_start(); /* all before this one have ended */
     if (a.head_dim < size::DIM)
         clear_padding<size>(mem.ring, a.head_dim);
-    for (int i = (int)threadIdx.x; i < size::DIGIT_ROWS * size::WEIGHT_BYTES; i += size::THREADS)
+    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
-    struct stretch<size> s;
+    struct merged_tiles<size> s;
     int set = 0, first = 0, turn = 0;
     bool begins = true;
     for (bool goes_on = true; goes_on; set = 1 - set) {
@@ -287,7 +239,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         begins = !goes_on || next->tile == 0;
         if (begins && first == 0 && own_place < 0) {
             if (at->tile + 1 == at->group.n_tiles)
-                write_result<VARIANT>(&s, at, &a, &variant, size::FP8 ? cache.v_scale : 1);
+                write_result<VARIANT>(&s, at, &a, &variant);
             else
                 keep<size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
                            s.m, s.l);
@@ -295,10 +247,11 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     }
 }
 
-template <class size, bool VARIANT>
-static void launch_kernel(struct gpu_device *gpu, const struct attention_arguments *a,
-                          const struct decode_cache *cache, const struct attention_variant *variant,
-                          const struct attention_plan *plan) {
+template <int DIM, enum kv_type TYPE, bool VARIANT>
+static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
+                   const struct decode_cache *cache, const struct attention_variant *variant,
+                   const struct attention_plan *plan) {
+    typedef struct decode_sizes<DIM, TYPE> size;
     bool shares = attention_plan_has_cascade(plan);
     struct partial_results partial = {plan->partial, a->n_kv_heads, shares};
     if (!gpu_ok(gpu,
@@ -314,17 +267,6 @@ static void launch_kernel(struct gpu_device *gpu, const struct attention_argumen
     else
         GPU_LAUNCH(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
                    *cache, *variant, plan->arrays, partial);
-}
-
-template <int DIM, enum kv_type TYPE, bool VARIANT>
-static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
-                   const struct decode_cache *cache, const struct attention_variant *variant,
-                   const struct attention_plan *plan) {
-    if constexpr (decode_takes_few(DIM, TYPE))
-        if (plan->few_rows)
-            return launch_kernel<decode_sizes<DIM, TYPE, true>, VARIANT>(gpu, a, cache, variant,
-                                                                         plan);
-    launch_kernel<decode_sizes<DIM, TYPE, false>, VARIANT>(gpu, a, cache, variant, plan);
 }
 
 /* The few sizes. */

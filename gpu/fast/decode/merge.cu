@@ -1,6 +1,6 @@
 /*
- * attend, version 4, its end: row groups that several shares worked on (gpu/fast/plan/plan.h:
- * struct decode_split). Each left what it found; this merges it, tile after tile, in the one order
+ * The end of decode: row groups that several shares worked on (gpu/fast/plan/plan.h: struct
+ * decode_split). Each left what it found; this merges it, tile after tile, in the one order
  * that the result depends on.
  *
  * The chain of a row is short, a few operations a tile. What takes time is fetching the results, so
@@ -57,10 +57,11 @@ static __device__ __forceinline__ float work_out_shares(struct section_shares *s
 /* Merges all results of a row, of which there is one at least, and writes it. Waits for the kernel
  * before this one, which makes them. tiles: shared memory [section, dim], dim head_dim rounded up
  * to whole vectors. */
-static __device__ __forceinline__ void
-merge_row(const struct attention_arguments *a, const struct attention_variant *variant,
-          const struct split_results &results, struct merged_row row, float *tiles,
-          struct section_shares *shares, int section, float v_scale) {
+static __device__ __forceinline__ void merge_row(const struct attention_arguments *a,
+                                                 const struct attention_variant *variant,
+                                                 const struct split_results &results,
+                                                 struct merged_row row, float *tiles,
+                                                 struct section_shares *shares, int section) {
     int d = (int)threadIdx.x, dim = (a->head_dim + VECTOR - 1) / VECTOR * VECTOR;
     float o = 0, m = -INFINITY, l = 0;
     for (int first = 1; first == 1 || first < results.n; first += section) {
@@ -95,15 +96,14 @@ merge_row(const struct attention_arguments *a, const struct attention_variant *v
             }
         }
     }
-    struct row_end end = end_row(a, variant, row, m, l, v_scale, d == 0);
+    struct row_end end = end_row(a, variant, row, m, l, d == 0);
     if (d < a->head_dim)
         end.write(d, o);
 }
 
-/* blockIdx: a split, a kv head, a row of the group. dim: as version 4 has it. */
+/* blockIdx: a split, a kv head, a row of the group. dim: as the decode kernel has it. */
 __global__ static void merge_splits(struct attention_arguments a, struct attention_variant variant,
-                                    struct plan_arrays plan, float *partial, int dim, int section,
-                                    float v_scale) {
+                                    struct plan_arrays plan, float *partial, int dim, int section) {
     SHARED_DYNAMIC(float, tiles);
     SHARED(struct section_shares, shares);
     let_next_kernel_start();
@@ -124,7 +124,7 @@ __global__ static void merge_splits(struct attention_arguments a, struct attenti
                                       (size_t)head * kept_floats(GROUP_ROWS, dim),
                                   GROUP_ROWS, dim, row);
     merge_row(&a, &variant, results, {token, head * group + (g.first_row + row) % group}, tiles,
-              &shares, section, v_scale);
+              &shares, section);
 }
 
 /* Results of `results` that a block of `kernel` has room for at once, at least; and asks for that
@@ -163,5 +163,5 @@ void gpu_attention_merge(struct gpu_device *gpu, const struct attention_argument
     dim3 grid((unsigned)plan->n_shares, (unsigned)a->n_kv_heads, (unsigned)plan->most_rows);
     if (section)
         GPU_LAUNCH_EARLY(gpu, merge_splits, grid, threads_for(a->head_dim), bytes, *a, *variant,
-                         plan->arrays, plan->partial, dim, section, cache->v_scale);
+                         plan->arrays, plan->partial, dim, section);
 }

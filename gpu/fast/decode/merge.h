@@ -61,7 +61,7 @@ struct row_end {
 static __device__ __forceinline__ struct row_end end_row(const struct attention_arguments *a,
                                                          const struct attention_variant *variant,
                                                          struct merged_row row, float m, float l,
-                                                         float v_scale, bool first) {
+                                                         bool first) {
     struct row_end e = {};
     size_t number = (size_t)row.token * (size_t)a->n_heads + (size_t)row.head;
     e.y = a->y + number * (size_t)a->head_dim;
@@ -75,7 +75,7 @@ static __device__ __forceinline__ struct row_end end_row(const struct attention_
         attention_note_sums(variant, number, m, l);
     e.l = l;
     e.divides = l > 0 && !variant->m;
-    e.v_scale = v_scale;
+    e.v_scale = a->v_scale;
     return e;
 }
 

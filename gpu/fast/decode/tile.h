@@ -6,7 +6,6 @@
 #define SAMEBITS_GPU_FAST_DECODE_TILE_H
 
 #include "gpu/fast/decode/decode.h"
-#include "gpu/fast/decode/fp8.h"
 #include "gpu/fast/decode/snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
@@ -42,8 +41,8 @@ template <class size>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct tile_cursor *c, const struct decode_memory *mem,
                                     struct row_states *rows) {
-    int lane = (int)(threadIdx.x % 32), n_rows = size::FEW ? (int)FEW_ROWS : (int)ROWS;
-    for (int row = (int)(threadIdx.x / 32); row < n_rows; row += size::WARPS) {
+    int lane = (int)(threadIdx.x % 32);
+    for (int row = (int)(threadIdx.x / 32); row < ROWS; row += size::WARPS) {
         bool exists = row < c->group.n_rows;
         const float *q = a->q + (exists ? place_of(a, c, row) : 0);
         float x[size::DIM / 32];
@@ -62,18 +61,9 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         UNROLL
         for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
-            if constexpr (size::FP8) {
-                uint32_t digits[size::DIGITS];
-                split_mantissas<size::DIGITS>(digits, mantissa, 0);
-                UNROLL
-                for (int j = 0; j < size::DIGITS; j++)
-                    ((uint16_t *)mem->query)[place_of_query_digit<size>(row, j, lane + 32 * i)] =
-                        (uint16_t)digits[j];
-                continue;
-            }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
              * j of the third; low digits are in the second and fourth. */
-            int summand = size::TYPE == KV_BFP8 ? lane : summand_of(lane);
+            int summand = size::BYTES == 1 ? lane : summand_of(lane);
             int8_t *at = mem->query +
                          ((32 * i + 4 * row + summand % 16 / 4) * 4 + summand / 16 * 2) * 4 +
                          summand % 4;
@@ -133,9 +123,11 @@ static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], in
     return sums[j] * 256 + sums[2 + j];
 }
 
-/* What the sums over a column of values are kept in. */
-template <class size, bool FP8 = size::FP8> struct sums_of { typedef struct digit_sums type; };
-template <class size> struct sums_of<size, true> { typedef struct fp8_value_dots<size> type; };
+/* Sums over a column of values. Floats of 8 bits: [0] of its even dimensions, [1] of its odd ones.
+ */
+template <class size> struct value_sums {
+    struct digit_sums of[size::SNAPPED && size::BYTES == 1 ? 2 : 1];
+};
 
 /* The sum of the products of row g with key 2 t + j, in units of 256. */
 template <class size>
@@ -157,11 +149,11 @@ template <enum kv_type TYPE, bool VARIANT> struct hidden {
 };
 
 /* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
- * of keys that are snapped now, of key lane / 4 of each part. */
+ * of keys that are snapped now, scale_of key lane / 4 of each part. */
 template <class size, int N>
 static __device__ __forceinline__ void
 multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
-              const float scales[N]) {
+              const uint32_t scales[N]) {
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
@@ -179,14 +171,22 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
             alignas(16) uint32_t m[4];
             ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
                                16 * column_in_row<size>(lane % 8, lane / 8 + k));
-            if constexpr (size::TYPE != KV_BFP8) {
+            if constexpr (size::TYPE == KV_BFP8) {
+                mma_s8_s8(sums[i].low, digits[0], m);
+                mma_s8_s8(sums[i].low, digits[1], m + 2);
+            } else if constexpr (size::BYTES == 1) {
+                UNROLL
+                for (int j = 0; j < AT_ONCE; j++) {
+                    uint32_t pairs[4];
+                    snap_key_bytes<size::TYPE>(pairs, m[2 * j], scales[i]);
+                    snap_key_bytes<size::TYPE>(pairs + 2, m[2 * j + 1], scales[i]);
+                    multiply<size::TYPE>(&sums[i], digits[j], pairs);
+                }
+            } else {
                 UNROLL
                 for (int j = 0; j < 4 && size::SNAPPED; j++)
                     m[j] = snap_two<size::TYPE>(m[j], scales[i], scales[i]);
                 multiply<size::TYPE>(&sums[i], digits[0], m);
-            } else {
-                mma_s8_s8(sums[i].low, digits[0], m);
-                mma_s8_s8(sums[i].low, digits[1], m + 2);
             }
         }
     }
@@ -230,12 +230,12 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
     struct digit_sums sums[N];
     int exponents[N] = {};
-    float scales[N] = {};
+    uint32_t scales[N] = {};
     if constexpr (size::SNAPPED) {
         find_key_exponents<size, N>(exponents, keys);
         UNROLL
         for (int i = 0; i < N; i++)
-            scales[i] = num_pow2f(15 - exponents[i]);
+            scales[i] = scale_of<size::TYPE>(exponents[i]);
     }
     multiply_keys<size, N>(sums, keys, mem, scales);
     UNROLL
@@ -256,35 +256,13 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     }
 }
 
-/* The same of 8-bit floats: a warp has 16 positions of each part, a lane those of its row that are
- * 8 apart, or 4. large: as for dots_of_any_keys. */
-template <class size, bool VARIANT>
-static __device__ __forceinline__ void
-score_fp8_chunk(float s[], const unsigned char *keys, const struct decode_memory *mem,
-                const struct row_states *rows, const struct row_of_lane *at,
-                const struct attention_variant *variant, int tile, int first, bool *large) {
-    const int N = size::SCORES / size::CHUNKS, OF_PART = 2 * size::LANE_ROWS;
-    int p = tile + first + (int)(threadIdx.x / 32) * size::OF_PART + place_in_row<size>();
-    float dots[N];
-    dots_of_any_keys<size>(dots, keys, mem, large);
-    UNROLL
-    for (int i = 0; i < N && !VARIANT && *large; i++)
-        dots[i] = dots[i] == dots[i] ? dots[i] : INFINITY; /* as in score_of */
-    UNROLL
-    for (int i = 0; i < N; i++)
-        s[i] = score_of<size, VARIANT>(dots[i], fp8_score_unit<size>(),
-                                       p + i / OF_PART * size::PART + i % OF_PART * (16 / OF_PART),
-                                       at, variant, rows);
-}
-
 /*
  * The softmax of a tile. Its scores stay where the products leave them: a lane has those of row g
  * at two positions of each part, s[2 i] and s[2 i + 1]. What a row needs of all warps goes through
  * shared memory: the largest score, then the sum and the largest weight.
  *
  * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
- * their own and take half of the positions of row g - 4. Of 8-bit floats (gpu/fast/decode/fp8.h) all
- * lanes have scores of their own, of 16 positions of each part those that are 8 apart, or 4.
+ * their own and take half of the positions of row g - 4.
  */
 struct softmax {
     int row;              /* whose scores this lane has */
@@ -302,10 +280,10 @@ static __device__ __forceinline__ void tell_largest(const float s[], struct row_
     for (int i = 1; i < size::SCORES; i++)
         m = fmaxf(m, s[i]);
     UNROLL
-    for (int step = size::FP8 ? 4 : 1; step < (size::FEW ? 32 : size::FP8 ? 16 : 4); step *= 2)
+    for (int step = 1; step < 4; step *= 2)
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
-    if (is_first_of_row<size>())
-        rows->largest_score[row_of_lane<size>()][threadIdx.x / 32] = m;
+    if (is_first_of_row())
+        rows->largest_score[row_of_lane()][threadIdx.x / 32] = m;
 }
 
 /* Scores become weights, as far as without the others' sums. visible: positions of the tile that
@@ -316,8 +294,8 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
       const struct attention_variant *variant, struct row_states *rows) {
     const int N = size::SCORES;
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = !size::FP8 && n_rows <= ROWS / 2;
-    x->row = row_of_lane<size>();
+    x->halves = n_rows <= ROWS / 2;
+    x->row = row_of_lane();
     x->first_part = 0;
     x->n = N;
     if (x->halves) {
@@ -357,7 +335,7 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
             float p = num_probability(s[i], window);
             units += num_probability_units(p);
             /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-            s[i] = size::FP8 ? p : p * num_float(value_units[i / 2 * size::PART + i % 2]);
+            s[i] = p * num_float(value_units[i / 2 * size::PART + i % 2]);
             if constexpr (size::SNAPPED) {
                 s[i] = hides ? 0 : s[i];
                 largest_bits = max(largest_bits, num_bits(s[i]));
@@ -368,14 +346,11 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     }
     if (size::SNAPPED)
         heaviest = num_float(min(largest_bits, 0x7f800000u));
-    for (int step = size::FP8 ? 4 : 1; step < (size::FEW || x->halves ? 32
-                                               : size::FP8            ? 16
-                                                                      : 4);
-         step *= !size::FP8 && step == 2 ? 8 : 2) {
+    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
         units += __shfl_xor_sync(0xffffffffu, units, step);
         heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
     }
-    if (is_first_of_row<size>() && row_of_lane<size>() == x->row) /* one lane for all of them */
+    if (is_first_of_row() && row_of_lane() == x->row) /* one lane for all of them */
         rows->units_and_weight[x->row][warp] =
             make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
     x->sees = sees;
@@ -387,7 +362,7 @@ template <class size>
 static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
-    const int N = size::SCORES, L = size::LANE_ROWS;
+    const int N = size::SCORES;
     int warp = (int)(threadIdx.x / 32);
     const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
     uint32_t units = 0, largest = 0;
@@ -401,46 +376,54 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
-    int position = x->first_part * size::PART + warp * size::OF_PART +
-                   place_in_row<size>() * (size::FP8 ? 1 : 2);
+    int position = x->first_part * size::PART + warp * 8 + (int)(threadIdx.x % 4) * 2;
     int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
-    uint16_t *halves = (uint16_t *)mem->weights;
-    if constexpr (size::FP8)
-        halves += place_of_weight_digit<size>(x->row, 0, position);
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
             break;
         UNROLL
         for (int i = half; i < half + N / 2; i += 2) {
-            if constexpr (size::FP8) { /* two that are 8 apart: number r of a part, and r + L */
-                int part = i / (2 * L), r = i % (2 * L) / 2;
-                const float *two = s + part * 2 * L + r;
-                uint32_t digits[size::DIGITS];
-                split_mantissas<size::DIGITS>(digits, num_mantissa(two[0], scale),
-                                              num_mantissa(two[L], scale));
-                UNROLL
-                for (int j = 0; j < size::DIGITS; j++)
-                    *(uint32_t *)(halves + place_of_weight_digit<size>(
-                                               0, j, part * size::PART + 4 * r)) = digits[j];
-            } else {
-                int8_t *high = to + i / 2 * size::PART;
-                put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
-                               num_mantissa(s[i + 1], scale));
-            }
+            int8_t *high = to + i / 2 * size::PART;
+            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
+                           num_mantissa(s[i + 1], scale));
         }
     }
     x->tile_l = (float)units * 0x1p-23f;
-    x->unit = num_pow2f(e - (size::FP8 ? 15 : 22));
+    x->unit = num_pow2f(e - 22);
     return !bad;
 }
 
-/* Adds the products of a chunk's weights and values, of n positions. units: of the tile's values.
- */
+/* The products of the weights of 32 positions with a column of their values, as ldmatrix gives them
+ * on their side. scales: of the positions 2 t and 2 t + 1 of each 8, if they are snapped. */
+template <class size>
+static __device__ __forceinline__ void multiply_values(struct value_sums<size> *s,
+                                                       const uint32_t weights[4],
+                                                       const uint32_t m[4], const uint2 scales[4]) {
+    if constexpr (!size::SNAPPED) {
+        multiply<size::TYPE>(&s->of[0], weights, m);
+    } else if constexpr (size::BYTES == 1) {
+        uint32_t even[4], odd[4];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            snap_value_bytes<size::TYPE>(&even[j], &odd[j], m[j], scales[j]);
+        multiply<size::TYPE>(&s->of[0], weights, even);
+        multiply<size::TYPE>(&s->of[1], weights, odd);
+    } else {
+        uint32_t snapped[4];
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            snapped[j] = snap_two<size::TYPE>(m[j], scales[j].x, scales[j].y);
+        multiply<size::TYPE>(&s->of[0], weights, snapped);
+    }
+}
+
+/* Adds the products of a chunk's weights and values, of n positions. scales: of the tile's values,
+ * if they are snapped. */
 template <class size>
 static __device__ __forceinline__ void
-add_chunk(struct digit_sums sums[], const unsigned char *values, const struct decode_memory *mem,
-          const uint32_t *units, int first, int n) {
+add_chunk(struct value_sums<size> sums[], const unsigned char *values,
+          const struct decode_memory *mem, const uint32_t *scales, int first, int n) {
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
@@ -450,10 +433,10 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
         load_digits(weights,
                     mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
                     ROWS * size::WEIGHT_BYTES);
-        uint2 unit[4]; /* of two positions of each 8 */
+        uint2 scale[4];
         UNROLL
         for (int j = 0; j < 4 && size::SNAPPED; j++)
-            unit[j] = *(const uint2 *)(units + first + k + 8 * j + lane % 4 * 2);
+            scale[j] = *(const uint2 *)(scales + first + k + 8 * j + lane % 4 * 2);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
@@ -461,21 +444,21 @@ add_chunk(struct digit_sums sums[], const unsigned char *values, const struct de
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size>(lane, column_of_warp<size>(i)));
-            UNROLL
-            for (int j = 0; j < 4 && size::SNAPPED; j++)
-                m[j] =
-                    snap_two<size::TYPE>(m[j], scale_of_unit(unit[j].x), scale_of_unit(unit[j].y));
-            multiply<size::TYPE>(&sums[i], weights, m);
+            multiply_values<size>(&sums[i], weights, m, scale);
         }
     }
 }
 
 /* The weighted sum of dimension first_dim + j of a column. unit: 2^(e-22), e of the weights. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ float weighted_value(const struct digit_sums *s, int j,
+template <class size>
+static __device__ __forceinline__ float weighted_value(const struct value_sums<size> *s, int j,
                                                        float unit) {
-    return (float)(TYPE != KV_BFP8 ? dot_of(s, j) : dot_of_bytes(j % 2 ? s->high : s->low, j / 2)) *
-           unit;
+    if constexpr (size::BYTES == 2)
+        return (float)dot_of(&s->of[0], j) * unit;
+    else if constexpr (size::SNAPPED)
+        return (float)dot_of(&s->of[j % 2], j / 2) * unit;
+    else
+        return (float)dot_of_bytes(j % 2 ? s->of[0].high : s->of[0].low, j / 2) * unit;
 }
 
 #endif

@@ -55,7 +55,7 @@ static int reserve(struct device *dev, struct attention_plan *p, size_t bytes, s
     return 0;
 }
 
-/* Room for the results of splits; version 4 uses it. */
+/* Room for the results of splits, for the decode kernel. */
 static int reserve_partial(struct device *dev, struct attention_plan *p, struct error *err) {
     size_t bytes = group_results_bytes((size_t)p->n_partial, &p->shape);
     if (bytes <= p->partial_bytes && p->partial)
@@ -140,17 +140,11 @@ static int divide(struct device *dev, struct attention_plan *p, const struct lay
 static int fill(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
                 const struct attention_shape *shape, struct error *err) {
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
-    /* Versions 2 and 3 of attention cannot read fp8, and eight rows at a time are not so bad. */
-    int short_tokens = MOST_SHORT_ROWS / heads_per_group;
-    short_tokens = short_tokens > SHORT_TOKENS ? short_tokens : (int)SHORT_TOKENS;
-    p->short_tokens = kv_type_splits(shape->kv_type) ? short_tokens : INT32_MAX;
+    p->short_tokens = MOST_SHORT_ROWS / heads_per_group;
+    p->short_tokens = p->short_tokens > SHORT_TOKENS ? p->short_tokens : (int)SHORT_TOKENS;
     int n_groups = attention_plan_count_groups(p, b, heads_per_group);
-    int dim = decode_dim(shape->head_dim, true), most_tokens = 0;
-    for (int i = 0; i < b->n_sequences; i++)
-        most_tokens = max(most_tokens, b->qo_indptr[i + 1] - b->qo_indptr[i]);
-    p->few_rows =
-        decode_takes_few(dim, shape->kv_type) && most_tokens * heads_per_group <= FEW_ROWS;
-    int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type, p->few_rows);
+    int dim = decode_dim(shape->head_dim, true);
+    int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type);
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
     struct layout l = lay_out(b, n_groups, p->n_shares);
     if (reserve(dev, p, l.bytes, err))
@@ -216,10 +210,9 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
             v->exponents,
             (uint32_t)k->page_exponents,
             (uint32_t)k->position_exponents,
-            (uint32_t)k->head_exponents,
-            v->scale};
-    return k->type == v->type && (!kv_type_splits(k->type) || (k->scale == 1 && v->scale == 1)) &&
-           in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
+            (uint32_t)k->head_exponents};
+    return k->type == v->type && in_rows(k, head_dim) && in_rows(v, head_dim) &&
+           k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
            k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&
            ((uintptr_t)k->data | (uintptr_t)v->data) % 16 == 0;

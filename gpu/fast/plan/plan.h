@@ -2,19 +2,18 @@
  * plan.h - the plan of attention over a paged cache: what the host works out once per
  * pass, so that the kernels of every layer find their work in a few arrays.
  *
- *     gpu/fast/plan/plan.cu    makes it
- *     gpu/fast/plan/shares.cu  which thread block does what
- *     gpu/attend.cu        the op attend, whose versions 1 to 3 are there and in attention_paged.cu
- *     gpu/fast/decode/decode.cu  version 4: few rows per sequence, on tensor cores
- *     gpu/fast/decode/decode_floats.cu   the same over caches of floats
- *     gpu/fast/decode/merge.cu   its results where several thread blocks had a row, merged in order
- *     gpu/fast/prompt/work.cu    work for the prompt kernels (versions 2 and 3 of attention):
- *     gpu/fast/prompt/prompts.cu    sequences of many tokens
- *     gpu/fast/prompt/cascade.cu tiles that sequences share, behind version 4
- *     gpu/fast/prompt/chains.cu  the results of both, merged in order
+ *     gpu/fast/plan/plan.cu            makes it
+ *     gpu/fast/plan/shares.cu          which thread block of the decode kernel does what
+ *     gpu/fast/decode/decode.cu        decode: few rows per sequence
+ *     gpu/fast/decode/decode_floats.cu decode over caches of floats
+ *     gpu/fast/decode/merge.cu         its results where several thread blocks had a row, in order
+ *     gpu/fast/prompt/work.cu          work for the prompt kernels:
+ *     gpu/fast/prompt/prompts.cu       sequences of many tokens
+ *     gpu/fast/prompt/cascade.cu       tiles that sequences share, behind decode
+ *     gpu/fast/prompt/chains.cu        the results of both, merged in order
  *
  * A row is one token and one query head; the rows of one kv head of a sequence are numbered
- * token * group + head in the group. Version 4 takes up to 8 of them together, a row group.
+ * token * group + head in the group. Decode takes up to 8 of them together, a row group.
  */
 #ifndef SAMEBITS_GPU_FAST_PLAN_PLAN_H
 #define SAMEBITS_GPU_FAST_PLAN_PLAN_H
@@ -24,9 +23,8 @@
 
 enum {
     GROUP_ROWS = 8,
-    FEW_ROWS = 4,         /* of a token and 4 query heads: 8-bit floats have a kernel for them */
-    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the prompt kernels, if
-                             those can read the cache (measured: tests/bench/README.md), */
+    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the prompt kernels
+                             (measured: tests/bench/README.md), */
     SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
 };
 
@@ -117,7 +115,7 @@ struct work_arrays {
     struct work_sizes n;
 };
 
-/* Work for versions 2 and 3 of attention, and the chains: gpu/fast/prompt/work.cu. */
+/* Work for the prompt kernels, and the chains: gpu/fast/prompt/work.cu. */
 struct work_plan {
     struct work_arrays host, device;
     struct work_sizes room; /* what there is memory for */
@@ -149,8 +147,7 @@ struct attention_plan {
     struct attention_variant variant; /* what it says of causal, window and mask */
     struct plan_arrays arrays;
     int n_tokens, longest; /* most positions of a sequence */
-    bool few_rows;         /* no sequence has more than FEW_ROWS, and there is a kernel for them */
-    int n_shares;          /* version 4 has n_kv_heads thread blocks for each */
+    int n_shares;          /* the decode kernel has n_kv_heads thread blocks for each */
     int n_groups, n_tiles, n_splits;
     int n_own, n_partial;         /* places of partial: those of own_place come first; all */
     int64_t n_slots;              /* of the pool */
@@ -165,30 +162,25 @@ struct attention_plan {
     struct prompts_plan prompts;
 };
 
-/* The head dimension as version 4 has it: rounded up to one that a kernel was made for. There are
- * fewer of them for variants and for all types but bfp16: they take long to compile. */
+/* The head dimension as the decode kernel has it: rounded up to one that a kernel was made for.
+ * There are fewer of them for variants and for all types but bfp16: they take long to compile. */
 static inline int decode_dim(int head_dim, bool few) {
     if (few)
         return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
     return head_dim <= 128 ? (head_dim + 31) / 32 * 32 : head_dim <= 192 ? 192 : 256;
 }
 
-/* Whether version 4 has a kernel for FEW_ROWS (gpu/fast/decode/fp8.h). */
-static __host__ __device__ constexpr bool decode_takes_few(int dim, enum kv_type type) {
-    return (type == KV_E4M3 || type == KV_E5M2) && dim <= 128;
-}
-
-/* The warps of a block of version 4, and how many blocks work on a processor at once; few: of that
- * kernel. Where computing takes longer than memory, as of 8-bit floats, there are four warps to a
- * block: what a warp does but once a tile (the ends of the softmax, the merge) is spared by warps
- * that have more of the tile. */
+/* The warps of a block of the decode kernel, and how many blocks work on a processor at once. Where
+ * computing takes longer than memory, as with 8-bit floats, there are four warps to a block: what a
+ * warp does but once a tile (the ends of the softmax, the merge) is spared by warps that have more
+ * of the tile. */
 static __host__ __device__ constexpr int decode_warps(int dim, enum kv_type type) {
-    return decode_takes_few(dim, type) ? 4 : 8;
+    return (type == KV_E4M3 || type == KV_E5M2) && dim <= 128 ? 4 : 8;
 }
 
-static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type, bool few) {
+static __host__ __device__ constexpr int decode_blocks(int dim, enum kv_type type) {
     if (decode_warps(dim, type) == 4)
-        return type == KV_E5M2 && !few ? 3 : 4; /* its planes take more registers */
+        return 4;
     return dim * (type == KV_BFP8 ? 1 : 2) > 256 ? 1 : 2;
 }
 
@@ -217,7 +209,7 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
-/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu ------------------------------------
+/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu -------------------------------------
  */
 
 static inline int blocks_of(int count, int size) {
@@ -260,8 +252,8 @@ struct attention_work work_plan_work(const struct work_plan *plan, const struct 
                                      const struct plan_arrays *a);
 
 /* Sequences of many tokens. Returns 0, or -1 with err set: no memory. */
-int attention_plan_prompts(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
-                        struct error *err);
+int attention_plan_prompts(struct device *dev, struct attention_plan *p,
+                           const struct paged_batch *b, struct error *err);
 void attention_plan_prompts_free(struct device *dev, struct prompts_plan *p);
 
 /* Tiles that sequences share. attention_plan_cascade finds them, where that pays; it is called
@@ -285,7 +277,7 @@ static inline size_t group_results_bytes(size_t places, const struct attention_s
            kept_floats(GROUP_ROWS, decode_dim(shape->head_dim, true)) * sizeof(float);
 }
 
-/* The work, and the chains, behind version 4, whose results for own tiles are given. */
+/* The work, and the chains, behind decode, whose results for own tiles are given. */
 void gpu_attention_shared(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_plan *plan, const struct group_results *own);
@@ -295,17 +287,16 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
                           const struct attention_variant *variant, int n_tokens,
                           const struct work_plan *plan, const struct group_results *own);
 
-/* Where the rows of a cache lie for version 4: row number page * page_rows + position *
+/* Where the rows of a cache lie for decode: row number page * page_rows + position *
  * position_rows + head * head_rows, in units of a row, of keys and values alike. */
 struct decode_cache {
     const void *k, *v;
     enum kv_type type;
     const int8_t *k_exponents, *v_exponents; /* of the types that have them */
     uint32_t page_rows, position_rows, head_rows;
-    float v_scale; /* of the values: 1, but for fp8 */
 };
 
-/* Version 4 for the row groups of the plan: the shares, then the merge of those that were split. */
+/* Decode for the row groups of the plan: the shares, then the merge of those that were split. */
 struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
@@ -323,12 +314,12 @@ static inline bool decode_has_few(const struct decode_cache *c, const struct att
     return c->type != KV_BFP16 || !attention_is_causal_only(v);
 }
 
-/* Versions 2 and 3 of attention for its long sequences, all together. */
+/* The prompt kernels for its long sequences, all together. */
 void gpu_attention_prompts(struct gpu_device *gpu, const struct attention_arguments *a,
-                        const struct kv_views *kv, const struct attention_variant *variant,
-                        const struct attention_plan *plan);
+                           const struct kv_views *kv, const struct attention_variant *variant,
+                           const struct attention_plan *plan);
 
-/* The shared memory that version 4 takes, in bytes. */
+/* The shared memory that the decode kernel takes, in bytes. */
 int gpu_attention_decode_bytes(int head_dim, bool variant);
 
 /* Of any views. Returns false: their rows are not in one piece. */

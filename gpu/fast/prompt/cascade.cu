@@ -163,8 +163,7 @@ int attention_plan_cascade(struct device *dev, struct attention_plan *p,
     struct cascade_rule rule =
         cascade_rule_of((enum plan_version)gpu->version[GPU_ATTENTION_PLAN], &pays);
     struct error no_memory;
-    if (!gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim) || shared->no_memory ||
-        !kv_type_splits(p->shape.kv_type))
+    if (!gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim) || shared->no_memory)
         return 0;
     if (cascade_find(c, b, &p->variant, &rule, err))
         return -1;

@@ -166,7 +166,7 @@ merge_chain(const struct attention_arguments *a, const struct attention_variant 
                 }
         }
     }
-    struct row_end end = end_row(a, variant, row, m, l, 1, lane == 0);
+    struct row_end end = end_row(a, variant, row, m, l, lane == 0);
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
         const float values[VECTOR] = {o.v[i].x, o.v[i].y, o.v[i].z, o.v[i].w};

@@ -138,10 +138,9 @@ exponent_of(const struct kv_view *v, const struct position_place *at, int kv_hea
 /* Element d of a row with that exponent. */
 static __device__ __forceinline__ int mantissa_of(const struct kv_view *v, int64_t row, int d,
                                                   int exponent) {
-    bool snapped = kv_type_is_snapped(v->type);
-    float scale = snapped && exponent != NOT_FINITE ? num_pow2f(15 - exponent) : 1;
     uint32_t bits = kv_load_bits(v->data, v->type, row + kv_view_element(v, d));
-    return snapped && exponent == NOT_FINITE ? 0 : (int)kv_integer(v->type, bits, scale);
+    bool bad = exponent == NOT_FINITE && !kv_type_has_exponents(v->type);
+    return bad ? 0 : kv_integer(v->type, bits, num_pow2f(15 - exponent));
 }
 
 /* A warp has a position: it splits the key and notes both exponents. */
@@ -448,15 +447,8 @@ static bool in_vectors(const struct kv_view *v, int head_dim) {
 }
 
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant) {
-    return attention_is_causal_only(variant) && !kv_type_is_snapped(kv->k.type) &&
-           !kv_type_is_snapped(kv->v.type);
-}
-
-bool gpu_attention_can_split(const struct kv_views *kv) {
-    for (const struct kv_view *v = &kv->k; v <= &kv->v; v++)
-        if (!kv_type_splits(v->type) || v->scale != 1)
-            return false;
-    return true;
+    return attention_is_causal_only(variant) && kv_type_has_exponents(kv->k.type) &&
+           kv_type_has_exponents(kv->v.type);
 }
 
 /* Blocks for n parts of queries, keys or values, which loop over them: three of these fit into a

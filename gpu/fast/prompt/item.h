@@ -273,7 +273,7 @@ keep_tile(const struct item_task *t, const struct row_pair *rows, value_sums *su
 
 /* The quotients of row r, where num_divide_near gives them. Returns whether it does. */
 template <class value_sums, class pair_of>
-static __device__ __forceinline__ bool divide_near(float *y, int head_dim, float l,
+static __device__ __forceinline__ bool divide_near(float *y, int head_dim, float l, float v_scale,
                                                    const value_sums *sums, pair_of pair) {
     float least = l, most = l, reciprocal = 1 / l;
     y += sums->first();
@@ -287,7 +287,8 @@ static __device__ __forceinline__ bool divide_near(float *y, int head_dim, float
         least = fminf(fminf(least, fabsf(x.x)), fabsf(x.y));
         most = fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y));
         if (exists)
-            put_pair<value_sums::NEXT>(y + i * sums->STEP, quotients);
+            put_pair<value_sums::NEXT>(
+                y + i * sums->STEP, make_float2(quotients.x * v_scale, quotients.y * v_scale));
     }
     return num_is_near(least, most);
 }
@@ -319,14 +320,14 @@ static __device__ __forceinline__ void finish_row(const struct item_task *t,
     bool divides = l > 0 && !(VARIANT && v->m);
     bool near = divides && a->head_dim % (2 * value_sums::NEXT) == 0 && (uintptr_t)a->y % 8 == 0;
     if (near)
-        near = divide_near(y, a->head_dim, l, sums, pair);
+        near = divide_near(y, a->head_dim, l, a->v_scale, sums, pair);
     UNROLL_1
     for (int k = 0; k < 2 * sums->PAIRS && !near; k++) {
         int d = sums->first() + k / 2 * sums->STEP + k % 2 * value_sums::NEXT;
         float2 x = pair(k / 2);
         float one = k % 2 ? x.y : x.x;
         if (d < a->head_dim)
-            y[d] = divides ? one / l : one;
+            y[d] = (divides ? one / l : one) * a->v_scale;
     }
 }
 
