@@ -119,7 +119,8 @@ static void launch_1(struct gpu_device *gpu, const struct attend_arguments *a,
 static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a,
                         const struct attention_plan *plan, int most_tokens) {
     int version = gpu->version[GPU_ATTEND];
-    if (version == 1 || version == 2 || !gpu_attend_vllm(gpu, a, plan, version, most_tokens))
+    if (version == 1 || version == 2 || !gpu_attend_vllm ||
+        !gpu_attend_vllm(gpu, a, plan, version, most_tokens))
         launch_1(gpu, a, plan, 0, most_tokens);
 }
 

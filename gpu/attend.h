@@ -26,9 +26,10 @@ struct attend_arguments {
 };
 
 /* Versions 3 and 4, whichever is asked for (0: the better one), for caches in vLLM's layout and the
- * sequences of at most most_tokens. Returns false, with nothing done, for other caches. */
+ * sequences of at most most_tokens; from phase 9 on. Returns false, with nothing done, for other
+ * caches. */
 bool gpu_attend_vllm(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct attention_plan *plan, int version, int most_tokens);
+                     const struct attention_plan *plan, int version, int most_tokens) LINKED_LATER;
 
 /* ---- for kernels ----------------------------------------------------------------------------- */
 

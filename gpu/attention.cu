@@ -125,9 +125,9 @@ void gpu_attention_paged_1(struct gpu_device *gpu, const struct attention_argume
                sizeof(int16_t) * (size_t)a->head_dim, *a, *plan);
 }
 
-/* Version 2 or 3 for many rows, on a GPU that has them. */
+/* Version 2 or 3 for many rows, on a GPU that has them and from phase 8 on. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
-    return gpu->has_mma && head_dim <= 256 &&
+    return gpu_attention_prefill && gpu->has_mma && head_dim <= 256 &&
            gpu_attention_prefill_bytes(wide_dim(head_dim)) <= gpu->most_shared;
 }
 

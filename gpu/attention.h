@@ -35,18 +35,18 @@ static __device__ __forceinline__ size_t slot_of(const struct attention_argument
            (size_t)(position % a->page_size);
 }
 
-/* Versions 2 and 3: for many rows, on tensor cores; head_dim up to 256. With work, its items; else
- * the sequence of the arguments. */
+/* Versions 2 and 3: for many rows, on tensor cores; head_dim up to 256; from phase 8 on. With work,
+ * its items; else the sequence of the arguments. */
 struct attention_work;
 void gpu_attention_prefill(struct gpu_device *gpu, const struct attention_arguments *a,
                            const struct kv_views *kv, const struct attention_variant *variant,
-                           const struct attention_work *work);
+                           const struct attention_work *work) LINKED_LATER;
 void gpu_attention_warpgroup(struct gpu_device *gpu, const struct attention_arguments *a,
                              const struct kv_views *kv, const struct attention_variant *variant,
-                             const struct attention_work *work);
+                             const struct attention_work *work) LINKED_LATER;
 
 /* The shared memory that version 2 takes, in bytes. */
-int gpu_attention_prefill_bytes(int head_dim);
+int gpu_attention_prefill_bytes(int head_dim) LINKED_LATER;
 
 /* Whether neither masks nor scores nor elements need any care: the plain one of two kernels. */
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);

@@ -19,6 +19,9 @@
 
 #include <type_traits>
 
+/* A function that programs of early phases are linked without: its address is NULL there. */
+#define LINKED_LATER __attribute__((weak))
+
 enum gpu_kernel {
     GPU_SNAP_ROWS,
     GPU_LINEAR,

@@ -27,7 +27,6 @@ on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") 
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention_paged") \
             $(foreach v,$(if $(filter gpu,$(2)),2) 3,$(foreach t,test_attend test_attend_faults, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
-HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_shared_decoding)
 
 test: deps
@@ -78,10 +77,10 @@ define test_rules
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
-build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1)))
+build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1),11))
 	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
-                    $$(call emu_objects,$(1))
+                    $$(call emu_objects,$(1),11)
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 endef
 $(eval $(call test_rules,release))
@@ -90,10 +89,10 @@ $(eval $(call test_rules,asan))
 build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
-build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(gpu_objects)
+build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
 build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
-                   $(gpu_objects)
+                   $(call gpu_objects,,11)
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 
@@ -112,7 +111,7 @@ check-reader:
 	    {print $$3, "reader_" $$3}' >$(CHECK)/names
 	@objcopy --redefine-syms=$(CHECK)/names $(CHECK)/reader.o
 $(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(ALL_MODULES)) \
-                $(call kernel_objects,release) $(CHECK)/reader.o
+                $(call kernel_objects,release,11) $(CHECK)/reader.o
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
 .PHONY: check check-reader
 

@@ -231,7 +231,8 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
             (uint32_t)k->position_exponents,
             (uint32_t)k->head_exponents,
             v->scale};
-    return k->type == v->type && (!kv_type_splits(k->type) || (k->scale == 1 && v->scale == 1)) &&
+    bool is_linked = kv_type_has_exponents(k->type) || gpu_attention_decode_floats;
+    return is_linked && k->type == v->type && (!kv_type_splits(k->type) || (k->scale == 1 && v->scale == 1)) &&
            in_rows(k, head_dim) && in_rows(v, head_dim) && k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
            k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&
