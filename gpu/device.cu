@@ -3,6 +3,7 @@
  */
 #include "gpu/attend.h"
 #include "gpu/attention.h"
+#include "gpu/blas.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@
  * linear_parts: several matrices, one input. Version 4 takes them in one launch, the others one
  * after the other.
  */
-#include "gpu/gpu.h"
+#include "gpu/blas.h"
 #include "gpu/ptx/tensor_core.h"
 
 /* ---- 1 ----------------------------------------------------------------------------------------
