@@ -79,8 +79,10 @@ demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
+# All tests are one program (tests/programs.c).
+renamed_main = $(patsubst tests/%.c,-Dmain=main_of_%,$(filter tests/test_% tests/slow_%,$(1)))
 
-.PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
+.PHONY: help deps run test test-all test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
 
 help:
 	@echo "make run           install what is missing, build phase 8 and let the model write"
@@ -96,7 +98,8 @@ help:
 	@echo "make phase9        build ./demo: attention over any cache layout, with any mask and score"
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
-	@echo "make test          all tests, as release and under ASan and UBSan (15 minutes on 2 cores)"
+	@echo "make test          the tests, as release and under ASan and UBSan (5 minutes on 2 cores)"
+	@echo "make test-all      all of them, in every version of the kernels (15 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"
@@ -173,7 +176,7 @@ $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
