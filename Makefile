@@ -23,13 +23,16 @@ asan_FLAGS    := -O1 $(SANITIZERS)
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
-# KERNELS=gpu|emu says which of the two the demos get; tests without a GPU use the emulation.
+# KERNELS=gpu|emu says which of the two the demos get: gpu where there are nvcc and a GPU.
 comma      := ,
 NVCC       := $(shell command -v nvcc 2>/dev/null)
-KERNELS    := $(if $(NVCC),gpu,emu)
+GPU_CC     := $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))
+HAVE_GPU   := $(and $(NVCC),$(GPU_CC))
+KERNELS    := $(if $(HAVE_GPU),gpu,emu)
+NO_GPU     := $(if $(NVCC),$(if $(GPU_CC)$(filter-out file,$(origin KERNELS)),,nvcc but no GPU here: the \
+              kernels run in the emulation on the CPU; KERNELS=gpu CUDA_ARCH=sm_90 compiles them for a GPU))
 # CUDA_ARCH=sm_75|sm_80|sm_86|sm_89|sm_90: this machine's GPU, or else three kinds, and PTX for all
 # others from 8.0 on. sm_90a is sm_90 with the instructions that no later GPU has.
-GPU_CC     := $(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))
 CUDA_ARCH  := $(if $(GPU_CC),sm_$(GPU_CC),all)
 ARCH_all   := -gencode=arch=compute_75,code=sm_75 -gencode=arch=compute_80,code=[sm_80$(comma)compute_80] \
               -gencode=arch=compute_90a,code=sm_90a
@@ -38,7 +41,6 @@ ARCH_one   := $(subst sm_,,$(patsubst sm_90,sm_90a,$(CUDA_ARCH)))
 NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-ffp-contract=off \
               $(if $(WERROR),-Werror=all-warnings -Wno-deprecated-gpu-targets) \
               $(if $(filter all,$(CUDA_ARCH)),$(ARCH_all),-gencode=arch=compute_$(ARCH_one)$(comma)code=sm_$(ARCH_one))
-GPU_SOURCES := $(wildcard gpu/*.cu gpu/fast/*/*.cu)
 EMU_SOURCES := $(wildcard gpu/emu/*.cpp)
 LIBS_gpu    := $(foreach l,$(dir $(NVCC))../lib64,-L$(l) -Wl$(comma)-rpath$(comma)$(l)) -lcudart -lstdc++ -ldl
 LIBS_emu    := -lstdc++
@@ -63,26 +65,24 @@ MODULES_6 := $(MODULES_5) scheduler/block_table.c
 MODULES_7 := $(MODULES_6) scheduler/prefix_cache.c scheduler/kv_paged.c scheduler/paged_memory.c \
              tutorials/common/paged.c
 MODULES_8 := $(MODULES_7) tutorials/common/op_times.c
-MODULES_9 := $(MODULES_8)
-MODULES_10 := $(MODULES_9)
-MODULES_11 := $(MODULES_10)
-DEMO_0    := tutorials/00-no-cache/demo.c
-DEMO_1    := tutorials/01-kv-cache/demo.c
-DEMO_2    := tutorials/02-naive-batching/demo.c
-DEMO_3    := tutorials/03-scheduler/demo.c
-DEMO_4    := tutorials/04-continuous-batching/demo.c
-DEMO_5    := tutorials/05-block-allocator/demo.c
-DEMO_6    := tutorials/06-block-table/demo.c
-DEMO_7    := tutorials/07-paged-cache/demo.c
-DEMO_8    := tutorials/08-fused-attention/demo.c
-DEMO_9    := tutorials/09-layouts-and-variants/demo.c
-DEMO_10   := tutorials/10-cascade/demo.c
-DEMO_11   := tutorials/11-small-kv/demo.c
+# The kernels; those that take longest to compile come first. What a phase is linked without is NULL
+# in the table of gpu/device.cu.
+CUDA_11   := $(wildcard gpu/fast/*/*.cu gpu/*.cu)
+CUDA_10   := $(filter-out gpu/fast/decode/decode_floats.cu,$(CUDA_11))
+CUDA_8    := $(filter-out gpu/kv_convert.cu gpu/merge_states.cu,$(CUDA_10))
+CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
+               $(addprefix gpu/fast/,plan/% decode/% prompt/% step/%),$(CUDA_8))
+$(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))
+CUDA_9    := $(CUDA_10)
+$(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
+demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
 objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
+# All tests are one program (tests/programs.c).
+renamed_main = $(patsubst tests/%.c,-Dmain=main_of_%,$(filter tests/test_% tests/slow_%,$(1)))
 
-.PHONY: help deps run test test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
+.PHONY: help deps run test test-all test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
 
 help:
 	@echo "make run           install what is missing, build phase 8 and let the model write"
@@ -98,7 +98,8 @@ help:
 	@echo "make phase9        build ./demo: attention over any cache layout, with any mask and score"
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
-	@echo "make test          all tests, as release and under ASan and UBSan (15 minutes on 2 cores)"
+	@echo "make test          the tests, as release and under ASan and UBSan (5 minutes on 2 cores)"
+	@echo "make test-all      all of them, in every version of the kernels (15 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"
@@ -127,8 +128,9 @@ run: phase8
 	./demo --prompt "Write a short story about a robot who learns to paint."
 
 $(PHASES:%=phase%): phase%: deps
+	$(if $(NO_GPU),@echo "$(NO_GPU)")
 	@$(MAKE) --no-print-directory $(PARALLEL) build/release/demo$*
-	@cp build/release/demo$* demo
+	@cp build/release/demo$* demo.new && mv -f demo.new demo
 	@echo "built ./demo for phase $*; ./demo --help lists its options"
 
 numerics: deps
@@ -151,13 +153,14 @@ clean:
 release_KERNEL_FLAGS := -O1 -g -fno-var-tracking -fsanitize=thread,alignment
 asan_KERNEL_FLAGS    := -Og $(SANITIZERS) \
                         -fno-sanitize=null,alignment,object-size,pointer-overflow
-gpu_objects := $(patsubst gpu/%.cu,build/gpu/%.o,$(GPU_SOURCES))
-emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(GPU_SOURCES)) \
+# $(2): the phase.
+gpu_objects = $(patsubst gpu/%.cu,build/gpu/%.o,$(CUDA_$(2)))
+emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(CUDA_$(2))) \
               $(patsubst %.cpp,build/$(1)/%.o,$(EMU_SOURCES))
 # The demos of the sanitizer build are for tests that need no GPU, and cuBLAS takes long to load.
 release_KERNELS := $(KERNELS)
 asan_KERNELS    := emu
-kernel_objects = $(if $(filter gpu,$($(1)_KERNELS)),$(gpu_objects),$(call emu_objects,$(1)))
+kernel_objects = $(call $($(1)_KERNELS)_objects,$(1),$(2))
 
 # A file that holds a setting and is new when that has changed: what depends on it is built again.
 define setting
@@ -173,7 +176,7 @@ $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
@@ -187,10 +190,10 @@ build/$(1)/emu-demo%:
 build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
 $(foreach p,$(PHASES),
-build/$(1)/demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
-                     $$(call kernel_objects,$(1)) build/settings/$(1)-kernels
-build/$(1)/emu-demo$(p): $$(call objects,$(1),$$(DEMO_$(p)) $$(MODULES_$(p))) \
-                         $$(call emu_objects,$(1)))
+build/$(1)/demo$(p): $$(call kernel_objects,$(1),$(p)) build/settings/$(1)-kernels \
+                     $$(call objects,$(1),$$(call demo,$(p)) $$(MODULES_$(p)))
+build/$(1)/emu-demo$(p): $$(call emu_objects,$(1),$(p)) \
+                         $$(call objects,$(1),$$(call demo,$(p)) $$(MODULES_$(p))))
 endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))

@@ -99,9 +99,9 @@ __global__ static void __launch_bounds__(TILE)
 
 /* ---- the choice ----------------------------------------------------------------------------- */
 
-/* Version 2 or 3 for many rows, on a GPU that has them. */
+/* Version 2 or 3 for many rows, on a GPU that has them and from phase 8 on. */
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim) {
-    return gpu->has_mma && head_dim <= 256 &&
+    return gpu_attention_prompt_mma && gpu->has_mma && head_dim <= 256 &&
            gpu_attention_prompt_mma_bytes(prompt_dim(head_dim)) <= gpu->most_shared;
 }
 

@@ -38,7 +38,6 @@
 
 #else
 
-#include <cublas_v2.h>
 #include <cuda_runtime.h>
 
 #define SHARED(type, name, ...) __shared__ __align__(16) type name __VA_ARGS__

@@ -1,7 +1,9 @@
 /*
  * The CUDA device: memory, errors, the table. Compiled for the emulation it is the device "emu".
  */
-#include "gpu/fast/plan/plan.h"
+#include "gpu/attend.h"
+#include "gpu/fast/prompt/prompt.h"
+#include "gpu/blas.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +35,18 @@ bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what
 
 /* ---- versions --------------------------------------------------------------------------------- */
 
+/* The ops of phase 8 and later: NULL in a program that is linked without them. */
+#define FROM_LATER_PHASE(op) extern decltype(op) op __attribute__((weak))
+FROM_LATER_PHASE(gpu_attention_plan_new);
+FROM_LATER_PHASE(gpu_attention_plan_free);
+FROM_LATER_PHASE(gpu_attention_plan);
+FROM_LATER_PHASE(gpu_attention_plan_form);
+FROM_LATER_PHASE(gpu_attend);
+FROM_LATER_PHASE(gpu_merge_states);
+FROM_LATER_PHASE(gpu_finish_states);
+FROM_LATER_PHASE(gpu_kv_convert);
+FROM_LATER_PHASE(gpu_decode_step);
+
 static const struct {
     const char *name;
     int versions;
@@ -42,6 +56,26 @@ static const struct {
     {"attention_plan", 2}, {"silu_mul", 2}, {"add", 2}, {"decode_step", 2},
 };
 
+/* The versions from `first` on are linked from a phase on. */
+static const struct {
+    enum gpu_kernel kernel;
+    int first, phase;
+    bool is_linked;
+} later[] = {
+    {GPU_ATTENTION, 2, 8, gpu_attention_prompt_mma != NULL},
+    {GPU_ATTEND, 1, 8, gpu_attend != NULL},
+    {GPU_ATTENTION_PLAN, 1, 8, gpu_attention_plan != NULL},
+    {GPU_DECODE_STEP, 1, 8, gpu_decode_step != NULL},
+};
+
+/* The phase that this version of a kernel waits for, or 0 when it is linked. */
+static int phase_of(int kernel, int version) {
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (later[i].kernel == kernel && version >= later[i].first && !later[i].is_linked)
+            return later[i].phase;
+    return 0;
+}
+
 static int find_kernel(const char *name) {
     for (int i = 0; i < N_GPU_KERNELS; i++)
         if (!strcmp(kernels[i].name, name))
@@ -50,15 +84,18 @@ static int find_kernel(const char *name) {
 }
 
 static int versions(const char *name) {
-    int i = find_kernel(name);
-    return i < 0 ? 0 : kernels[i].versions;
+    int i = find_kernel(name), n = i < 0 ? 0 : kernels[i].versions;
+    while (n && phase_of(i, n))
+        n--;
+    return n;
 }
 
 static int no_versions(const char *name, struct error *err) {
     char names[256] = "";
     for (int i = 0; i < N_GPU_KERNELS; i++) {
         size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", kernels[i].name);
+        if (!phase_of(i, 1))
+            snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", kernels[i].name);
     }
     return error_set(err, NAME ": of \"%s\" there is no version to choose. Ops with versions: %s",
                      name, names);
@@ -71,6 +108,9 @@ static int set_version(struct device *dev, const char *name, int version, struct
     if (version < 0 || version > kernels[i].versions)
         return error_set(err, "%s has versions 1 to %d, or 0 for the best", name,
                          kernels[i].versions);
+    if (phase_of(i, version))
+        return error_set(err, "%s has this version from phase %d on: make phase%d", name,
+                         phase_of(i, version), phase_of(i, version));
     gpu_of(dev)->version[i] = version;
     return 0;
 }
@@ -375,6 +415,7 @@ static struct device *open_device(const struct device_options *options, struct e
     return NULL;
 }
 
+/* Ops that are not linked are NULL. */
 const struct ops TABLE = {
     .name = NAME,
     .open = open_device,

@@ -19,6 +19,9 @@
 
 #include <type_traits>
 
+/* A function that programs of early phases are linked without: its address is NULL there. */
+#define LINKED_LATER __attribute__((weak))
+
 enum gpu_kernel {
     GPU_SNAP_ROWS,
     GPU_LINEAR,
@@ -55,7 +58,7 @@ enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
 struct gpu_device {
     struct device base;
     cudaStream_t stream;
-    cublasHandle_t blas;
+    struct cublasContext *blas;
     unsigned long long *fault; /* site << 32 | token of the first fault; all ones: none. Memory of
                                   the host that kernels write to: a sync need not copy it */
     bool failed;
@@ -94,7 +97,6 @@ bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why);
 
 /* True when the call succeeded; otherwise the device has failed. */
 bool gpu_ok(struct gpu_device *gpu, cudaError_t result, const char *what);
-bool gpu_blas_ok(struct gpu_device *gpu, cublasStatus_t result, const char *what);
 
 /* Scratch memory of at least this size, or NULL when the device has failed. */
 void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, const char *op);

@@ -17,6 +17,7 @@
  * linear_parts: several matrices, one input. Version 4 takes them in one launch, the others one
  * after the other.
  */
+#include "gpu/blas.h"
 #include "gpu/fast/linear/linear.h"
 
 /* ---- 1 ----------------------------------------------------------------------------------------

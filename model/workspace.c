@@ -160,7 +160,8 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     release_drawn(ws);
-    ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    if (ws->plan)
+        ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
     decode_graphs_free(ws->graphs, ws->model->dev);
     free(ws->graphs);
     free(ws);

@@ -99,6 +99,10 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
     command_free(&c);
+    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x", build_folder(NULL));
+    assert_int_equal(c.status, 2);
+    assert_non_null(strstr(c.err, "attention has this version from phase 8 on: make phase8"));
+    command_free(&c);
     c = command_runf("%s/emu-demo1 --device gpu --prompt x", build_folder(NULL));
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "Built in: cpu, emu. Install nvcc"));

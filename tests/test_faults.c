@@ -16,12 +16,6 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The sanitizer's own allocator stops the program, unless told so, where malloc returns NULL. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void) {
-    return "allocator_may_return_null=1";
-}
-
 static const float bad_values[] = {NAN, -NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 0x1p127f};
 
 /* Rows of small integers, in which at[0 ... n_bad-1] hold a value that cannot be stored. */

@@ -13,12 +13,6 @@
 
 #include <cmocka.h>
 
-/* The sanitizer's own allocator stops the program, unless told so, where malloc returns NULL. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void) {
-    return "allocator_may_return_null=1";
-}
-
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 static float *random_floats(struct random *r, int n) {

@@ -1,11 +1,13 @@
 # Building and running the tests, fuzzers and measurements; included by the Makefile.
 
-# One program per file, linked with every module and the helpers.
+# One program per file, but all are linked as one, with every module and the helpers; the others are
+# links to it (tests/programs.c).
 ALL_MODULES  := $(MODULES_11)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
-TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c, \
-                  $(wildcard tests/*.c))
+PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c \
+                  tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 DEMOS        := $(PHASES:%=build/release/demo%)
@@ -27,18 +29,38 @@ on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") 
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention_paged") \
             $(foreach v,$(if $(filter gpu,$(2)),attention:2) 2 3,$(foreach t,test_attend test_attend_faults, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
-HAVE_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_shared_decoding)
+
+# `make test` leaves out what takes longest, where another program, build or device does a share of
+# it, and makes fewer random batches; `make test-all` is everything. The longest come first.
+LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
+                test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
+LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
+                test_shared_decoding test_golden test_check
+SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=20
+on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
+                  $(foreach t,test_golden test_shared_decoding,"SAMEBITS_DEVICE=gpu build/gpu/tests/$(t)"))
+all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
+                $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
+short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
+                $(EMU_TESTS:%=build/$(1)/%) "SAMEBITS_BATCHES=100 build/$(1)/tests/test_attention_paged"
 
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
-	@tests/run $(call programs,release,$(TEST_SOURCES)) $(call programs,asan,$(TEST_SOURCES)) \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
-	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
-	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" \
-	    $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
-	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_golden" \
-	                     "SAMEBITS_DEVICE=gpu build/gpu/tests/test_shared_decoding")
+	@tests/run "SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
+	    $(foreach t,test_attention test_ops test_decode_step test_kv_views test_states test_limits, \
+	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
+	    $(foreach t,test_attend test_cascade test_attention_paged,"$(SHORT_emu) build/release/tests/$(t)") \
+	    $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
+	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
+	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
+	    $(call short_of,asan) $(call short_of,release) $(on_gpu)
+
+test-all: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) build-test
+	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call all_of,release) $(call all_of,asan) \
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
 
 test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
@@ -78,24 +100,32 @@ define test_rules
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
-build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1)))
+build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1),11))
 	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
-build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
-                    $$(call emu_objects,$(1))
+build/$(1)/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(PROGRAMS),X($(p)))'
+build/$(1)/tests/programs.o: build/settings/programs
+build/$(1)/tests/programs: $$(call objects,$(1),$$(TEST_SOURCES) $$(SLOW_SOURCES))
+build/$(1)/tests/programs build/$(1)/tests/check_kernel: build/$(1)/tests/%: build/$(1)/tests/%.o \
+        $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
+$(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
+	@ln -sf programs $$@
 endef
+$(eval $(call setting,programs,$(PROGRAMS)))
 $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
 
 build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
-build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(gpu_objects)
+build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
-build/gpu/tests/%: build/release/tests/%.o $(call objects,release,$(TEST_HELPERS) $(ALL_MODULES)) \
-                   $(gpu_objects)
+build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/programs.c \
+                          $(TEST_SOURCES) $(SLOW_SOURCES) $(TEST_HELPERS) $(ALL_MODULES))
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
+$(PROGRAMS:%=build/gpu/tests/%): build/gpu/tests/programs
+	@ln -sf programs $@
 
 # make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the two targets below it, with KERNELS=gpu
 # or emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
@@ -112,7 +142,7 @@ check-reader:
 	    {print $$3, "reader_" $$3}' >$(CHECK)/names
 	@objcopy --redefine-syms=$(CHECK)/names $(CHECK)/reader.o
 $(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(ALL_MODULES)) \
-                $(call kernel_objects,release) $(CHECK)/reader.o
+                $(call kernel_objects,release,11) $(CHECK)/reader.o
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
 .PHONY: check check-reader
 

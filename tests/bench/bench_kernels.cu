@@ -7,6 +7,7 @@
  * rotate over enough copies that the L2 cache cannot hold them. Arguments name the parts to run:
  * rows, linear, attention; without any, all run.
  */
+#include "gpu/blas.h"
 #include "tests/bench/gpu_bench.h"
 
 #include <cuda_bf16.h>

@@ -211,7 +211,8 @@ bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, 
             (uint32_t)k->page_exponents,
             (uint32_t)k->position_exponents,
             (uint32_t)k->head_exponents};
-    return k->type == v->type && in_rows(k, head_dim) && in_rows(v, head_dim) &&
+    bool is_linked = kv_type_has_exponents(k->type) || gpu_attention_decode_floats;
+    return is_linked && k->type == v->type && in_rows(k, head_dim) && in_rows(v, head_dim) &&
            k->page_exponents == v->page_exponents &&
            k->position_exponents == v->position_exponents &&
            k->head_exponents == v->head_exponents && head_dim * kv_type_bytes(k->type) % 16 == 0 &&

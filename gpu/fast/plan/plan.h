@@ -296,7 +296,8 @@ struct decode_cache {
     uint32_t page_rows, position_rows, head_rows;
 };
 
-/* Decode for the row groups of the plan: the shares, then the merge of those that were split. */
+/* Decode for the row groups of the plan: the shares, then the merge of those that were split.
+ * Caches of floats have kernels from phase 11 on; until then version 1 of attend reads them. */
 struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
@@ -304,7 +305,7 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
 void gpu_attention_decode_floats(struct gpu_device *gpu, const struct attention_arguments *a,
                                  const struct decode_cache *cache,
                                  const struct attention_variant *variant,
-                                 const struct attention_plan *plan);
+                                 const struct attention_plan *plan) LINKED_LATER;
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan);
