@@ -12,30 +12,33 @@
 
 #include <stddef.h>
 
+/* Tests are linked with a GPU's kernels, too, where nobody calls these. */
+#define EMU_CONTROL __attribute__((weak))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* How much device memory there is; the default is 16 GiB. */
-void emu_set_memory_limit(size_t bytes);
+EMU_CONTROL void emu_set_memory_limit(size_t bytes);
 
 /* Device memory in use. */
-size_t emu_memory_used(void);
+EMU_CONTROL size_t emu_memory_used(void);
 
 /* The n-th runtime call, launch or cuBLAS call from now (1: the next) fails with `error`, a
  * cudaError_t (from the environment: an uncorrectable memory error), as does every later one until
  * cudaDeviceReset(). n = 0 takes it back. */
-void emu_lose_device_at(int n, int error);
+EMU_CONTROL void emu_lose_device_at(int n, int error);
 
 /* The device's compute capability, ten times (90: 9.0; 0: no device), and the lowest one that the
  * kernels are built for. The defaults are 90 and 80. */
-void emu_set_capability(int capability, int built_for);
+EMU_CONTROL void emu_set_capability(int capability, int built_for);
 
 /* Calls so far that emu_lose_device_at counts. */
-long emu_calls(void);
+EMU_CONTROL long emu_calls(void);
 
 /* cudaDeviceReset(), and the settings above are what they were at the start. */
-void emu_reset(void);
+EMU_CONTROL void emu_reset(void);
 
 #ifdef __cplusplus
 }

@@ -118,7 +118,7 @@ static struct rotation start(const std::vector<int> &lengths, int qo_len, int pa
 }
 
 /* The next call of the rotation, number i: causal attention as the engine has it. */
-static void attend_plain(const struct rotation *r, int i) {
+static inline void attend_plain(const struct rotation *r, int i) {
     struct attention_variant causal = attention_variant_causal();
     struct kv_views kv = kv_layer_views(&r->kv, KV_BFP16, r->page_size, KV_HEADS, DIM);
     dev->ops->attend(dev, r->y, r->q, &kv, r->plans[(size_t)i % r->plans.size()], &causal, 0);
