@@ -146,10 +146,10 @@ check-reader:
 # What our kernels call, and define; and what is no kernel's to define.
 build/check/$(KERNELS)/names: $(filter-out $(RUNTIME),$(call kernel_objects,release,11))
 	@mkdir -p $(@D)
-	@nm $^ | awk 'NF >= 2 && $$(NF - 1) ~ /[A-Z]/ {print $$NF}' | sort -u >$@
+	@nm $^ | awk 'NF >= 2 && $$(NF - 1) ~ /[A-Z]/ {print $$NF}' | LC_ALL=C sort -u >$@
 build/check/$(KERNELS)/runtime: $(RUNTIME)
 	@mkdir -p $(@D)
-	@: >$@; for f in $^; do nm $$f | awk 'NF == 3 && $$2 ~ /[TDBR]/ {print $$3}' >>$@; done
+	@$(if $^,nm $^,:) | awk 'NF == 3 && $$2 ~ /[TDBR]/ {print $$3}' | LC_ALL=C sort -u >$@
 $(CHECK)/renamed.o: $(CHECK)/reader.o
 	@nm $< | awk 'NF == 3 && $$2 ~ /[TDBR]/ && $$3 != "check_use_reader" {print $$3, "reader_" $$3}' \
 	    >$(CHECK)/renamed
