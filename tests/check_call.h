@@ -18,9 +18,9 @@
 #include <stdatomic.h>
 
 enum {
-    CHECK_BATCH = 6,       /* the most calls in one request */
-    CHECK_ZONE = 256,      /* bytes of a zone: arrays stay aligned */
-    CHECK_HEAD = 4096,     /* bytes before the arrays of the first call */
+    CHECK_BATCH = 6,   /* the most calls in one request */
+    CHECK_ZONE = 256,  /* bytes of a zone: arrays stay aligned */
+    CHECK_HEAD = 4096, /* bytes before the arrays of the first call */
     CHECK_NO_ARRAY = -1,
     CHECK_REQUESTS_FD = 3, /* of the candidate: the pipe, and the memory */
     CHECK_MEMORY_FD = 4
@@ -31,7 +31,7 @@ enum check_state { CHECK_ASKED, CHECK_READY, CHECK_GO, CHECK_DONE, CHECK_ANSWERE
 /* The head of the shared memory. */
 struct check_memory {
     _Atomic int state;
-    int is_lost; /* the device failed: error says how */
+    int is_lost;        /* the device failed: error says how */
     struct fault fault; /* of all calls together */
     char error[600];
 };
@@ -39,20 +39,20 @@ struct check_memory {
 /* Where one array lies. */
 struct check_place {
     enum check_role role;
-    int rows, cols;        /* of weights */
-    size_t bytes, zone;    /* zone: bytes on each side; 0: the memory ends where the array ends */
-    size_t at, exponents;  /* in the memory of a call: the first zone; the exponents of weights */
+    int rows, cols;       /* of weights */
+    size_t bytes, zone;   /* zone: bytes on each side; 0: the memory ends where the array ends */
+    size_t at, exponents; /* in the memory of a call: the first zone; the exponents of weights */
 };
 
 struct check_request {
     int size[CHECK_SIZES];
-    int over;           /* array 0 is this array, too; or CHECK_NO_ARRAY */
-    int n_calls;        /* 0 ... CHECK_BATCH, one after the other, with arrays of their own */
-    int n_copies;       /* instead of calls: copies of CHECK_COPY_BYTES on the device */
-    int is_timed;       /* the device works until it is READY: its clocks are up, its cache is cold */
+    int over;     /* array 0 is this array, too; or CHECK_NO_ARRAY */
+    int n_calls;  /* 0 ... CHECK_BATCH, one after the other, with arrays of their own */
+    int n_copies; /* instead of calls: copies of CHECK_COPY_BYTES on the device */
+    int is_timed; /* the device works until it is READY: its clocks are up, its cache is cold */
     int n_arrays;
     struct check_place places[CHECK_ARRAYS];
-    size_t call_bytes;  /* from the arrays of one call to those of the next */
+    size_t call_bytes; /* from the arrays of one call to those of the next */
 };
 
 #define CHECK_COPY_BYTES ((size_t)1 << 30)

@@ -1,8 +1,8 @@
 /*
- * check_cases.h - one call of any op as data, so that it can be made in one process and run in another: the
- * arrays that it reads and writes, the sizes where kernels break, and how it is called. An op is
- * one entry of the table in check_cases.c: a function that makes the arrays, one that calls it, a
- * list of shapes.
+ * check_cases.h - one call of any op as data, so that it can be made in one process and run in
+ * another: the arrays that it reads and writes, the sizes where kernels break, and how it is
+ * called. An op is one entry of the table in check_cases.c: a function that makes the arrays, one
+ * that calls it, a list of shapes.
  */
 #ifndef SAMEBITS_TESTS_CHECK_CASES_H
 #define SAMEBITS_TESTS_CHECK_CASES_H

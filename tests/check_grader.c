@@ -28,8 +28,8 @@ void free_calls(struct grader *g) {
 
 /* The fault that a device keeps of two. */
 static struct fault earlier(struct fault a, struct fault b) {
-    bool a_first = b.site < 0 || (a.site >= 0 && (a.site < b.site ||
-                                                  (a.site == b.site && a.token <= b.token)));
+    bool a_first = b.site < 0 ||
+                   (a.site >= 0 && (a.site < b.site || (a.site == b.site && a.token <= b.token)));
     return a_first ? a : b;
 }
 
@@ -91,14 +91,21 @@ static void describe(struct grader *g, struct check_request *r, const int *size,
                      const struct grading *how) {
     const struct check_call *call = &g->calls[0].call;
     size_t at = 0;
-    *r = (struct check_request){.over = how->over, .n_calls = how->n_calls,
-                                .is_timed = how->is_timed, .n_arrays = call->n_arrays};
+    *r = (struct check_request){.over = how->over,
+                                .n_calls = how->n_calls,
+                                .is_timed = how->is_timed,
+                                .n_arrays = call->n_arrays};
     memcpy(r->size, size, sizeof r->size);
     for (int i = 0; i < call->n_arrays; i++) {
         const struct check_array *a = &call->arrays[i];
         bool has_zones = is_on_device(a) && (!g->is_emulated || is_written(a) || i == how->over);
-        struct check_place p = {a->role, a->rows, a->cols, a->bytes, has_zones ? CHECK_ZONE : 0,
-                                .at = at, .exponents = at + aligned(a->bytes)};
+        struct check_place p = {a->role,
+                                a->rows,
+                                a->cols,
+                                a->bytes,
+                                has_zones ? CHECK_ZONE : 0,
+                                .at = at,
+                                .exponents = at + aligned(a->bytes)};
         at += aligned(a->bytes + 2 * p.zone) + (a->exponents ? aligned((size_t)a->rows) : 0);
         r->places[i] = p;
     }
@@ -194,8 +201,8 @@ bool grade_calls(struct grader *g, struct candidate *c, const int *size, const s
     unsigned char *memory = candidate_memory(c, &r);
     for (int i = 0; i < how->n_calls; i++)
         share(&g->calls[i], &r, memory + (size_t)i * r.call_bytes);
-    bool same = candidate_run(c, &r, how->seconds, inner) &&
-                same_fault(&g->want, &c->memory->fault, inner);
+    bool same =
+        candidate_run(c, &r, how->seconds, inner) && same_fault(&g->want, &c->memory->fault, inner);
     for (int i = 0; i < how->n_calls && same && !how->has_nan; i++) {
         same = same_call(&g->calls[i], &r, memory + (size_t)i * r.call_bytes, inner);
         if (how->n_calls > 1)

@@ -28,8 +28,8 @@ struct grader {
 
 /* How calls are made. */
 struct grading {
-    int over;    /* array 0 is this array, too, or CHECK_NO_ARRAY */
-    int n_calls; /* 1 ... CHECK_BATCH */
+    int over;     /* array 0 is this array, too, or CHECK_NO_ARRAY */
+    int n_calls;  /* 1 ... CHECK_BATCH */
     bool has_nan; /* one of the op's nan_arrays has a NaN: only the fault is compared */
     bool is_timed;
     double *seconds; /* of all calls together, by the grader's clock; or NULL */

@@ -122,12 +122,11 @@ static double bytes_of(const struct check_call *call) {
 }
 
 static void print_speed(const char *name, double s, double bytes, double copy) {
-    printf("%-30s %9.1f %9.2f %8.0f %%\n", name, s * 1e6, bytes / s / 1e12,
-           100 * bytes / s / copy);
+    printf("%-30s %9.1f %9.2f %8.0f %%\n", name, s * 1e6, bytes / s / 1e12, 100 * bytes / s / copy);
 }
 
-/* Seconds of one call of each side: batches in turn, each with inputs of its own. Returns false when
- * an output of a timed call is wrong: a wrong kernel has no speed. */
+/* Seconds of one call of each side: batches in turn, each with inputs of its own. Returns false
+ * when an output of a timed call is wrong: a wrong kernel has no speed. */
 static bool race(struct grader *g, const int *size, double median_of[2]) {
     struct candidate *sides[2] = {&g->checked, &g->ours};
     struct check_request nothing = {.is_timed = 1};
@@ -158,7 +157,8 @@ static bool print_speeds(struct grader *g) {
     for (int i = 0; i < CHECK_SIZES && g->op->sizes[i]; i++)
         printf("%s %d %s", i ? "," : "", size[i], g->op->sizes[i]);
     printf(": medians of %d batches of %d calls, all with new inputs, all outputs checked;\n"
-           "a copy of 1 GiB moves %.2f TB/s (read + written)\n", REPEATS, CHECK_BATCH, copy / 1e12);
+           "a copy of 1 GiB moves %.2f TB/s (read + written)\n",
+           REPEATS, CHECK_BATCH, copy / 1e12);
     printf("%-30s %9s %9s %10s\n", "", "us", "TB/s", "of a copy");
     print_speed(g->checked.name, s[0], bytes, copy);
     print_speed("ours, in gpu/", s[1], bytes, copy);
@@ -171,7 +171,8 @@ static bool print_speeds(struct grader *g) {
 static const char *beside(const char *program) {
     static char path[4096];
     const char *slash = strrchr(program, '/');
-    snprintf(path, sizeof path, "%.*scheck_candidate", slash ? (int)(slash + 1 - program) : 0, program);
+    snprintf(path, sizeof path, "%.*scheck_candidate", slash ? (int)(slash + 1 - program) : 0,
+             program);
     return path;
 }
 

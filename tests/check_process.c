@@ -48,8 +48,8 @@ void candidate_start(struct candidate *c, const char *program, const char *op) {
     c->memory = mmap(NULL, CHECK_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, c->memory_fd, 0);
     if (c->memory == MAP_FAILED)
         stop("the memory for its arrays");
-    signal(SIGPIPE, SIG_IGN); /* a candidate that has ended: no answer */
-#ifndef __SANITIZE_ADDRESS__ /* which reads its own memory */
+    signal(SIGPIPE, SIG_IGN);  /* a candidate that has ended: no answer */
+#ifndef __SANITIZE_ADDRESS__   /* which reads its own memory */
     prctl(PR_SET_DUMPABLE, 0); /* no other process of this user may read or write this one */
 #endif
     c->pid = fork();
@@ -59,6 +59,7 @@ void candidate_start(struct candidate *c, const char *program, const char *op) {
         become(c, ends[0], program, op);
     close(ends[0]);
     c->requests = ends[1];
+    fcntl(c->requests, F_SETFL, O_NONBLOCK); /* a candidate that reads no requests stops nobody */
 }
 
 unsigned char *candidate_memory(struct candidate *c, const struct check_request *r) {
@@ -130,7 +131,7 @@ bool candidate_run(struct candidate *c, const struct check_request *r, double *s
     double begin = now();
     atomic_store(&m->state, (int)CHECK_ASKED);
     ssize_t written = write(c->requests, r, sizeof *r);
-    (void)written; /* of a process that has ended, wait_for tells how */
+    (void)written; /* if it was not, wait_for finds out what is wrong */
     if (!wait_for(c, CHECK_READY, begin, report))
         return false;
     begin = now();

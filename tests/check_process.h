@@ -12,14 +12,14 @@
 enum { CHECK_REPORT = 640 };
 
 struct candidate {
-    const char *name;     /* of what it runs: the reader's file, or gpu/ */
+    const char *name; /* of what it runs: the reader's file, or gpu/ */
     pid_t pid;
     int requests, output; /* the pipe to it, and a file of what it prints */
     int memory_fd;
     struct check_memory *memory;
-    size_t bytes;  /* that are mapped */
-    int limit;     /* seconds that it may take for a request */
-    bool is_lost;  /* it ended, hung, or its device stopped: nothing runs there any more */
+    size_t bytes; /* that are mapped */
+    int limit;    /* seconds that it may take for a request */
+    bool is_lost; /* it ended, hung, or its device stopped: nothing runs there any more */
 };
 
 /* Starts the program for an op. The grader ends with status 2 when that cannot be done. */

@@ -1,6 +1,7 @@
 /* The checker of readers' kernels, `make check`: every op of ours passes, and broken kernels do
- * not, each for its own reason; those that cheat are refused. The broken ones are tutorials/gpu-pair/mine.cu with one line
- * changed. And make itself: what another setting asks for is built again. */
+ * not, each for its own reason; those that cheat are refused. The broken ones are
+ * tutorials/gpu-pair/mine.cu with one line changed. And make itself: what another setting asks for
+ * is built again. */
 #include "tests/command.h"
 
 #include <setjmp.h>
@@ -151,7 +152,8 @@ static void a_fault_that_nobody_hears_of_is_found(void **state) {
     command_free(&c);
 }
 
-/* ---- cheats ----------------------------------------------------------------------------------- */
+/* ---- cheats -----------------------------------------------------------------------------------
+ */
 
 /* The launcher of mine.cu with `begin` as its first line and `end` as its last. */
 static struct command check_cheat(const char *name, const char *begin, const char *end) {
@@ -215,7 +217,8 @@ static void skipped_work_fails(void **state) {
                  "static int rows, cols, calls;\n"
                  "    calls = rows == n_rows && cols == n_cols ? calls + 1 : 0;\n"
                  "    rows = n_rows; cols = n_cols;\n    if (calls > 5) return;",
-                 "", 1, "pass\nFAIL  timed as a batch: call 4 of 6: y, token 0, index 0: want ", "");
+                 "", 1, "pass\nFAIL  timed as a batch: call 4 of 6: y, token 0, index 0: want ",
+                 "");
 }
 
 static void replaced_timers_are_refused(void **state) {
