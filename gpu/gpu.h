@@ -54,6 +54,7 @@ enum gpu_scratch {
 };
 
 enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
+enum { N_SPLITS = 4 };        /* of a sum in linear: 8, 4 ... 1 parts */
 
 struct gpu_device {
     struct device base;
@@ -86,6 +87,9 @@ struct gpu_device {
             int n_blocks, at_once; /* at_once: clusters of so many blocks that run at once */
         } clusters[N_CLUSTER_SIZES];
     } step;
+    struct {
+        int n_blocks, at_once;
+    } linear_clusters[2][N_SPLITS]; /* of linear_5 with tiles of 64 and 128 rows; 0: not asked for */
     struct {
         void *data;
         size_t bytes;
