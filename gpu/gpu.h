@@ -89,7 +89,7 @@ struct gpu_device {
     } step;
     struct {
         int n_blocks, at_once;
-    } linear_clusters[2][N_SPLITS]; /* of linear_5 with tiles of 64 and 128 rows; 0: not asked for */
+    } linear_clusters[4][N_SPLITS]; /* of linear_5, for each kind of tile; 0: not asked for */
     struct {
         void *data;
         size_t bytes;

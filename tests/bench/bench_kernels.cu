@@ -148,6 +148,18 @@ static void bench_linear(void) {
             auto one = [&](int i) {
                 dev->ops->linear(dev, y, snapped, &w[(size_t)(i % COPIES)], m);
             };
+            if (v == 5 && m > 16 && m <= 512) {
+                const char *name[] = {"0", "1", "2", "3", "4"};
+                for (int t = 1; t < 5; t++)
+                    for (int i = 2; i < 4; i++) {
+                        setenv("L5_TILE", name[t], 1);
+                        setenv("L5_SPLIT", name[i], 1);
+                        printf("  %d/%d: %.1f", t, 8 >> i, graph_seconds(COPIES * 2, one) * 1e6);
+                    }
+                unsetenv("L5_TILE");
+                unsetenv("L5_SPLIT");
+                printf("\n");
+            }
             double s = v == 2 ? seconds(2, one) : graph_seconds(COPIES * 2, one);
             printf("%-7d %7d %10.1f %13.2f %8.0f %% %9.1f %14.1f\n", m, v, s * 1e6,
                    2.0 * N * N / s / 1e12, 2.0 * N * N / s / 1e12 / copy_tbs * 100, flop / s / 1e12,

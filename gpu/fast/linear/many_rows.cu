@@ -5,20 +5,22 @@
 #include "gpu/fast/linear/linear.h"
 #include "gpu/ptx/cluster.h"
 #include "gpu/ptx/tile_copy.h"
+#include <stdio.h>
+#include <stdlib.h>
 
 enum { THREADS = 256, STEP = 128, MAX_K = 65536, ROW_TILES_TOGETHER = 8 };
 
 /* A block's tile of y, and what a step of STEP columns of x and W takes in shared memory. Its two
- * groups of four warps take 64 rows and COLUMNS columns each: beside each other, or one below the
- * other with ROW_GROUPS = 2. */
+ * groups of four warps multiply 64 rows each, or, with ROW_GROUPS = 1, the same rows, and take every
+ * other 32 columns of a step. */
 template <int ROW_GROUPS, int COLUMNS> struct tile_sizes {
-    static const int ROWS = 64 * ROW_GROUPS, OUTS = COLUMNS * 2 / ROW_GROUPS;
+    static const int ROWS = 64 * ROW_GROUPS, OUTS = COLUMNS, SUM_GROUPS = 2 / ROW_GROUPS;
     static const int X_BYTES = ROWS * TILE_ROW_BYTES; /* 64 mantissas of each row */
     static const int W_BYTES = OUTS * TILE_ROW_BYTES; /* STEP digits of each row */
     static const int STAGE_BYTES = 2 * X_BYTES + 2 * W_BYTES;
     static const int STAGES = 200 * 1024 / STAGE_BYTES;
-    static const int SHARED_BYTES = STAGES * (STAGE_BYTES + 8);
-    static const int PAIRS = COLUMNS / 4; /* of neighbours in y, of each thread */
+    static const int SHARED_BYTES = STAGES * (STAGE_BYTES + 8) + ROWS + OUTS;
+    static const int PAIRS = COLUMNS / 4; /* of sums of a thread */
 };
 
 struct weights {
@@ -100,6 +102,17 @@ template <class size> struct loader {
     }
 };
 
+/* What a thread brings to shared memory: of row or column number threadIdx.x. 0: there is none. */
+template <class size>
+static __device__ __forceinline__ int8_t load_exponent(const struct product *p,
+                                                       const struct tile_place *place) {
+    int row = (int)threadIdx.x, column = row - size::ROWS;
+    if (column < 0)
+        return place->first_token + row < p->n_tokens ? p->x_exponents[place->first_token + row] : 0;
+    bool exists = column < size::OUTS && place->first_out + column < place->w->n;
+    return exists ? place->w->exponents[place->first_out + column] : 0;
+}
+
 template <int COLUMNS> struct tile_sums {
     int32_t high[COLUMNS / 2], middle[COLUMNS / 2], low[COLUMNS / 2];
 };
@@ -144,60 +157,71 @@ static __device__ __forceinline__ void multiply(sums *s, const struct row_digits
     wgmma_end();
 }
 
-/* Exact: each is an integer below 2^53. */
+/* An integer below 2^51, as a double: with 1.5 * 2^52 added, it is the low bits. */
 static __device__ __forceinline__ double join(int32_t high, int32_t middle, int32_t low) {
-    return fma(65536.0, (double)high, fma(256.0, (double)middle, (double)low));
+    const double shift = 0x1.8p52;
+    long long sum = 65536ll * high + (256ll * middle + low) + 0x4338000000000000ll;
+    double shifted;
+    memcpy(&shifted, &sum, sizeof shifted);
+    return shifted - shift;
 }
 
-/* Rounds and writes a pair of neighbours in y: pair number i of a thread, in the order of wgmma's d.
- * token, out: of pair 0. */
-static __device__ __forceinline__ void write_pair(const struct product *p, const struct weights *w,
-                                                  int token, int out, int i, double2 dot) {
-    token += i % 2;
-    out += i / 2 * 8;
-    if (token >= p->n_tokens)
-        return;
-    float *y = w->y + (size_t)token * (size_t)w->n + (size_t)out;
-    int e = p->x_exponents[token] - 30;
-    if (out < w->n)
-        y[0] = num_dot_to_float(dot.x, e + w->exponents[out]);
-    if (out + 1 < w->n)
-        y[1] = num_dot_to_float(dot.y, e + w->exponents[out + 1]);
-}
+/* Where a thread's outputs are. A pair is two neighbours; pair number i, in the order of wgmma's d,
+ * is at row i % 2 and column i / 2 * 8. */
+struct outputs {
+    const int8_t *x_exponents, *w_exponents; /* in shared memory, of row and column 0 */
+    float *y;
+    int token, out, n_tokens, n; /* of row and column 0, and how many there are */
+};
 
-/* The sums of a tile become y, those of all blocks of the cluster: each puts its own into its shared
- * memory and takes a share of the tile from all. */
-template <int ROW_GROUPS, int COLUMNS>
-static __device__ __forceinline__ void finish_tile(const struct product *p,
-                                                   const struct tile_place *place,
-                                                   const tile_sums<COLUMNS> *s, double2 *shared,
-                                                   int token, int out) {
-    const int PAIRS = tile_sizes<ROW_GROUPS, COLUMNS>::PAIRS;
-    shared += threadIdx.x;
-    if (p->exchanges)
-        __syncthreads();
-    UNROLL
-    for (int i = 0; i < PAIRS; i++) {
-        double2 dot = make_double2(join(s->high[2 * i], s->middle[2 * i], s->low[2 * i]),
-                                   join(s->high[2 * i + 1], s->middle[2 * i + 1], s->low[2 * i + 1]));
-        if (p->exchanges)
-            shared[i * THREADS] = dot;
-        else
-            write_pair(p, place->w, token, out, i, dot);
+static __device__ __forceinline__ void write_pair(const struct outputs *o, int i, double2 dot) {
+    int token = o->token + i % 2, column = i / 2 * 8, out = o->out + column;
+    int e = o->x_exponents[i % 2] - 30;
+    float2 y = make_float2(num_dot_to_float(dot.x, e + o->w_exponents[column]),
+                           num_dot_to_float(dot.y, e + o->w_exponents[column + 1]));
+    float *to = o->y + (size_t)token * (size_t)o->n + (size_t)out;
+    if (token < o->n_tokens && out + 1 < o->n && o->n % 2 == 0) {
+        *(float2 *)to = y;
+    } else if (token < o->n_tokens && out < o->n) {
+        to[0] = y.x;
+        if (out + 1 < o->n)
+            to[1] = y.y;
     }
-    if (!p->exchanges)
-        return;
+}
+
+template <int COLUMNS>
+static __device__ __forceinline__ double2 join_pair(const tile_sums<COLUMNS> *s, int i) {
+    return make_double2(join(s->high[2 * i], s->middle[2 * i], s->low[2 * i]),
+                        join(s->high[2 * i + 1], s->middle[2 * i + 1], s->low[2 * i + 1]));
+}
+
+/* The sums of all blocks of the cluster, and of both groups of warps if these share outputs: each
+ * puts its own into its shared memory and takes a share of the outputs from all. */
+template <class size, int COLUMNS>
+static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, double2 *shared,
+                                                const struct outputs *o, int n_blocks) {
+    const int ALL = size::PAIRS * 128;
+    int group = (int)threadIdx.x / 128, place = (int)threadIdx.x % 128;
+    UNROLL
+    for (int i = 0; i < size::PAIRS; i++)
+        shared[group * ALL + i * 128 + place] = join_pair(s, i);
     cluster_arrive();
     cluster_wait();
-    int share = PAIRS / p->n_blocks, first = cluster_rank() * share;
-    for (int i = first; i < first + share; i++) {
+    int share = size::PAIRS / (n_blocks * size::SUM_GROUPS), turn = cluster_rank();
+    if (size::SUM_GROUPS == 2) {
+        turn = turn * 2 + group;
+        group = 0;
+    }
+    for (int i = turn * share; i < (turn + 1) * share; i++) {
         double2 dot = make_double2(0, 0);
-        for (int block = 0; block < p->n_blocks; block++) {
-            double2 part = load_from_peer(&shared[i * THREADS], block);
+        for (int block = 0; block < n_blocks; block++)
+            UNROLL
+        for (int j = group; j < group + size::SUM_GROUPS; j++) {
+            double2 part = load_from_peer(&shared[j * ALL + i * 128 + place], block);
             dot.x += part.x;
             dot.y += part.y;
         }
-        write_pair(p, place->w, token, out, i, dot);
+        write_pair(o, i, dot);
     }
     cluster_arrive(); /* a block's memory is there until all have read it */
     cluster_wait();
@@ -212,6 +236,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
         return;
     let_next_kernel_start();
     struct bulk_barrier *arrived = (struct bulk_barrier *)(ring + size::STAGES * size::STAGE_BYTES);
+    int8_t *exponents = (int8_t *)(arrived + size::STAGES); /* of rows, then of columns */
     int thread = (int)threadIdx.x, rank = cluster_rank();
     int first = p.n_steps * rank / p.n_blocks, end = p.n_steps * (rank + 1) / p.n_blocks;
     int n_clusters = (int)gridDim.x / p.n_blocks, cluster = (int)blockIdx.x / p.n_blocks;
@@ -236,23 +261,25 @@ __global__ static void __launch_bounds__(THREADS, 1)
      * half of the warp reads at once are in different banks. */
     int group = thread / 128, lane = thread % 32, t = lane % 4;
     int row = thread % 128 / 32 * 16 + lane / 4 * 2 + (ROW_GROUPS == 2 ? group * 64 : 0);
-    int column = ROW_GROUPS == 2 ? 0 : group * COLUMNS;
-    int swizzle = (t / 2 ^ row % 8) * 16;
+    int half = ROW_GROUPS == 2 ? 0 : group; /* the second 32 of every 64 columns */
+    int swizzle = (t / 2 ^ row % 8 ^ half * 4) * 16;
     const unsigned char *x = ring + row * TILE_ROW_BYTES + t % 2 * 8;
-    const unsigned char *w = ring + 2 * size::X_BYTES + column * TILE_ROW_BYTES;
+    const unsigned char *w = ring + 2 * size::X_BYTES;
     int stage = 0;
     unsigned parity = 0;
     for (int tile = cluster; tile < p.n_row_tiles * p.n_column_tiles; tile += n_clusters) {
+        struct tile_place place = place_of<size>(&p, tile);
         struct tile_sums<COLUMNS> sums = {};
+        int8_t exponent = load_exponent<size>(&p, &place);
         for (int step = first; step < end; step++) {
             bulk_wait(&arrived[stage], parity, size::STAGES - 2);
             UNROLL
-            for (int i = 0; i < STEP / 32; i++) {
+            for (int i = 0; i < STEP / 32; i += size::SUM_GROUPS) {
                 const unsigned char *digits = w + stage * size::STAGE_BYTES;
                 struct row_digits rows =
                     load_digits<size>(x + stage * size::STAGE_BYTES, swizzle, i);
-                multiply(&sums, &rows, shared_matrix_swizzled(digits, 2 * i),
-                         shared_matrix_swizzled(digits + size::W_BYTES, 2 * i));
+                multiply(&sums, &rows, shared_matrix_swizzled(digits, 2 * (i + half)),
+                         shared_matrix_swizzled(digits + size::W_BYTES, 2 * (i + half)));
                 wgmma_wait_but_last();
                 if (i == 0) { /* now all are done with the stage before */
                     __syncthreads();
@@ -271,10 +298,25 @@ __global__ static void __launch_bounds__(THREADS, 1)
         wgmma_settle(sums.high);
         wgmma_settle(sums.middle);
         wgmma_settle(sums.low);
-        struct tile_place place = place_of<size>(&p, tile);
-        finish_tile<ROW_GROUPS, COLUMNS>(&p, &place, &sums, (double2 *)ring,
-                                         place.first_token + row,
-                                         place.first_out + column + 2 * t);
+        /* All are done with the ring and with the exponents of the last tile. */
+        __syncthreads();
+        if (thread < size::ROWS + size::OUTS)
+            exponents[thread] = exponent;
+        __syncthreads();
+        const struct outputs o = {exponents + row,
+                                  exponents + size::ROWS + 2 * t,
+                                  place.w->y,
+                                  place.first_token + row,
+                                  place.first_out + 2 * t,
+                                  p.n_tokens,
+                                  place.w->n};
+        if (p.exchanges) {
+            exchange<size>(&sums, (double2 *)ring, &o, p.n_blocks);
+        } else {
+            UNROLL
+            for (int i = 0; i < COLUMNS / 4; i++)
+                write_pair(&o, i, join_pair(&sums, i));
+        }
     }
 }
 
@@ -286,7 +328,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
 template <int ROW_GROUPS, int COLUMNS>
 static int choose_clusters(struct gpu_device *gpu, struct product *p) {
     typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
-    auto *clusters = gpu->linear_clusters[ROW_GROUPS - 1];
+    auto *clusters = gpu->linear_clusters[ROW_GROUPS * 2 - 2 + (COLUMNS == 64)];
     for (int i = 0; i < N_SPLITS && !clusters[N_SPLITS - 1].at_once; i++) {
         clusters[i].n_blocks = 1 << (N_SPLITS - 1 - i);
         if (!gpu_ok(gpu,
@@ -299,9 +341,11 @@ static int choose_clusters(struct gpu_device *gpu, struct product *p) {
     while (i < N_SPLITS - 1 &&
            (n_tiles > clusters[i].at_once || p->n_steps < 2 * clusters[i].n_blocks))
         i++;
+    if (getenv("L5_SPLIT")) i = atoi(getenv("L5_SPLIT"));
+    if (getenv("L5_PRINT")) { static int last; if (last != n_tiles) fprintf(stderr, "tiles %d: split %d; at once %d %d %d %d\n", n_tiles, clusters[i].n_blocks, clusters[0].at_once, clusters[1].at_once, clusters[2].at_once, clusters[3].at_once); last = n_tiles; }
     p->n_blocks = clusters[i].n_blocks;
-    p->exchanges = i < N_SPLITS - 1;
-    return n_tiles < clusters[i].at_once ? n_tiles : clusters[i].at_once;
+    p->exchanges = i < N_SPLITS - 1 || size::SUM_GROUPS == 2;
+    return p->exchanges || n_tiles < clusters[i].at_once ? n_tiles : clusters[i].at_once;
 }
 
 template <int ROW_GROUPS, int COLUMNS>
@@ -345,8 +389,18 @@ bool gpu_linear_many_rows_fits(const struct gpu_device *gpu, const struct matrix
 
 void gpu_linear_many_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                           struct bfp_rows x, int n_tokens) {
-    if (n_tokens <= 64)
+    int n_column_tiles = 0;
+    for (int i = 0; i < n_parts; i++)
+        n_column_tiles += (parts[i].w->n + 127) / 128;
+    int tile = n_tokens <= 64 ? (n_column_tiles * 4 <= gpu->n_processors ? 1 : 2) : 3;
+    if (getenv("L5_TILE"))
+        tile = atoi(getenv("L5_TILE"));
+    if (tile == 1)
         launch_5<1, 64>(gpu, parts, n_parts, x, n_tokens);
-    else
+    else if (tile == 2)
+        launch_5<1, 128>(gpu, parts, n_parts, x, n_tokens);
+    else if (tile == 3)
         launch_5<2, 128>(gpu, parts, n_parts, x, n_tokens);
+    else
+        launch_5<2, 64>(gpu, parts, n_parts, x, n_tokens);
 }
