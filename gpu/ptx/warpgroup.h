@@ -4,8 +4,8 @@
  * capability 9.0, compiled for sm_90a), plain C in the emulation; the same bits.
  *
  *     d[64][n] = a b, or d += a b with ADD: 8-bit integers a[64][32], from registers, and
- *     b[32][n], from shared memory; 32-bit sums that wrap around. n is 64 or 128, twice the number
- *     of d's registers
+ *     b[32][n], from shared memory; 32-bit sums that wrap around. n is 32, 64 or 128, twice the
+ *     number of d's registers
  *
  * Who holds what: warp w of the group has rows 16 w .. 16 w + 15 of a and d, lane = 4 g + t of it
  *
@@ -206,11 +206,13 @@ template <int N> static __device__ __forceinline__ void wgmma_settle(int32_t (&d
 #define SAMEBITS_D8(how, i)                                                                        \
     how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]),          \
         how(d[i + 6]), how(d[i + 7])
-#define SAMEBITS_D32(how, i)                                                                       \
-    SAMEBITS_D8(how, i), SAMEBITS_D8(how, i + 8), SAMEBITS_D8(how, i + 16), SAMEBITS_D8(how, i + 24)
+#define SAMEBITS_D16(how, i) SAMEBITS_D8(how, i), SAMEBITS_D8(how, i + 8)
+#define SAMEBITS_D32(how, i) SAMEBITS_D16(how, i), SAMEBITS_D16(how, i + 16)
+#define SAMEBITS_16_NAMES                                                                          \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SAMEBITS_32_NAMES                                                                          \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "        \
-    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+    SAMEBITS_16_NAMES                                                                              \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SAMEBITS_64_NAMES                                                                          \
     SAMEBITS_32_NAMES                                                                              \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
@@ -218,6 +220,11 @@ template <int N> static __device__ __forceinline__ void wgmma_settle(int32_t (&d
 #define SAMEBITS_WGMMA_TEXT(n, types, d_names, a_b_names, add)                                     \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                                               \
     "wgmma.mma_async.sync.aligned.m64n" n "k32.s32." types " {" d_names "}, " a_b_names ", p;\n}"
+#define SAMEBITS_WGMMA_32(types, how, add)                                                         \
+    SAMEBITS_PTX(SAMEBITS_WGMMA_TEXT("32", types, SAMEBITS_16_NAMES, "{%16, %17, %18, %19}, %20",  \
+                                     add)                                                          \
+                 : SAMEBITS_D16(how, 0)                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 #define SAMEBITS_WGMMA_64(types, how, add)                                                         \
     SAMEBITS_PTX(SAMEBITS_WGMMA_TEXT("64", types, SAMEBITS_32_NAMES, "{%32, %33, %34, %35}, %36",  \
                                      add)                                                          \
@@ -238,6 +245,7 @@ template <int N> static __device__ __forceinline__ void wgmma_settle(int32_t (&d
             ptx(types, "=r", "0");                                                                 \
     }
 #define SAMEBITS_WGMMA(name, types, a_signed, b_signed)                                            \
+    SAMEBITS_WGMMA_OF(name, types, 16, SAMEBITS_WGMMA_32)                                          \
     SAMEBITS_WGMMA_OF(name, types, 32, SAMEBITS_WGMMA_64)                                          \
     SAMEBITS_WGMMA_OF(name, types, 64, SAMEBITS_WGMMA_128)
 #endif

@@ -127,7 +127,7 @@ static double bf16_seconds(int m) {
 }
 
 static void bench_linear(void) {
-    static const int rows[] = {1, 8, 16, 17, 24, 32, 64, 96, 128, 256, 512, 1024, 4096};
+    static const int rows[] = {1, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 4096};
     const int most = 4096;
     std::vector<struct matrix> w;
     for (int i = 0; i < COPIES; i++)
@@ -139,7 +139,36 @@ static void bench_linear(void) {
     printf("\nlinear, N = K = %d: 2 bytes a weight; cuBLAS bf16 of the same shape beside it\n"
            "rows    version         us  weights TB/s  of a copy   TFLOP/s   bf16 TFLOP/s\n",
            N);
+    if (getenv("L5_SMALL")) {
+        for (int k : {256, 512, 1024, 2048}) {
+            std::vector<struct matrix> u;
+            for (int i = 0; i < COPIES; i++)
+                u.push_back(random_matrix(N, k, (unsigned)i + 1));
+            for (int m : {16, 32, 64, 128}) {
+                printf("k %d, rows %d: v3 ", k, m);
+                auto one = [&](int i) { dev->ops->linear(dev, y, snapped, &u[(size_t)(i % COPIES)], m); };
+                use_version("linear", 3);
+                printf("%.1f v4 ", graph_seconds(COPIES * 2, one) * 1e6);
+                use_version("linear", 4);
+                printf("%.1f; ", graph_seconds(COPIES * 2, one) * 1e6);
+                use_version("linear", 5);
+                const char *name[] = {"0", "1", "2", "3", "4"};
+                for (int t = 1; t < 5; t++)
+                    for (int i = 1; i < 4; i++) {
+                        setenv("L5_TILE", name[t], 1);
+                        setenv("L5_SPLIT", name[i], 1);
+                        printf(" %d/%d: %.1f", t, 8 >> i, graph_seconds(COPIES * 2, one) * 1e6);
+                    }
+                unsetenv("L5_TILE");
+                unsetenv("L5_SPLIT");
+                printf("\n");
+            }
+        }
+        return;
+    }
     for (int m : rows) {
+        if (getenv("L5_ROWS") && m != atoi(getenv("L5_ROWS")))
+            continue;
         double bf16 = bf16_seconds(m), flop = 2.0 * m * N * N;
         for (int v = 2; v <= dev->ops->versions("linear"); v++) {
             if (v == 4 && m > 256)
@@ -148,10 +177,13 @@ static void bench_linear(void) {
             auto one = [&](int i) {
                 dev->ops->linear(dev, y, snapped, &w[(size_t)(i % COPIES)], m);
             };
-            if (v == 5 && m > 16 && m <= 512) {
+            if (v < 5 || getenv("L5_ROWS"))
+                if (v != 5)
+                    continue;
+            if (v == 5 && m > 8 && m <= 256) {
                 const char *name[] = {"0", "1", "2", "3", "4"};
                 for (int t = 1; t < 5; t++)
-                    for (int i = 2; i < 4; i++) {
+                    for (int i = 1; i < 4; i++) {
                         setenv("L5_TILE", name[t], 1);
                         setenv("L5_SPLIT", name[i], 1);
                         printf("  %d/%d: %.1f", t, 8 >> i, graph_seconds(COPIES * 2, one) * 1e6);

@@ -8,17 +8,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { THREADS = 256, STEP = 128, MAX_K = 65536, ROW_TILES_TOGETHER = 8 };
+enum { THREADS = 256, STEP = 128, MAX_K = 65536 };
 
 /* A block's tile of y, and what a step of STEP columns of x and W takes in shared memory. Its two
- * groups of four warps multiply 64 rows each, or, with ROW_GROUPS = 1, the same rows, and take every
- * other 32 columns of a step. */
-template <int ROW_GROUPS, int COLUMNS> struct tile_sizes {
-    static const int ROWS = 64 * ROW_GROUPS, OUTS = COLUMNS, SUM_GROUPS = 2 / ROW_GROUPS;
+ * groups of four warps multiply 64 rows by COLUMNS each: below each other, beside each other, or the
+ * same ones, and then they take every other 32 columns of a step. */
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS> struct tile_sizes {
+    static const int SUM_GROUPS = 2 / (ROW_GROUPS * COLUMN_GROUPS);
+    static const int ROWS = 64 * ROW_GROUPS, OUTS = COLUMNS * COLUMN_GROUPS;
     static const int X_BYTES = ROWS * TILE_ROW_BYTES; /* 64 mantissas of each row */
     static const int W_BYTES = OUTS * TILE_ROW_BYTES; /* STEP digits of each row */
     static const int STAGE_BYTES = 2 * X_BYTES + 2 * W_BYTES;
-    static const int STAGES = 200 * 1024 / STAGE_BYTES;
+    static const int BLOCKS = COLUMNS == 32 ? 2 : 1; /* of a processor */
+    static const int STAGES = 208 * 1024 / STAGE_BYTES / BLOCKS;
     static const int SHARED_BYTES = STAGES * (STAGE_BYTES + 8) + ROWS + OUTS;
     static const int PAIRS = COLUMNS / 4; /* of sums of a thread */
 };
@@ -36,7 +38,8 @@ struct product {
     struct tile_map x;
     struct weights parts[MOST_LINEAR_PARTS];
     const int8_t *x_exponents;
-    int n_parts, n_tokens, n_steps;
+    int n_parts, n_tokens, n_steps, bandx;
+    int x_rows; /* of a tile of x: a multiple of 8 */
     int n_row_tiles, n_column_tiles;
     int n_blocks;   /* of a cluster */
     bool exchanges; /* a cluster takes one tile, and its sums go through shared memory */
@@ -50,7 +53,7 @@ struct tile_place {
 /* Neighbours in this order read the same x and W while these are in the cache. */
 template <class size>
 static __device__ __forceinline__ struct tile_place place_of(const struct product *p, int tile) {
-    int band_tiles = ROW_TILES_TOGETHER * p->n_column_tiles;
+    const int ROW_TILES_TOGETHER = p->bandx; int band_tiles = ROW_TILES_TOGETHER * p->n_column_tiles;
     int band = tile / band_tiles, in_band = tile % band_tiles;
     int rows = min((int)ROW_TILES_TOGETHER, p->n_row_tiles - band * ROW_TILES_TOGETHER);
     int column = in_band / rows;
@@ -81,7 +84,7 @@ template <class size> struct loader {
     }
     __device__ __forceinline__ void copy_weights() {
         unsigned char *to = ring + stage * size::STAGE_BYTES + 2 * size::X_BYTES;
-        bulk_expect(&arrived[stage], size::STAGE_BYTES);
+        bulk_expect(&arrived[stage], 2 * (size::W_BYTES + p->x_rows * TILE_ROW_BYTES));
         tile_copy(&arrived[stage], to, &place.w->digits, step * STEP, place.first_out);
         tile_copy(&arrived[stage], to + size::W_BYTES, &place.w->digits, step * STEP,
                   place.w->n + place.first_out);
@@ -130,18 +133,20 @@ static __device__ __forceinline__ void split_four(uint32_t *high, uint32_t *low,
     *high = ((h & 0x7f7f7f7f) + (*low >> 7 & 0x01010101)) ^ (h & 0x80808080);
 }
 
-/* rows: two rows of x at this thread's place in column 0; swizzle: what column 0 becomes, in bytes.
- * quarter: which 32 of STEP columns. */
+/* rows: two rows of x at this thread's place in column 0, if they exist; swizzle: what column
+ * 0 becomes, in bytes. quarter: which 32 of STEP columns. */
 template <class size>
 static __device__ __forceinline__ struct row_digits load_digits(const unsigned char *rows,
-                                                                int swizzle, int quarter) {
+                                                                bool exist, int swizzle, int quarter) {
     struct row_digits d;
     rows += quarter / 2 * size::X_BYTES;
     UNROLL
     for (int i = 0; i < 4; i++) {
         int at = swizzle ^ (quarter % 2 * 64 + i / 2 * 32 + i % 2 * 16);
-        split_four(&d.high[i], &d.low[i],
-                   *(const uint2 *)(rows + i % 2 * TILE_ROW_BYTES + at));
+        uint2 four = make_uint2(0, 0);
+        if (exist)
+            four = *(const uint2 *)(rows + i % 2 * TILE_ROW_BYTES + at);
+        split_four(&d.high[i], &d.low[i], four);
     }
     return d;
 }
@@ -227,10 +232,10 @@ static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, dou
     cluster_wait();
 }
 
-template <int ROW_GROUPS, int COLUMNS>
-__global__ static void __launch_bounds__(THREADS, 1)
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
+__global__ static void __launch_bounds__(THREADS, COLUMNS == 32 ? 2 : 1)
     linear_5(const __grid_constant__ struct product p) {
-    typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
+    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
     SHARED_DYNAMIC(unsigned char, ring);
     if (!compiles_wgmma)
         return;
@@ -246,14 +251,14 @@ __global__ static void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < size::STAGES; i++)
             bulk_barrier_start(&arrived[i]);
         struct loader<size> ahead = next;
-        for (int i = 0; i < size::STAGES - 1 && ahead.has_more(); i++, ahead.advance())
+        for (int i = 0; i < size::STAGES && ahead.has_more(); i++, ahead.advance())
             ahead.copy_weights();
     }
     wait_for_previous_kernel();
     if (thread == 0)
-        for (int i = 0; i < size::STAGES - 1 && next.has_more(); i++, next.advance())
+        for (int i = 0; i < size::STAGES && next.has_more(); i++, next.advance())
             next.copy_rows();
-    for (int i = 0; i < size::STAGES - 1; i++)
+    for (int i = 0; i < size::STAGES; i++)
         bulk_end_group();
     __syncthreads();
 
@@ -261,11 +266,13 @@ __global__ static void __launch_bounds__(THREADS, 1)
      * half of the warp reads at once are in different banks. */
     int group = thread / 128, lane = thread % 32, t = lane % 4;
     int row = thread % 128 / 32 * 16 + lane / 4 * 2 + (ROW_GROUPS == 2 ? group * 64 : 0);
-    int half = ROW_GROUPS == 2 ? 0 : group; /* the second 32 of every 64 columns */
+    int column = COLUMN_GROUPS == 2 ? group * COLUMNS : 0;
+    int half = size::SUM_GROUPS == 2 ? group : 0; /* the second 32 of every 64 columns */
     int swizzle = (t / 2 ^ row % 8 ^ half * 4) * 16;
     const unsigned char *x = ring + row * TILE_ROW_BYTES + t % 2 * 8;
-    const unsigned char *w = ring + 2 * size::X_BYTES;
+    const unsigned char *w = ring + 2 * size::X_BYTES + column * TILE_ROW_BYTES;
     int stage = 0;
+    bool begun = false;
     unsigned parity = 0;
     for (int tile = cluster; tile < p.n_row_tiles * p.n_column_tiles; tile += n_clusters) {
         struct tile_place place = place_of<size>(&p, tile);
@@ -277,11 +284,11 @@ __global__ static void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < STEP / 32; i += size::SUM_GROUPS) {
                 const unsigned char *digits = w + stage * size::STAGE_BYTES;
                 struct row_digits rows =
-                    load_digits<size>(x + stage * size::STAGE_BYTES, swizzle, i);
+                    load_digits<size>(x + stage * size::STAGE_BYTES, row < p.x_rows, swizzle, i);
                 multiply(&sums, &rows, shared_matrix_swizzled(digits, 2 * (i + half)),
                          shared_matrix_swizzled(digits + size::W_BYTES, 2 * (i + half)));
                 wgmma_wait_but_last();
-                if (i == 0) { /* now all are done with the stage before */
+                if (i == 0 && begun) { /* now all are done with the stage before */
                     __syncthreads();
                     if (thread == 0 && next.has_more()) {
                         next.copy_weights();
@@ -291,6 +298,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
                     bulk_end_group();
                 }
             }
+            begun = true;
             stage = stage + 1 < size::STAGES ? stage + 1 : 0;
             parity ^= stage == 0;
         }
@@ -304,10 +312,10 @@ __global__ static void __launch_bounds__(THREADS, 1)
             exponents[thread] = exponent;
         __syncthreads();
         const struct outputs o = {exponents + row,
-                                  exponents + size::ROWS + 2 * t,
+                                  exponents + size::ROWS + column + 2 * t,
                                   place.w->y,
                                   place.first_token + row,
-                                  place.first_out + 2 * t,
+                                  place.first_out + column + 2 * t,
                                   p.n_tokens,
                                   place.w->n};
         if (p.exchanges) {
@@ -325,14 +333,14 @@ __global__ static void __launch_bounds__(THREADS, 1)
 
 /* How many blocks share the sums of a tile, and how many clusters of so many run: as many blocks as
  * there are processors for, if each has two steps. */
-template <int ROW_GROUPS, int COLUMNS>
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
 static int choose_clusters(struct gpu_device *gpu, struct product *p) {
-    typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
-    auto *clusters = gpu->linear_clusters[ROW_GROUPS * 2 - 2 + (COLUMNS == 64)];
+    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
+    auto *clusters = gpu->linear_clusters[COLUMNS == 32 ? 3 : COLUMNS == 64 ? 2 : ROW_GROUPS - 1];
     for (int i = 0; i < N_SPLITS && !clusters[N_SPLITS - 1].at_once; i++) {
         clusters[i].n_blocks = 1 << (N_SPLITS - 1 - i);
         if (!gpu_ok(gpu,
-                    cluster_prepare(linear_5<ROW_GROUPS, COLUMNS>, &clusters[i].n_blocks, THREADS,
+                    cluster_prepare(linear_5<ROW_GROUPS, COLUMN_GROUPS, COLUMNS>, &clusters[i].n_blocks, THREADS,
                                     size::SHARED_BYTES, &clusters[i].at_once),
                     "the linear layer's clusters"))
             return 0;
@@ -348,18 +356,20 @@ static int choose_clusters(struct gpu_device *gpu, struct product *p) {
     return p->exchanges || n_tiles < clusters[i].at_once ? n_tiles : clusters[i].at_once;
 }
 
-template <int ROW_GROUPS, int COLUMNS>
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
 static void launch_5(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                      struct bfp_rows x, int n_tokens) {
-    typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
+    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
     int k = parts->w->k, padded = gpu_padded(k);
     struct product p = {};
     p.x_exponents = x.exponents;
     p.n_parts = n_parts;
+    p.bandx = getenv("L5_BAND") ? atoi(getenv("L5_BAND")) : 8;
     p.n_tokens = n_tokens;
     p.n_steps = (padded + STEP - 1) / STEP;
     p.n_row_tiles = (n_tokens + size::ROWS - 1) / size::ROWS;
-    struct tile_source rows = {x.mantissas, 2, n_tokens, k, 2 * (size_t)k, size::ROWS};
+    p.x_rows = min((n_tokens + 7) / 8 * 8, (int)size::ROWS);
+    struct tile_source rows = {x.mantissas, 2, n_tokens, k, 2 * (size_t)k, p.x_rows};
     bool made = tile_map_make(&p.x, &rows);
     for (int i = 0; i < n_parts; i++) {
         const struct matrix *m = parts[i].w;
@@ -374,10 +384,10 @@ static void launch_5(struct gpu_device *gpu, const struct linear_part *parts, in
     }
     if (!made)
         gpu_failed(gpu, "linear", "no tensor maps");
-    int n_clusters = choose_clusters<ROW_GROUPS, COLUMNS>(gpu, &p);
+    int n_clusters = choose_clusters<ROW_GROUPS, COLUMN_GROUPS, COLUMNS>(gpu, &p);
     if (gpu->failed)
         return;
-    LAUNCH_CLUSTERS((linear_5<ROW_GROUPS, COLUMNS>), n_clusters, p.n_blocks, THREADS,
+    LAUNCH_CLUSTERS((linear_5<ROW_GROUPS, COLUMN_GROUPS, COLUMNS>), n_clusters, p.n_blocks, THREADS,
                     size::SHARED_BYTES, gpu->stream, p);
     gpu->launches++;
     gpu_ok(gpu, cudaGetLastError(), "linear_5");
@@ -396,11 +406,11 @@ void gpu_linear_many_rows(struct gpu_device *gpu, const struct linear_part *part
     if (getenv("L5_TILE"))
         tile = atoi(getenv("L5_TILE"));
     if (tile == 1)
-        launch_5<1, 64>(gpu, parts, n_parts, x, n_tokens);
+        launch_5<1, 1, 64>(gpu, parts, n_parts, x, n_tokens);
     else if (tile == 2)
-        launch_5<1, 128>(gpu, parts, n_parts, x, n_tokens);
+        launch_5<1, 1, 128>(gpu, parts, n_parts, x, n_tokens);
     else if (tile == 3)
-        launch_5<2, 128>(gpu, parts, n_parts, x, n_tokens);
+        launch_5<2, 1, 128>(gpu, parts, n_parts, x, n_tokens);
     else
-        launch_5<2, 64>(gpu, parts, n_parts, x, n_tokens);
+        launch_5<1, 2, 32>(gpu, parts, n_parts, x, n_tokens);
 }
