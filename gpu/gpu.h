@@ -54,7 +54,7 @@ enum gpu_scratch {
 };
 
 enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
-enum { N_SPLITS = 4 };        /* of a sum in linear: 8, 4 ... 1 parts */
+enum { N_SPLITS = 3 };        /* of a sum in linear: 4, 2, 1 parts */
 
 struct gpu_device {
     struct device base;

@@ -4,7 +4,8 @@
  *
  *     host:      struct tile_map map; tile_map_make(&map, ...); the map is part of an argument of
  *                the kernel that is declared const __grid_constant__
- *     thread 0:  bulk_expect(&barrier, bytes of all tiles); tile_copy(&barrier, to, &map, ...);
+ *     one thread: bulk_expect(&barrier, bytes of all tiles);
+ *     any thread: tile_copy(&barrier, to, &map, ...); tile_map_prefetch(&map) some time before
  *     all:       bulk_end_group(), bulk_wait as for any bulk copy (gpu/ptx/warpgroup.h)
  *
  * A tile is 128 bytes of each of some rows of the matrix; what lies outside of the matrix arrives as
@@ -46,6 +47,9 @@ struct tile_map {
 static inline bool tile_map_make(struct tile_map *map, const struct tile_source *source) {
     map->source = *source;
     return true;
+}
+
+static inline void tile_map_prefetch(const struct tile_map *) {
 }
 
 static inline void tile_copy(struct bulk_barrier *, void *to, const struct tile_map *map,
@@ -99,6 +103,10 @@ static inline bool tile_map_make(struct tile_map *map, const struct tile_source 
 #else
 #define TILE_PTX(...) asm volatile(__VA_ARGS__)
 #endif
+
+static __device__ __forceinline__ void tile_map_prefetch(const struct tile_map *map) {
+    TILE_PTX("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 /* column: the element of the matrix that the tile begins with. */
 static __device__ __forceinline__ void

@@ -66,7 +66,7 @@ static __device__ __forceinline__ struct tile_place place_of(const struct produc
             (column - w->first_tile) * size::OUTS};
 }
 
-/* What thread 0 copies next: a walk over all steps of all tiles of the block. */
+/* What is copied next: a walk over all steps of all tiles of the block. */
 template <class size> struct loader {
     const struct product *p;
     unsigned char *ring;
@@ -82,18 +82,19 @@ template <class size> struct loader {
         if (has_more())
             place = place_of<size>(p, tile);
     }
-    __device__ __forceinline__ void copy_weights() {
-        unsigned char *to = ring + stage * size::STAGE_BYTES + 2 * size::X_BYTES;
-        bulk_expect(&arrived[stage], 2 * (size::W_BYTES + p->x_rows * TILE_ROW_BYTES));
-        tile_copy(&arrived[stage], to, &place.w->digits, step * STEP, place.first_out);
-        tile_copy(&arrived[stage], to + size::W_BYTES, &place.w->digits, step * STEP,
-                  place.w->n + place.first_out);
-    }
-    __device__ __forceinline__ void copy_rows() {
-        unsigned char *to = ring + stage * size::STAGE_BYTES;
-        tile_copy(&arrived[stage], to, &p->x, step * STEP, place.first_token);
-        tile_copy(&arrived[stage], to + size::X_BYTES, &p->x, step * STEP + STEP / 2,
-                  place.first_token);
+    /* Tile number `which` of a step: the high digits of W, the low ones, and the first and the
+     * second half of x. */
+    __device__ __forceinline__ void copy(int which) {
+        struct bulk_barrier *b = &arrived[stage];
+        unsigned char *x = ring + stage * size::STAGE_BYTES, *w = x + 2 * size::X_BYTES;
+        if (which == 0)
+            bulk_expect(b, 2 * (size::W_BYTES + p->x_rows * TILE_ROW_BYTES));
+        if (which < 2)
+            tile_copy(b, w + which * size::W_BYTES, &place.w->digits, step * STEP,
+                      which * place.w->n + place.first_out);
+        else
+            tile_copy(b, x + (which - 2) * size::X_BYTES, &p->x, step * STEP + (which - 2) * STEP / 2,
+                      place.first_token);
     }
     __device__ __forceinline__ void advance() {
         stage = stage + 1 < size::STAGES ? stage + 1 : 0;
@@ -200,34 +201,47 @@ static __device__ __forceinline__ double2 join_pair(const tile_sums<COLUMNS> *s,
                         join(s->high[2 * i + 1], s->middle[2 * i + 1], s->low[2 * i + 1]));
 }
 
-/* The sums of all blocks of the cluster, and of both groups of warps if these share outputs: each
- * puts its own into its shared memory and takes a share of the outputs from all. */
-template <class size, int COLUMNS>
-static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, double2 *shared,
-                                                const struct outputs *o, int n_blocks) {
-    const int ALL = size::PAIRS * 128;
-    int group = (int)threadIdx.x / 128, place = (int)threadIdx.x % 128;
-    UNROLL
-    for (int i = 0; i < size::PAIRS; i++)
-        shared[group * ALL + i * 128 + place] = join_pair(s, i);
-    cluster_arrive();
-    cluster_wait();
-    int share = size::PAIRS / (n_blocks * size::SUM_GROUPS), turn = cluster_rank();
+/* This thread's share of the outputs, from what the blocks of the cluster, and both groups of warps
+ * if these share outputs, have put into their shared memory. */
+template <class size, int N_BLOCKS>
+static __device__ __forceinline__ void take_share(const double2 *shared, const struct outputs *o) {
+    const int SHARE = size::PAIRS / (N_BLOCKS * size::SUM_GROUPS);
+    int group = (int)threadIdx.x / 128, turn = cluster_rank();
     if (size::SUM_GROUPS == 2) {
         turn = turn * 2 + group;
         group = 0;
     }
-    for (int i = turn * share; i < (turn + 1) * share; i++) {
-        double2 dot = make_double2(0, 0);
-        for (int block = 0; block < n_blocks; block++)
-            UNROLL
-        for (int j = group; j < group + size::SUM_GROUPS; j++) {
-            double2 part = load_from_peer(&shared[j * ALL + i * 128 + place], block);
-            dot.x += part.x;
-            dot.y += part.y;
-        }
-        write_pair(o, i, dot);
+    shared += group * size::PAIRS * 128 + turn * SHARE * 128;
+    double2 dots[SHARE] = {};
+    UNROLL
+    for (int block = 0; block < N_BLOCKS; block++)
+        UNROLL
+    for (int i = 0; i < SHARE * size::SUM_GROUPS; i++) {
+        double2 part = load_from_peer(&shared[(i / SHARE * size::PAIRS + i % SHARE) * 128], block);
+        dots[i % SHARE].x += part.x;
+        dots[i % SHARE].y += part.y;
     }
+    UNROLL
+    for (int i = 0; i < SHARE; i++)
+        write_pair(o, turn * SHARE + i, dots[i]);
+}
+
+template <class size, int COLUMNS>
+static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, double2 *shared,
+                                                const struct outputs *o, int n_blocks) {
+    int group = (int)threadIdx.x / 128, place = (int)threadIdx.x % 128;
+    shared += place;
+    UNROLL
+    for (int i = 0; i < size::PAIRS; i++)
+        shared[(group * size::PAIRS + i) * 128] = join_pair(s, i);
+    cluster_arrive();
+    cluster_wait();
+    if (n_blocks == 4)
+        take_share<size, 4>(shared, o);
+    else if (n_blocks == 2)
+        take_share<size, 2>(shared, o);
+    else
+        take_share<size, 1>(shared, o);
     cluster_arrive(); /* a block's memory is there until all have read it */
     cluster_wait();
 }
@@ -247,20 +261,21 @@ __global__ static void __launch_bounds__(THREADS, COLUMNS == 32 ? 2 : 1)
     int n_clusters = (int)gridDim.x / p.n_blocks, cluster = (int)blockIdx.x / p.n_blocks;
     struct loader<size> next = {&p, ring, arrived, first, end, cluster, first, 0, n_clusters, {}};
     next.find_place();
+    /* Four threads copy a tile each: one that copied all would hold its warps up. */
+    int copied = thread % 64 ? -1 : thread / 64;
     if (thread == 0) {
         for (int i = 0; i < size::STAGES; i++)
             bulk_barrier_start(&arrived[i]);
-        struct loader<size> ahead = next;
-        for (int i = 0; i < size::STAGES && ahead.has_more(); i++, ahead.advance())
-            ahead.copy_weights();
+        tile_map_prefetch(&p.x);
     }
+    __syncthreads();
+    if (copied >= 2)
+        wait_for_previous_kernel();
+    for (int i = 0; copied >= 0 && i < size::STAGES && next.has_more(); i++, next.advance())
+        next.copy(copied);
     wait_for_previous_kernel();
-    if (thread == 0)
-        for (int i = 0; i < size::STAGES && next.has_more(); i++, next.advance())
-            next.copy_rows();
     for (int i = 0; i < size::STAGES; i++)
         bulk_end_group();
-    __syncthreads();
 
     /* Row 2 g of a warp's 16 is row g of wgmma, and 2 g + 1 is g + 8: then the eight rows that a
      * half of the warp reads at once are in different banks. */
@@ -290,9 +305,8 @@ __global__ static void __launch_bounds__(THREADS, COLUMNS == 32 ? 2 : 1)
                 wgmma_wait_but_last();
                 if (i == 0 && begun) { /* now all are done with the stage before */
                     __syncthreads();
-                    if (thread == 0 && next.has_more()) {
-                        next.copy_weights();
-                        next.copy_rows();
+                    if (copied >= 0 && next.has_more()) {
+                        next.copy(copied);
                         next.advance();
                     }
                     bulk_end_group();
@@ -310,7 +324,6 @@ __global__ static void __launch_bounds__(THREADS, COLUMNS == 32 ? 2 : 1)
         __syncthreads();
         if (thread < size::ROWS + size::OUTS)
             exponents[thread] = exponent;
-        __syncthreads();
         const struct outputs o = {exponents + row,
                                   exponents + size::ROWS + column + 2 * t,
                                   place.w->y,
@@ -321,6 +334,7 @@ __global__ static void __launch_bounds__(THREADS, COLUMNS == 32 ? 2 : 1)
         if (p.exchanges) {
             exchange<size>(&sums, (double2 *)ring, &o, p.n_blocks);
         } else {
+            __syncthreads();
             UNROLL
             for (int i = 0; i < COLUMNS / 4; i++)
                 write_pair(&o, i, join_pair(&sums, i));
