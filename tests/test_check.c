@@ -1,6 +1,7 @@
 /* The checker of readers' kernels, `make check`: every op of ours passes, and broken kernels do
- * not, each for its own reason. The broken ones are tutorials/gpu-pair/mine.cu with one line
- * changed. And make itself: what another setting asks for is built again. */
+ * not, each for its own reason; those that cheat are refused. The broken ones are
+ * tutorials/gpu-pair/mine.cu with one line changed. And make itself: what another setting asks for
+ * is built again. */
 #include "tests/command.h"
 
 #include <setjmp.h>
@@ -151,6 +152,137 @@ static void a_fault_that_nobody_hears_of_is_found(void **state) {
     command_free(&c);
 }
 
+/* ---- cheats -----------------------------------------------------------------------------------
+ */
+
+/* The launcher of mine.cu with `begin` as its first line and `end` as its last. */
+static struct command check_cheat(const char *name, const char *begin, const char *end) {
+    char text[8192];
+    struct command c = command_run("cat tutorials/gpu-pair/mine.cu", NULL);
+    char *brace = strstr(c.out, "struct gpu_device *gpu = "), *last = strrchr(c.out, '}');
+    assert_true(brace && last && brace < last);
+    snprintf(text, sizeof text, "#include <stdio.h>\n#include <stdlib.h>\n%.*s%s\n    %.*s%s\n}\n",
+             (int)(brace - c.out), c.out, begin, (int)(last - brace), brace, end);
+    write_file(name, text);
+    command_free(&c);
+    return check("rmsnorm", name);
+}
+
+static void expect_cheat(const char *name, const char *begin, const char *end, int status,
+                         const char *out, const char *err) {
+    struct command c = check_cheat(name, begin, end);
+    assert_says(&c, status, out, err);
+    assert_null(strstr(c.out, "0 bits differ"));
+    command_free(&c);
+}
+
+static void zeros_fail(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    expect_cheat("zeros.cu",
+                 "cudaMemsetAsync(y, 0, sizeof *y * n_rows * n_cols, gpu_of(dev)->stream); return;",
+                 "", 1, "FAIL  y, token 0, index 0: want ", "");
+}
+
+/* Keeps the last result of this size, wherever it was asked for. */
+static void old_results_fail(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    expect_cheat("old.cu",
+                 "static float *old; static int rows, cols;\n"
+                 "    size_t bytes = sizeof *y * n_rows * n_cols;\n"
+                 "    if (rows == n_rows && cols == n_cols) {\n"
+                 "        cudaMemcpy(y, old, bytes, cudaMemcpyDeviceToDevice);\n"
+                 "        return;\n    }",
+                 "if (old) cudaFree(old);\n    cudaMalloc((void **)&old, bytes);\n"
+                 "    cudaMemcpy(old, y, bytes, cudaMemcpyDeviceToDevice);\n"
+                 "    rows = n_rows; cols = n_cols;",
+                 1, "FAIL  y over x: y, token 0, index 0: want ", "");
+}
+
+static void writes_before_the_beginning_fail(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    write_changed("before.cu", "    float r = ", "    to[-1] = 1;\n    float r = ");
+    struct command c = check("rmsnorm", "before.cu");
+    assert_says(&c, 1, "        1        1  FAIL  y: written to before its beginning\n", "");
+    command_free(&c);
+}
+
+/* Right in the first calls of a size, not in those of a batch, which are timed. */
+static void skipped_work_fails(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    expect_cheat("skips.cu",
+                 "static int rows, cols, calls;\n"
+                 "    calls = rows == n_rows && cols == n_cols ? calls + 1 : 0;\n"
+                 "    rows = n_rows; cols = n_cols;\n    if (calls > 5) return;",
+                 "", 1, "pass\nFAIL  timed as a batch: call 4 of 6: y, token 0, index 0: want ",
+                 "");
+}
+
+static void replaced_timers_are_refused(void **state) {
+    (void)state;
+    static const char *const timers[] = {
+        "#include <time.h>\nextern \"C\" int clock_gettime(clockid_t, struct timespec *t) noexcept "
+        "{\n    *t = {};\n    return 0;\n}\n",
+        "cudaError_t cudaEventElapsedTime(float *t, cudaEvent_t, cudaEvent_t) {\n    *t = 0;\n"
+        "    return cudaSuccess;\n}\n"};
+    static const char *const says[] = {"/timer.cu defines clock_gettime: only C++ functions",
+                                       "/timer.cu defines cudaEventElapsedTime("};
+    skip_in_other_builds();
+    for (int i = 0; i < 2; i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s\nvoid gpu_rmsnorm(", timers[i]);
+        write_changed("timer.cu", "void gpu_rmsnorm(", text);
+        struct command c = check("rmsnorm", "timer.cu");
+        assert_says(&c, 2, "", says[i]);
+        command_free(&c);
+    }
+}
+
+static void a_patched_checker_is_refused(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    write_changed("patch.cu", "void gpu_rmsnorm(",
+                  "extern \"C\" int compare_bits(const void *, const void *, char *, size_t) {\n"
+                  "    return 0;\n}\nvoid gpu_rmsnorm(");
+    struct command c = check("rmsnorm", "patch.cu");
+    assert_says(&c, 2, "", "/patch.cu defines compare_bits: only C++ functions");
+    command_free(&c);
+    expect_cheat("exits.cu", "exit(0);", "", 2, "", "/exits.cu calls exit: a kernel under check");
+    expect_cheat("at_exit.cu", "atexit([] { puts(\"all 56 sizes pass\"); });", "", 2, "",
+                 "/at_exit.cu calls atexit: a kernel under check");
+}
+
+/* System calls without a library: exit_group(0) after a verdict of its own, and the shared memory
+ * mapped and made to say that all is done (CHECK_ANSWERED). */
+static void what_a_kernel_prints_is_no_verdict(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    expect_cheat("prints.cu",
+                 "puts(\"all 56 sizes pass: 0 bits differ\");\n#ifdef __x86_64__\n"
+                 "    asm volatile(\"syscall\" : : \"a\"(231), \"D\"(0));\n#endif\n    abort();",
+                 "", 1, "FAIL  the kernel's process ended before its answer: status 0\n",
+                 "/prints.cu printed: all 56 sizes pass: 0 bits differ\n");
+    expect_cheat("answers.cu",
+                 "long at;\n    register long flags asm(\"r10\") = 1, fd asm(\"r8\") = 4, "
+                 "from asm(\"r9\") = 0;\n"
+                 "    asm volatile(\"syscall\" : \"=a\"(at) : \"a\"(9), \"D\"(0), \"S\"(4096), "
+                 "\"d\"(3), \"r\"(flags), \"r\"(fd), \"r\"(from) : \"rcx\", \"r11\", \"memory\");\n"
+                 "    for (;;)\n        *(volatile int *)at = 4;",
+                 "", 1, "FAIL  y, token 0, index 0: want ", "");
+}
+
+static void a_kernel_that_hangs_is_ended(void **state) {
+    (void)state;
+    skip_in_other_builds();
+    setenv("CHECK_SECONDS", "3", 1);
+    expect_cheat("hangs.cu", "for (volatile int i = 0;;) (void)i;", "", 1,
+                 "FAIL  no answer within 3 seconds\n", "");
+    unsetenv("CHECK_SECONDS");
+}
+
 /* ---- what cannot be checked ------------------------------------------------------------------ */
 
 static void bad_files_and_ops_are_named(void **state) {
@@ -233,6 +365,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_missing_barrier_is_found),
         cmocka_unit_test(writes_behind_the_end_are_found),
         cmocka_unit_test(a_fault_that_nobody_hears_of_is_found),
+        cmocka_unit_test(zeros_fail),
+        cmocka_unit_test(old_results_fail),
+        cmocka_unit_test(writes_before_the_beginning_fail),
+        cmocka_unit_test(skipped_work_fails),
+        cmocka_unit_test(replaced_timers_are_refused),
+        cmocka_unit_test(a_patched_checker_is_refused),
+        cmocka_unit_test(what_a_kernel_prints_is_no_verdict),
+        cmocka_unit_test(a_kernel_that_hangs_is_ended),
         cmocka_unit_test(bad_files_and_ops_are_named),
         cmocka_unit_test(other_settings_are_built_again),
     };
