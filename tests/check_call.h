@@ -3,9 +3,9 @@
  *
  * The grader (check_kernel.c) has the reference and the verdict, and no code of a reader. The
  * candidate (check_candidate.c) has the reader's kernel and knows no result. Requests go through a
- * pipe; arrays lie in memory that both have mapped, behind a head (struct check_memory), each
- * between two zones that nobody may write to. What the candidate finds on the device after a call,
- * zones included, it puts where the inputs were.
+ * pipe; arrays lie in memory that both have mapped (check_process.h), behind a head (struct
+ * check_memory), each between two zones that nobody may write to. What the candidate finds on the
+ * device after a call, zones included, it puts where the inputs were.
  *
  *     grader      request       sees READY: clock on, GO       DONE: clock off      compares
  *     candidate           places arrays, READY         calls, DONE        results, ANSWERED
@@ -14,26 +14,23 @@
 #define SAMEBITS_TESTS_CHECK_CALL_H
 
 #include "tests/check_cases.h"
-
-#include <stdatomic.h>
+#include "tests/check_process.h"
 
 enum {
     CHECK_BATCH = 6,   /* the most calls in one request */
     CHECK_ZONE = 256,  /* bytes of a zone: arrays stay aligned */
     CHECK_HEAD = 4096, /* bytes before the arrays of the first call */
-    CHECK_NO_ARRAY = -1,
-    CHECK_REQUESTS_FD = 3, /* of the candidate: the pipe, and the memory */
-    CHECK_MEMORY_FD = 4
+    CHECK_NO_ARRAY = -1
 };
 
 enum check_state { CHECK_ASKED, CHECK_READY, CHECK_GO, CHECK_DONE, CHECK_ANSWERED };
 
 /* The head of the shared memory. */
 struct check_memory {
-    _Atomic int state;
-    int is_lost;        /* the device failed: error says how */
+    atomic_int state;
+    int is_lost;        /* the device failed: err says how */
     struct fault fault; /* of all calls together */
-    char error[600];
+    struct error err;
 };
 
 /* Where one array lies. */

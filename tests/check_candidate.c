@@ -25,6 +25,7 @@ struct placed {
     struct test_device t;
     unsigned char *base[CHECK_ARRAYS]; /* of the allocation: the first zone; NULL: there is none */
     void *at[CHECK_ARRAYS];
+    void *host[CHECK_ARRAYS]; /* what stays there */
     struct matrix weights[CHECK_ARRAYS];
 };
 
@@ -54,9 +55,12 @@ static void set_state(struct server *s, enum check_state state) {
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
 static void clear(struct placed *p) {
-    for (int i = 0; i < CHECK_ARRAYS; i++)
+    for (int i = 0; i < CHECK_ARRAYS; i++) {
+        free(p->host[i]);
+        p->host[i] = NULL;
         if (p->weights[i].mantissas)
             p->t.ops->matrix_free(p->t.dev, &p->weights[i]);
+    }
     device_clear(&p->t);
 }
 
@@ -79,7 +83,8 @@ static void place(struct placed *p, const struct check_request *request, unsigne
             place_weights(&p->t, a, &p->weights[i], call);
             p->at[i] = &p->weights[i];
         } else if (a->role == CHECK_ON_HOST) {
-            p->at[i] = call + a->at;
+            p->at[i] = p->host[i] = host_array(a->bytes, 1); /* no address of the shared memory */
+            memcpy(p->at[i], call + a->at, a->bytes);
         } else if (i == 0 && request->over != CHECK_NO_ARRAY) {
             p->at[i] = p->at[request->over];
         } else {
@@ -102,15 +107,10 @@ static void fetch(struct placed *p, const struct check_request *request, unsigne
 
 /* Waits for everything on the device, in every stream. */
 static void wait_for_device(struct server *s) {
-    struct error err = {""};
     struct check_memory *m = s->memory;
-    int lost = s->t.ops->sync(s->t.dev, &m->fault, &err);
-    if (!lost && cudaDeviceSynchronize && cudaDeviceSynchronize()) {
-        lost = 1;
-        snprintf(err.text, sizeof err.text, "the device failed");
-    }
-    m->is_lost = lost != 0;
-    snprintf(m->error, sizeof m->error, "%s", err.text);
+    m->is_lost = s->t.ops->sync(s->t.dev, &m->fault, &m->err) != 0;
+    if (!m->is_lost && cudaDeviceSynchronize && cudaDeviceSynchronize())
+        m->is_lost = error_set(&m->err, "the device failed") != 0;
 }
 
 static void copy(struct server *s, int n) {
@@ -146,7 +146,7 @@ static void answer(struct server *s, const struct check_request *r, unsigned cha
 
 /* Reads the next request; false at the end. */
 static bool next_request(struct check_request *r) {
-    ssize_t n = read(CHECK_REQUESTS_FD, r, sizeof *r); /* written at once, and below PIPE_BUF */
+    ssize_t n = read(PROCESS_REQUESTS_FD, r, sizeof *r); /* written at once, and below PIPE_BUF */
     if (n && n != sizeof *r)
         stop("a broken request");
     return n > 0;
@@ -164,13 +164,13 @@ int main(int argc, char **argv) {
         check_use_reader(&s.ops);
     for (int i = 0; i < SETS; i++)
         s.sets[i].t = s.t;
-    s.memory = mmap(NULL, CHECK_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, CHECK_MEMORY_FD, 0);
+    s.memory = mmap(NULL, CHECK_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, PROCESS_MEMORY_FD, 0);
     if (s.memory == MAP_FAILED)
         stop("no shared memory");
     while (next_request(&r)) {
         size_t bytes = CHECK_HEAD + (size_t)r.n_calls * r.call_bytes;
         unsigned char *memory =
-            mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, CHECK_MEMORY_FD, 0);
+            mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, PROCESS_MEMORY_FD, 0);
         if (memory == MAP_FAILED)
             stop("no shared memory");
         answer(&s, &r, memory + CHECK_HEAD);

@@ -138,7 +138,7 @@ static bool same_fault(const struct fault *want, const struct fault *got, char *
         return true;
     print_fault(a, sizeof a, want);
     print_fault(b, sizeof b, got);
-    snprintf(report, CHECK_REPORT, "want %s, got %s", a, b);
+    snprintf(report, PROCESS_REPORT, "want %s, got %s", a, b);
     return false;
 }
 
@@ -157,13 +157,13 @@ static bool same_array(const struct check_array *a, const void *want, const unsi
     struct tensor_view x = {a->name, -1, (size_t)a->rows, (size_t)a->cols, a->type, want}, y = x;
     y.data = got;
     if (!want && memcmp(a->data, got, a->bytes))
-        snprintf(report, CHECK_REPORT, "%s, an input, was written to", a->name);
-    else if (want && compare_bits(&x, &y, report, CHECK_REPORT))
+        snprintf(report, PROCESS_REPORT, "%s, an input, was written to", a->name);
+    else if (want && compare_bits(&x, &y, report, PROCESS_REPORT))
         ;
     else if (!is_filled(at, zone, with))
-        snprintf(report, CHECK_REPORT, "%s: written to before its beginning", a->name);
+        snprintf(report, PROCESS_REPORT, "%s: written to before its beginning", a->name);
     else if (!is_filled(got + a->bytes, zone, with))
-        snprintf(report, CHECK_REPORT, "%s: written to behind its end", a->name);
+        snprintf(report, PROCESS_REPORT, "%s: written to behind its end", a->name);
     else
         return true;
     return false;
@@ -181,11 +181,35 @@ static bool same_call(const struct graded_call *c, const struct check_request *r
     return true;
 }
 
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+bool run_request(struct process *p, const struct check_request *r, double *seconds, char *report) {
+    struct check_memory *m = p->memory;
+    atomic_store(&m->state, (int)CHECK_ASKED);
+    process_ask(p, r, sizeof *r);
+    if (!process_wait(p, CHECK_READY, report))
+        return false;
+    double begin = process_clock();
+    atomic_store(&m->state, (int)CHECK_GO);
+    if (!process_wait(p, CHECK_DONE, report))
+        return false;
+    if (seconds)
+        *seconds = process_clock() - begin;
+    if (!process_wait(p, CHECK_ANSWERED, report))
+        return false;
+    p->is_lost = m->is_lost != 0;
+    if (p->is_lost) {
+        snprintf(report, PROCESS_REPORT, "%.*s", (int)sizeof m->err.text - 1, m->err.text);
+        process_plain(report);
+    }
+    return !p->is_lost;
+}
+
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-bool grade_calls(struct grader *g, struct candidate *c, const int *size, const struct grading *how,
+bool grade_calls(struct grader *g, struct process *p, const int *size, const struct grading *how,
                  char *report) {
-    char where[128] = "", inner[CHECK_REPORT] = "";
+    char where[128] = "", inner[PROCESS_REPORT] = "";
     struct check_request r;
     free_calls(g);
     g->want = (struct fault){-1, 0};
@@ -198,16 +222,17 @@ bool grade_calls(struct grader *g, struct candidate *c, const int *size, const s
         run_reference(g, &g->calls[i], size);
     }
     describe(g, &r, size, how);
-    unsigned char *memory = candidate_memory(c, &r);
+    unsigned char *memory = process_memory(p, CHECK_HEAD + (size_t)r.n_calls * r.call_bytes);
+    memory += CHECK_HEAD;
     for (int i = 0; i < how->n_calls; i++)
         share(&g->calls[i], &r, memory + (size_t)i * r.call_bytes);
-    bool same =
-        candidate_run(c, &r, how->seconds, inner) && same_fault(&g->want, &c->memory->fault, inner);
+    bool same = run_request(p, &r, how->seconds, inner) &&
+                same_fault(&g->want, &((struct check_memory *)p->memory)->fault, inner);
     for (int i = 0; i < how->n_calls && same && !how->has_nan; i++) {
         same = same_call(&g->calls[i], &r, memory + (size_t)i * r.call_bytes, inner);
         if (how->n_calls > 1)
             snprintf(where, sizeof where, "call %d of %d: ", i + 1, how->n_calls);
     }
-    snprintf(report, CHECK_REPORT, "%s%.500s", where, inner);
+    snprintf(report, PROCESS_REPORT, "%s%.1100s", where, inner);
     return same;
 }

@@ -5,7 +5,7 @@
 #ifndef SAMEBITS_TESTS_CHECK_GRADER_H
 #define SAMEBITS_TESTS_CHECK_GRADER_H
 
-#include "tests/check_process.h"
+#include "tests/check_call.h"
 #include "tests/device.h"
 
 /* A call and what must come of it. */
@@ -17,8 +17,8 @@ struct graded_call {
 
 struct grader {
     const struct check_op *op;
-    struct candidate checked, ours; /* ours: only on a GPU */
-    struct test_device cpu;         /* the reference */
+    struct process checked, ours; /* ours: only on a GPU */
+    struct test_device cpu;       /* the reference */
     bool is_emulated;
     uint64_t seed;
     struct random random;
@@ -36,10 +36,15 @@ struct grading {
 };
 
 /* Makes calls of this size with new inputs, has the reference and the candidate run them, and
- * compares. Returns false with a report (CHECK_REPORT bytes) when something differs, or the
- * candidate gave no answer (it is then lost). */
-bool grade_calls(struct grader *g, struct candidate *c, const int *size, const struct grading *how,
+ * compares. Returns false with a report (PROCESS_REPORT bytes) when something differs, or the
+ * process gave no answer (it is then lost). */
+bool grade_calls(struct grader *g, struct process *p, const int *size, const struct grading *how,
                  char *report);
+
+/* Has a process do what is asked; the arrays of calls are in its memory already. *seconds, if not
+ * NULL: from the moment it was allowed to begin until everything on its device had ended. Returns
+ * false with a report (PROCESS_REPORT bytes) when there is no answer; the process is then lost. */
+bool run_request(struct process *p, const struct check_request *r, double *seconds, char *report);
 
 /* Frees what the last calls hold. */
 void free_calls(struct grader *g);

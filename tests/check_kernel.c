@@ -30,14 +30,14 @@ static void stop(const char *what, const char *why) {
 /* Prints the line of one shape: into memory of its own, over each input that may be the output, and
  * with a NaN, which the op must tell of. */
 static bool check_shape(struct grader *g, const int *size) {
-    char inner[CHECK_REPORT] = "", report[CHECK_REPORT] = "";
+    char inner[PROCESS_REPORT] = "", report[PROCESS_REPORT] = "";
     const struct check_op *op = g->op;
     struct grading how = {.over = CHECK_NO_ARRAY, .n_calls = 1};
     bool same = grade_calls(g, &g->checked, size, &how, report);
     for (int i = 0; i < 2 && op->over[i] && same; i++) {
         how.over = op->over[i];
         same = grade_calls(g, &g->checked, size, &how, inner);
-        snprintf(report, sizeof report, "y over %s: %.500s",
+        snprintf(report, sizeof report, "y over %s: %.1100s",
                  g->calls[0].call.arrays[op->over[i]].name, inner);
     }
     how = (struct grading){.over = CHECK_NO_ARRAY, .n_calls = 1, .has_nan = true};
@@ -51,7 +51,7 @@ static bool check_shape(struct grader *g, const int *size) {
 
 /* Batches as they are timed: several calls of a size, one right after the other. */
 static bool check_batches(struct grader *g, const int *size) {
-    char report[CHECK_REPORT] = "";
+    char report[PROCESS_REPORT] = "";
     struct grading how = {.over = CHECK_NO_ARRAY, .n_calls = CHECK_BATCH, .is_timed = true};
     for (int i = 0; i < 2; i++)
         if (!grade_calls(g, &g->checked, size, &how, report)) {
@@ -104,11 +104,11 @@ static double median(double *x) {
 }
 
 /* Seconds of a request without calls. */
-static double time_of(struct candidate *c, const struct check_request *r) {
-    char report[CHECK_REPORT];
+static double time_of(struct process *c, const struct check_request *r) {
+    char report[PROCESS_REPORT];
     double s[REPEATS];
     for (int i = 0; i < REPEATS; i++)
-        if (!candidate_run(c, r, &s[i], report))
+        if (!run_request(c, r, &s[i], report))
             stop(report, "");
     return median(s);
 }
@@ -128,9 +128,9 @@ static void print_speed(const char *name, double s, double bytes, double copy) {
 /* Seconds of one call of each side: batches in turn, each with inputs of its own. Returns false
  * when an output of a timed call is wrong: a wrong kernel has no speed. */
 static bool race(struct grader *g, const int *size, double median_of[2]) {
-    struct candidate *sides[2] = {&g->checked, &g->ours};
+    struct process *sides[2] = {&g->checked, &g->ours};
     struct check_request nothing = {.is_timed = 1};
-    char report[CHECK_REPORT];
+    char report[PROCESS_REPORT];
     double s[2][REPEATS];
     for (int repeat = 0; repeat < REPEATS; repeat++)
         for (int i = 0; i < 2; i++) {
@@ -176,6 +176,11 @@ static const char *beside(const char *program) {
     return path;
 }
 
+static void start(struct grader *g, struct process *p, const char *name, const char *program) {
+    process_start(p, name, (const char *const[]){program, g->op->name, NULL});
+    process_memory(p, CHECK_HEAD);
+}
+
 static uint64_t new_seed(void) {
     const char *text = getenv("CHECK_SEED");
     uint64_t seed;
@@ -197,12 +202,10 @@ int main(int argc, char **argv) {
     g.is_emulated = !device || strcmp(device, "gpu");
     g.seed = new_seed();
     g.random.state = g.seed;
-    g.checked.name = argc > 2 ? argv[2] : "gpu/";
-    g.ours.name = "ours, in gpu/";
     setvbuf(stdout, NULL, _IOLBF, 0);
-    candidate_start(&g.checked, argc > 2 ? argv[3] : beside(argv[0]), g.op->name);
+    start(&g, &g.checked, argc > 2 ? argv[2] : "gpu/", argc > 2 ? argv[3] : beside(argv[0]));
     if (!g.is_emulated)
-        candidate_start(&g.ours, argc > 2 ? argv[4] : beside(argv[0]), g.op->name);
+        start(&g, &g.ours, "ours, in gpu/", argc > 2 ? argv[4] : beside(argv[0]));
     setenv("SAMEBITS_DEVICE", "cpu", 1); /* this process has the reference only */
     device_open(&g.cpu, &ref_ops, 2);
     bool same = check_shapes(&g);
@@ -210,9 +213,9 @@ int main(int argc, char **argv) {
         printf("speed: measured only on a GPU; this was the emulation on a CPU\n");
     else if (same)
         same = print_speeds(&g);
-    candidate_stop(&g.checked);
+    process_stop(&g.checked);
     if (!g.is_emulated)
-        candidate_stop(&g.ours);
+        process_stop(&g.ours);
     free_calls(&g);
     return !same;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,104 +21,103 @@ static void stop(const char *what) {
     exit(2);
 }
 
-/* In the new process: the program gets the ends of its three channels and nothing else. */
-static void become(struct candidate *c, int requests, const char *program, const char *op) {
-    int from[] = {requests, c->memory_fd, c->output};
+/* In the new process: the program gets the ends of its channels and nothing else. */
+static void become(struct process *p, int requests, const char *const *argv) {
+    enum { OUTPUT_BYTES = 64 << 20 }; /* a loop that prints ends here */
+    int from[] = {requests, p->memory_fd, p->output};
     for (int i = 0; i < 3; i++)
         from[i] = fcntl(from[i], F_DUPFD, 10); /* out of the way of the numbers below */
     int nothing = open("/dev/null", O_RDONLY);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){OUTPUT_BYTES, OUTPUT_BYTES});
     if (dup2(nothing, 0) < 0 || dup2(from[2], 1) < 0 || dup2(from[2], 2) < 0 ||
-        dup2(from[0], CHECK_REQUESTS_FD) < 0 || dup2(from[1], CHECK_MEMORY_FD) < 0)
+        dup2(from[0], PROCESS_REQUESTS_FD) < 0 || dup2(from[1], PROCESS_MEMORY_FD) < 0)
         _exit(2);
-    close_range(CHECK_MEMORY_FD + 1, ~0u, 0);
-    execl(program, program, op, (char *)NULL);
+    close_range(PROCESS_MEMORY_FD + 1, ~0u, 0);
+    execv(argv[0], (char *const *)argv);
     _exit(2);
 }
 
-void candidate_start(struct candidate *c, const char *program, const char *op) {
+void process_start(struct process *p, const char *name, const char *const *argv) {
     const char *limit = getenv("CHECK_SECONDS");
     int ends[2];
-    c->limit = limit ? atoi(limit) : 300;
-    c->memory_fd = memfd_create("check", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    c->output = memfd_create("output", MFD_CLOEXEC);
-    c->bytes = CHECK_HEAD;
-    if (c->memory_fd < 0 || c->output < 0 || ftruncate(c->memory_fd, CHECK_HEAD) ||
-        fcntl(c->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK) || pipe2(ends, O_CLOEXEC))
-        stop("the memory for its arrays");
-    c->memory = mmap(NULL, CHECK_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, c->memory_fd, 0);
-    if (c->memory == MAP_FAILED)
-        stop("the memory for its arrays");
-    signal(SIGPIPE, SIG_IGN);  /* a candidate that has ended: no answer */
-#ifndef __SANITIZE_ADDRESS__   /* which reads its own memory */
-    prctl(PR_SET_DUMPABLE, 0); /* no other process of this user may read or write this one */
-#endif
-    c->pid = fork();
-    if (c->pid < 0)
-        stop(program);
-    if (c->pid == 0)
-        become(c, ends[0], program, op);
+    *p = (struct process){.name = name, .limit = limit ? atoi(limit) : 300};
+    p->memory_fd = memfd_create("check", MFD_CLOEXEC);
+    p->output = memfd_create("output", MFD_CLOEXEC);
+    if (p->memory_fd < 0 || p->output < 0 || pipe2(ends, O_CLOEXEC))
+        stop("no channels");
+    process_memory(p, sizeof(atomic_int));
+    signal(SIGPIPE, SIG_IGN); /* a program that has ended: process_wait says so */
+    p->pid = fork();
+    if (p->pid < 0)
+        stop(argv[0]);
+    if (p->pid == 0)
+        become(p, ends[0], argv);
     close(ends[0]);
-    c->requests = ends[1];
-    fcntl(c->requests, F_SETFL, O_NONBLOCK); /* a candidate that reads no requests stops nobody */
+    p->requests = ends[1];
+    fcntl(p->requests, F_SETFL, O_NONBLOCK);
 }
 
-unsigned char *candidate_memory(struct candidate *c, const struct check_request *r) {
-    size_t bytes = CHECK_HEAD + (size_t)r->n_calls * r->call_bytes;
-    if (bytes > c->bytes) {
-        void *memory = MAP_FAILED;
-        if (!ftruncate(c->memory_fd, (off_t)bytes))
-            memory = mremap(c->memory, c->bytes, bytes, MREMAP_MAYMOVE);
-        if (memory == MAP_FAILED)
-            stop("the memory for its arrays");
-        c->memory = memory;
-        c->bytes = bytes;
-    }
-    return (unsigned char *)c->memory + CHECK_HEAD;
+void *process_memory(struct process *p, size_t bytes) {
+    if (bytes <= p->bytes)
+        return p->memory;
+    if (p->bytes)
+        munmap(p->memory, p->bytes);
+    p->memory = MAP_FAILED;
+    if (!ftruncate(p->memory_fd, (off_t)bytes))
+        p->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, p->memory_fd, 0);
+    if (p->memory == MAP_FAILED)
+        stop("the memory for its arrays");
+    p->bytes = bytes;
+    return p->memory;
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-static double now(void) {
+double process_clock(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a candidate wrote, as one line that moves no cursor. */
-static void make_plain(char *text) {
+void process_plain(char *text) {
     for (; *text; text++)
         if ((unsigned char)*text < ' ' || *text == 127)
             *text = ' ';
 }
 
-/* Says how a process ended that should not have. */
-static bool ended(struct candidate *c, int status, char *report) {
-    if (WIFSIGNALED(status))
-        snprintf(report, CHECK_REPORT, "the kernel's process ended before its answer: signal %d",
-                 WTERMSIG(status));
-    else
-        snprintf(report, CHECK_REPORT, "the kernel's process ended before its answer: status %d",
-                 WEXITSTATUS(status));
-    c->is_lost = true;
-    c->pid = 0;
-    return false;
+void process_ask(struct process *p, const void *request, size_t bytes) {
+    ssize_t written = write(p->requests, request, bytes);
+    (void)written; /* if it was not, process_wait finds out what is wrong */
 }
 
-/* Waits for a state, at first without sleep, so that the clock is right. */
-static bool wait_for(struct candidate *c, enum check_state state, double begin, char *report) {
-    for (unsigned i = 1; atomic_load(&c->memory->state) < (int)state; i++) {
-        int status;
-        if (i % 4096)
+/* Whether the process has ended; the report says how. */
+static bool has_ended(struct process *p, char *report) {
+    static const char before[] = "the process ended before its answer";
+    int status;
+    if (waitpid(p->pid, &status, WNOHANG) != p->pid)
+        return false;
+    if (WIFSIGNALED(status))
+        snprintf(report, PROCESS_REPORT, "%s: signal %d (%s)", before, WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    else
+        snprintf(report, PROCESS_REPORT, "%s: status %d", before, WEXITSTATUS(status));
+    p->pid = 0;
+    return true;
+}
+
+bool process_wait(struct process *p, int state, char *report) {
+    atomic_int *now = p->memory;
+    double begin = process_clock();
+    for (unsigned i = 1; atomic_load(now) < state; i++) {
+        if (i % 4096) /* the clock and the kernel are asked now and then */
             continue;
-        if (waitpid(c->pid, &status, WNOHANG) == c->pid)
-            return ended(c, status, report);
-        double waited = now() - begin;
-        if (waited > c->limit) {
-            snprintf(report, CHECK_REPORT, "no answer within %d seconds", c->limit);
-            return !(c->is_lost = true);
-        }
-        if (waited > 0.02)
+        double waited = process_clock() - begin;
+        if (waited > p->limit)
+            snprintf(report, PROCESS_REPORT, "no answer within %d seconds", p->limit);
+        if (waited > p->limit || has_ended(p, report))
+            return !(p->is_lost = true);
+        if (waited > 0.02) /* before that without sleep, so that a short time is right */
             usleep(100);
         else
             sched_yield();
@@ -125,57 +125,32 @@ static bool wait_for(struct candidate *c, enum check_state state, double begin, 
     return true;
 }
 
-bool candidate_run(struct candidate *c, const struct check_request *r, double *seconds,
-                   char *report) {
-    struct check_memory *m = c->memory;
-    double begin = now();
-    atomic_store(&m->state, (int)CHECK_ASKED);
-    ssize_t written = write(c->requests, r, sizeof *r);
-    (void)written; /* if it was not, wait_for finds out what is wrong */
-    if (!wait_for(c, CHECK_READY, begin, report))
-        return false;
-    begin = now();
-    atomic_store(&m->state, (int)CHECK_GO);
-    if (!wait_for(c, CHECK_DONE, begin, report))
-        return false;
-    if (seconds)
-        *seconds = now() - begin;
-    if (!wait_for(c, CHECK_ANSWERED, begin, report))
-        return false;
-    if (m->is_lost) {
-        snprintf(report, CHECK_REPORT, "%.*s", (int)sizeof m->error - 1, m->error);
-        make_plain(report);
-    }
-    c->is_lost = m->is_lost != 0;
-    return !c->is_lost;
-}
-
 /* ---- ending ---------------------------------------------------------------------------------- */
 
 /* Faults that the emulation reports name a place in the code, which tests/check looks up. */
-static void print_output(struct candidate *c) {
-    FILE *f = fdopen(c->output, "r");
+static void print_output(struct process *p) {
+    enum { MOST_LINES = 200 };
+    FILE *f = fdopen(p->output, "r");
     char line[1024];
-    int n_lines = 0;
     if (!f)
         return;
     rewind(f);
-    while (n_lines++ < 200 && fgets(line, sizeof line, f)) {
+    for (int i = 0; i < MOST_LINES && fgets(line, sizeof line, f); i++) {
         line[strcspn(line, "\n")] = '\0';
-        make_plain(line);
+        process_plain(line);
         bool is_fault = !strncmp(line, "emulation: kernel ", 18);
-        fprintf(stderr, "%s%s%s\n", is_fault ? "" : c->name, is_fault ? "" : " printed: ", line);
+        fprintf(stderr, "%s%s%s\n", is_fault ? "" : p->name, is_fault ? "" : " printed: ", line);
     }
     fclose(f);
 }
 
-void candidate_stop(struct candidate *c) {
-    if (c->pid) {
-        kill(c->pid, SIGKILL);
-        waitpid(c->pid, NULL, 0);
+void process_stop(struct process *p) {
+    if (p->pid) {
+        kill(p->pid, SIGKILL);
+        waitpid(p->pid, NULL, 0);
     }
-    close(c->requests);
-    close(c->memory_fd);
-    munmap(c->memory, c->bytes);
-    print_output(c);
+    close(p->requests);
+    close(p->memory_fd);
+    munmap(p->memory, p->bytes);
+    print_output(p);
 }
