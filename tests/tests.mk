@@ -159,6 +159,7 @@ CANDIDATE := $(call objects,release,tests/check_candidate.c $(TEST_HELPERS) $(AL
 $(CHECK)/candidate: $(CANDIDATE) $(CHECK)/renamed.o
 build/check/$(KERNELS)/ours: $(CANDIDATE)
 $(CHECK)/candidate build/check/$(KERNELS)/ours:
+	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
 .PHONY: check check-reader
 
