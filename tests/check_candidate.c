@@ -108,8 +108,9 @@ static void fetch(struct placed *p, const struct check_request *request, unsigne
 /* Waits for everything on the device, in every stream. */
 static void wait_for_device(struct server *s) {
     struct check_memory *m = s->memory;
+    int failed = cudaDeviceSynchronize ? cudaDeviceSynchronize() : 0;
     m->is_lost = s->t.ops->sync(s->t.dev, &m->fault, &m->err) != 0;
-    if (!m->is_lost && cudaDeviceSynchronize && cudaDeviceSynchronize())
+    if (failed && !m->is_lost)
         m->is_lost = error_set(&m->err, "the device failed") != 0;
 }
 
