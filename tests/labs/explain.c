@@ -77,9 +77,18 @@ static void print_failure(const struct lab_finding *f, const char *indent) {
         printf("%sthe last note before it: %s\n", indent, f->label);
 }
 
+/* The function's task once, then its name. */
+static void print_not_written(const struct lab_finding *f, const char *indent) {
+    bool is_known = false;
+    for (const struct lab_finding *other = f->all; other < f && !is_known; other++)
+        is_known = other->how == LAB_UNWRITTEN && !strcmp(other->report, f->report);
+    int n = is_known ? (int)strcspn(f->report, ":") : (int)strlen(f->report);
+    printf("%snot written yet: %.*s\n", indent, n, f->report);
+}
+
 void lab_explain(const struct lab_finding *f, const char *source, int level, const char *indent) {
     if (f->how == LAB_UNWRITTEN) {
-        printf("%snot written yet: %s\n", indent, f->report);
+        print_not_written(f, indent);
         return;
     }
     printf("%sthe smallest input that shows it: %s = %d\n", indent, f->check->input, f->size);

@@ -47,9 +47,10 @@ static void run_check(struct grading *g, int which) {
     lab_process_start(&want, NULL, check, check->sizes, check->n_sizes);
     lab_process_finish(&got);
     lab_process_finish(&want);
-    char end[24];
+    char end[24], status[24];
     snprintf(end, sizeof end, "E %d\n", check->sizes[check->n_sizes - 1]);
-    if (!strstr(want.notes, end)) {
+    lab_last_note(status, sizeof status, want.notes, "the engine's exit status");
+    if (!strstr(want.notes, end) || (status[0] && strcmp(status, "0"))) {
         fprintf(stderr, "the check %s fails with the project's module:\n%s\n", check->name,
                 want.output);
         exit(2);

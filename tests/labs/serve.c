@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POOL_BLOCK = 16, MAX_RUNNING = 6 };
+enum { POOL_BLOCK = 4, MAX_RUNNING = 8 };
 
 struct served {
     struct lab_log *log;
@@ -140,7 +140,8 @@ static int run_own_caches(struct demo *demo, const struct workload *w, struct fi
     return result;
 }
 
-/* The pool holds the longest request and little more, so that requests are preempted. */
+/* The pool holds the longest request and no more, and blocks are small: requests are preempted, and
+ * share the blocks of what the chat's frame puts before each prompt. */
 static int run_paged(struct demo *demo, const struct workload *w, struct fingerprint *all,
                      struct error *err) {
     int most = 0;
@@ -149,7 +150,7 @@ static int run_paged(struct demo *demo, const struct workload *w, struct fingerp
         most = blocks > most ? blocks : most;
     }
     struct kv_pool_options options = {
-        .block_size = POOL_BLOCK, .n_blocks = most + 4, .poison = true};
+        .block_size = POOL_BLOCK, .n_blocks = most, .poison = true};
     struct paged_options paged = {PREEMPT_RECOMPUTE, true};
     struct kv_pool pool = {0};
     struct paged_memory memory = {0};

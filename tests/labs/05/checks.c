@@ -211,7 +211,8 @@ static void run_revive(struct lab_log *log, int n) {
         note_share(log, &a, which, "a cached block");
         lab_int(log, block_references(&a, which), "block_references of a revived block");
         note_stats(log, &a, "after a cached block was shared");
-        note_rest(log, &a, n - 1, "after a cached block was shared");
+        note_release(log, &a, which, true, "a revived block");
+        note_rest(log, &a, n, "after a cached block was shared and released");
         block_allocator_end(&a);
     }
 }
@@ -225,6 +226,8 @@ static void run_forget(struct lab_log *log, int n) {
         lab_int(log, block_forget(&a, which, &err), "block_forget of a cached block");
         lab_int(log, block_forget(&a, which, &err), "block_forget of a free block");
         note_stats(log, &a, "after block_forget");
+        lab_int(log, block_allocate(&a), "block_allocate after block_forget");
+        note_release(log, &a, which, true, "the block, kept again");
         note_rest(log, &a, n + 1, "after block_forget");
         lab_int(log, block_forget(&a, 0, &err), "block_forget of a used block");
         block_allocator_end(&a);
