@@ -38,6 +38,10 @@ static bool fault_token(const struct lab_finding *f) {
 }
 
 static bool sum_of_floats(const struct lab_finding *f) {
+    return is_wrong(f, "softmax", "l, the sum") && is_near(f);
+}
+
+static bool not_all_summed(const struct lab_finding *f) {
     return is_wrong(f, "softmax", "l, the sum");
 }
 
@@ -54,7 +58,7 @@ static bool merge(const struct lab_finding *f) {
 }
 
 static bool tile_edge(const struct lab_finding *f) {
-    return is_check(f, "one query") && f->size >= 255;
+    return is_check(f, "one query") && (f->size >= 255 || f->how == LAB_MEMORY);
 }
 
 static bool not_rounded_down(const struct lab_finding *f) {
@@ -106,6 +110,11 @@ const struct lab_cause lab_0_causes[N_LAB_0_CAUSES] = {
      {"Does the sum of the probabilities depend on their order?",
       "Each is rounded to units of 2^-23 first, and the units are summed in a uint32_t.",
       "Look at l in {ref_tile_softmax}: num_probability_units(p), one sum, then times 2^-23."}},
+    {"not every position is in the sum",
+     not_all_summed,
+     {"How many positions does a tile have, and how many terms your sum?",
+      "The smallest tile has one position, and its only probability is e^0 = 1.",
+      "Look at the bounds of the loops in {ref_tile_softmax}: j from 0 to n - 1."}},
     {"the largest score",
      largest_score,
      {"What if all scores are negative?",

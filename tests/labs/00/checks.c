@@ -260,7 +260,7 @@ static void run_rows(struct lab_log *log, int n_rows) {
 }
 
 static void run_serve(struct lab_log *log, int n) {
-    lab_serve(log, n, LAB_NO_CACHE, 3, NULL);
+    lab_serve(log, n, LAB_NO_CACHE, 2, NULL);
 }
 
 /* ---- the lab --------------------------------------------------------------------------------- */
@@ -289,7 +289,7 @@ static const struct lab_check checks[] = {
     {"top", 3, "of the likeliest tokens only", "tokens in the vocabulary", LAB_SIZES(3, 5, 300),
      run_top, 0},
     {"rows", 3, "several rows, each in its way", "rows", LAB_SIZES(1, 2, 4), run_rows, 0},
-    {"serve", 3, "the model writes with it", "requests", LAB_SIZES(1, 16), run_serve, 60},
+    {"serve", 3, "the model writes with it", "requests", LAB_SIZES(16), run_serve, 60},
 };
 
 const struct lab lab = {
