@@ -205,8 +205,8 @@ build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
-include tests/tests.mk
 include tests/labs/labs.mk
+include tests/tests.mk
 
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -5,9 +5,10 @@
 
 const char *lab_how_name(enum lab_how how) {
     static const char *const names[] = {
-        [LAB_PASSED] = "passed", [LAB_WRONG] = "wrong",   [LAB_UNWRITTEN] = "not written",
-        [LAB_MEMORY] = "memory", [LAB_LEAKED] = "leak",   [LAB_UNDEFINED] = "undefined",
-        [LAB_HUNG] = "endless",  [LAB_CRASHED] = "crash", [LAB_STOPPED] = "stopped",
+        [LAB_PASSED] = "passed",   [LAB_WRONG] = "wrong",   [LAB_UNWRITTEN] = "not written",
+        [LAB_MEMORY] = "memory",   [LAB_LEAKED] = "leak",   [LAB_UNDEFINED] = "undefined",
+        [LAB_HUNG] = "endless",    [LAB_CRASHED] = "crash", [LAB_STOPPED] = "stopped",
+        [LAB_SKIPPED] = "skipped",
     };
     return names[how];
 }
@@ -89,6 +90,10 @@ static void print_not_written(const struct lab_finding *f, const char *indent) {
 void lab_explain(const struct lab_finding *f, const char *source, int level, const char *indent) {
     if (f->how == LAB_UNWRITTEN) {
         print_not_written(f, indent);
+        return;
+    }
+    if (f->how == LAB_SKIPPED) {
+        printf("%snot run\n", indent);
         return;
     }
     printf("%sthe smallest input that shows it: %s = %d\n", indent, f->check->input, f->size);

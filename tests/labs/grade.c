@@ -70,7 +70,7 @@ static void run_check(struct grading *g, int which) {
 }
 
 static void find_cause(struct lab_finding *f) {
-    if (f->how == LAB_PASSED || f->how == LAB_UNWRITTEN)
+    if (f->how == LAB_PASSED || f->how == LAB_UNWRITTEN || f->how == LAB_SKIPPED)
         return;
     for (int i = 0; i < lab.n_causes && !f->cause; i++)
         if (lab.causes[i].shows(f))
@@ -94,8 +94,7 @@ static void print_summary(const struct grading *g) {
     printf("\n%d of %d checks pass\n", g->n_passed, lab.n_checks);
     for (int i = 0; i < lab.n_checks; i++)
         if (g->findings[i].how != LAB_PASSED) {
-            printf("the first that fails: %s (step %d)\n", lab.checks[i].name,
-                   lab.checks[i].step);
+            printf("the first that fails: %s (step %d)\n", lab.checks[i].name, lab.checks[i].step);
             lab_explain(&g->findings[i], g->source, g->hint, "    ");
             return;
         }
@@ -120,6 +119,7 @@ static void write_result(const struct grading *g, const char *path) {
 
 int main(int argc, char **argv) {
     static struct grading g;
+    bool is_short = getenv("LAB_SHORT") != NULL; /* no long check when another one failed */
     if (argc != 5 || lab.n_checks > MOST_CHECKS) {
         fprintf(stderr, "usage: grade PROGRAM SOURCE RESULT HINT\n");
         return 2;
@@ -130,7 +130,11 @@ int main(int argc, char **argv) {
     g.hint = g.hint < 1 ? 1 : g.hint > 3 ? 3 : g.hint;
     printf("Lab %d, %s: %s\n", lab.number, lab.title, g.source);
     for (int i = 0; i < lab.n_checks; i++)
-        run_check(&g, i);
+        if (is_short && g.n_passed < i && lab.checks[i].seconds > LAB_SECONDS)
+            g.findings[i] = (struct lab_finding){
+                .lab = &lab, .check = &lab.checks[i], .all = g.findings, .how = LAB_SKIPPED};
+        else
+            run_check(&g, i);
     for (int i = 0; i < lab.n_checks; i++)
         find_cause(&g.findings[i]);
     print_checks(&g);

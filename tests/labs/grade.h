@@ -30,7 +30,8 @@ void lab_process_finish(struct lab_process *p);
 /* Frees the texts. */
 void lab_process_free(struct lab_process *p);
 
-/* ---- verdict.c: what the two processes say ---------------------------------------------------- */
+/* ---- verdict.c: what the two processes say ----------------------------------------------------
+ */
 
 /* Sets *f, whose check is set: the first difference of the notes, or how the process ended. source:
  * the learner's file, whose lines are shown. */
@@ -40,7 +41,8 @@ void lab_judge(struct lab_finding *f, const struct lab_process *want, const stru
 /* The value of the last note with this label; "" if there is none. */
 void lab_last_note(char *out, size_t size, const char *notes, const char *label);
 
-/* ---- explain.c: for people -------------------------------------------------------------------- */
+/* ---- explain.c: for people --------------------------------------------------------------------
+ */
 
 /* Prints what is wrong, each line behind `indent`. level: of the hint, 1 to 3. */
 void lab_explain(const struct lab_finding *f, const char *source, int level, const char *indent);

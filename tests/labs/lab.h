@@ -32,7 +32,8 @@ void lab_ints(struct lab_log *log, const int32_t *values, int n, const char *uni
 void lab_floats(struct lab_log *log, const float *values, int n, const char *unit, int first,
                 const char *label, ...) __attribute__((format(printf, 6, 7)));
 
-/* Notes a 32-bit hash of each row of x [n_rows, n_cols], for tensors too large to be noted whole. */
+/* Notes a 32-bit hash of each row of x [n_rows, n_cols], for tensors too large to be noted whole.
+ */
 void lab_rows(struct lab_log *log, const float *x, int n_rows, int n_cols, const char *unit,
               int first, const char *label, ...) __attribute__((format(printf, 7, 8)));
 
@@ -44,10 +45,10 @@ void lab_places(struct lab_log *log, const int32_t *blocks, int n, int block_siz
 
 struct lab_check {
     const char *name;
-    int step;             /* 1, 2, ...: those of a step can be passed before the next is begun */
-    const char *covers;   /* what it looks at, in a few words */
-    const char *input;    /* what a size counts: "blocks" */
-    const int *sizes;     /* [n_sizes] from small to large, each run by itself */
+    int step;           /* 1, 2, ...: those of a step can be passed before the next is begun */
+    const char *covers; /* what it looks at, in a few words */
+    const char *input;  /* what a size counts: "blocks" */
+    const int *sizes;   /* [n_sizes] from small to large, each run by itself */
     int n_sizes;
     void (*run)(struct lab_log *log, int size);
     int seconds; /* of processor time for all sizes; 0: LAB_SECONDS */
@@ -56,8 +57,7 @@ struct lab_check {
 enum { LAB_SECONDS = 4 };
 
 #define LAB_SIZES(...)                                                                             \
-    .sizes = (const int[]){__VA_ARGS__},                                                           \
-    .n_sizes = sizeof((const int[]){__VA_ARGS__}) / sizeof(int)
+    .sizes = (const int[]){__VA_ARGS__}, .n_sizes = sizeof((const int[]){__VA_ARGS__}) / sizeof(int)
 
 /* ---- what the grader found ------------------------------------------------------------------- */
 
@@ -70,7 +70,8 @@ enum lab_how {
     LAB_LEAKED,
     LAB_CRASHED, /* ended by a signal */
     LAB_HUNG,    /* no end within the limit */
-    LAB_STOPPED  /* the process ended before the check did */
+    LAB_STOPPED, /* the process ended before the check did */
+    LAB_SKIPPED  /* not run: a long check behind a failed one, in the tests of the labs */
 };
 
 struct lab_finding {

@@ -15,14 +15,18 @@ two_digits   = $(if $(filter-out 10 11,$(1)),0)$(1)
 lab_sources  = $(wildcard tests/labs/$(call two_digits,$(1))/*.c)
 lab_rest     = $(filter-out $(patsubst %.c,build/release/%.o,$(LAB_$(1)_REPLACES)) \
                             $(patsubst %.cu,build/release/%.cu.o,$(LAB_$(1)_REPLACES)),$(2))
-lab_objects  = $(call lab_rest,$(1),$(call objects,release,$(ALL_MODULES) tests/labs/serve.c) \
+lab_objects  = $(call lab_rest,$(1),$(call objects,release,$(MODULES_11) tests/labs/serve.c) \
                  $(LAB_$(1)_EXTRA))
+# Those that there are, and what their tests need: they run side by side and must find it built.
+ALL_LABS    := $(foreach l,$(PHASES),$(if $(wildcard tests/labs/$(call two_digits,$(l))/lab.mk),$(l)))
+lab_builds   = $(foreach l,$(1),build/labs/$(l)/grade $(call objects,asan,$(call lab_sources,$(l)))) \
+               $(call objects,asan,tests/labs/program.c tests/labs/finding.c tests/labs/log.c)
 lab_libs     = $(if $(LAB_$(1)_EXTRA),$(LIBS_emu)) $(LIBS)
 
 # A learner's warnings are no errors.
 LAB_COMPILE_.c          := $(CC) $(filter-out -Werror,$(CFLAGS))
 LAB_COMPILE_.cu         := g++ $(filter-out -Werror,$(CXXFLAGS)) -x c++
-LAB_FLAGS_asan_.c       := $(asan_FLAGS)
+LAB_FLAGS_asan_.c       := -O2 $(SANITIZERS)
 LAB_FLAGS_asan_.cu      := $(asan_KERNEL_FLAGS)
 LAB_FLAGS_release_.c    := $(release_FLAGS)
 LAB_FLAGS_release_.cu   := $(release_KERNEL_FLAGS)
@@ -37,7 +41,7 @@ grade: deps
 
 define lab_rules
 build/labs/$(1)/grade: $$(call objects,release,$$(addprefix tests/labs/,grade.c verdict.c process.c \
-        explain.c finding.c log.c serve.c) $$(call lab_sources,$(1)) $$(ALL_MODULES)) $$(LAB_$(1)_EXTRA)
+        explain.c finding.c log.c serve.c) $$(call lab_sources,$(1)) $$(MODULES_11)) $$(LAB_$(1)_EXTRA)
 	@mkdir -p $$(@D)
 	$$(call say,cc )$$(CC) $$(release_FLAGS) $$(filter %.o,$$^) -o $$@ $$(call lab_libs,$(1))
 endef

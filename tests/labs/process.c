@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum {
-    WALL_FACTOR = 10,        /* a process that sleeps gets so many times its processor time */
-    MOST_NOTES = 256 << 20,  /* bytes that it may write */
+    WALL_FACTOR = 10,       /* a process that sleeps gets so many times its processor time */
+    MOST_NOTES = 256 << 20, /* bytes that it may write */
     MOST_SIZES = 64
 };
 

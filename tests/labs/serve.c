@@ -1,16 +1,16 @@
 /* The model served with the learner's code in the engine: every tensor, token and fingerprint is
  * noted, so that the first one that differs can be shown. */
+#include "tutorials/common/serve.h"
 #include "scheduler/kv_contiguous.h"
 #include "scheduler/own_caches.h"
 #include "scheduler/paged_memory.h"
 #include "tests/labs/lab.h"
 #include "tutorials/common/requests.h"
-#include "tutorials/common/serve.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { POOL_BLOCK = 4, MAX_RUNNING = 8 };
+enum { POOL_BLOCK = 4, MAX_RUNNING = 8, LONG_PROMPT = 128 };
 
 struct served {
     struct lab_log *log;
@@ -124,8 +124,7 @@ static int run_engine(struct demo *demo, const struct workload *w, struct reques
     int result = engine_run(&engine, &demo->generator, w->requests, w->n, &options, err);
     for (int i = 0; !result && i < w->n; i++) {
         note_answer(&served, i, &engine.answers[i].sequence);
-        fingerprint_add_sequence(all,
-                                 fingerprint_value(&engine.answers[i].sequence.fingerprint));
+        fingerprint_add_sequence(all, fingerprint_value(&engine.answers[i].sequence.fingerprint));
     }
     engine_end(&engine);
     return result;
@@ -149,8 +148,7 @@ static int run_paged(struct demo *demo, const struct workload *w, struct fingerp
         int blocks = blocks_for(w->requests[i].n_prompt + w->requests[i].max_new, POOL_BLOCK);
         most = blocks > most ? blocks : most;
     }
-    struct kv_pool_options options = {
-        .block_size = POOL_BLOCK, .n_blocks = most, .poison = true};
+    struct kv_pool_options options = {.block_size = POOL_BLOCK, .n_blocks = most, .poison = true};
     struct paged_options paged = {PREEMPT_RECOMPUTE, true};
     struct kv_pool pool = {0};
     struct paged_memory memory = {0};
@@ -177,6 +175,8 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
     for (int i = 0; i < w.n; i++) {
         struct request *r = &w.requests[i];
         r->max_new = r->max_new < served.max_new ? r->max_new : served.max_new;
+        if (served.way == LAB_NO_CACHE && r->n_prompt > LONG_PROMPT)
+            r->max_new = 1; /* they are read whole for each token */
         if (served.sampling)
             r->sampling = *served.sampling;
     }
@@ -199,7 +199,7 @@ void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
                const struct sampling_options *sampling) {
     static const struct phase phase = {.title = "lab", .about = "", .tables = serve_all_ways};
     char *argv[] = {"lab", "--device", "cpu", "--threads", "1", NULL};
-    served = (struct served){
-        .log = log, .way = way, .n = n, .max_new = max_new, .sampling = sampling};
+    served =
+        (struct served){.log = log, .way = way, .n = n, .max_new = max_new, .sampling = sampling};
     lab_int(log, demo_main(5, argv, &phase), "the engine's exit status");
 }

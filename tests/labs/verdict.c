@@ -92,8 +92,9 @@ static void place_of(char *out, size_t size, const struct line *places, long pos
     if (!block.n)
         return;
     int number = atoi(block.at);
-    snprintf(out, size, "position %ld lies in block %d of its table, block %d of the pool, slot %ld",
-             position, (int)(position / block_size), number,
+    snprintf(out, size,
+             "position %ld lies in block %d of its table, block %d of the pool, slot %ld", position,
+             (int)(position / block_size), number,
              (long)number * block_size + position % block_size);
 }
 

@@ -12,15 +12,16 @@
 
 /* ---- step 1: rmsnorm ------------------------------------------------------------------------- */
 
-/* y = x / sqrt(mean(x^2) + eps) * gain for each row; y may be x. The mean is that of the row snapped
- * to integers: ref_snap_or_fault(dev, q, row, n_cols, site, token) gives them and their exponent,
- * where token = row / rows_per_token; num_rms_factor makes the factor of their exact sum of squares.
- * The product is (x * factor) * gain, of x as it was before snapping. */
+/* y = x / sqrt(mean(x^2) + eps) * gain for each row; y may be x. The mean is that of the row
+ * snapped to integers: ref_snap_or_fault(dev, q, row, n_cols, site, token) gives them and their
+ * exponent, where token = row / rows_per_token; num_rms_factor makes the factor of their exact sum
+ * of squares. The product is (x * factor) * gain, of x as it was before snapping. */
 void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
                  const float *x,               /* [n_rows, n_cols] */
                  const float *gain,            /* [n_cols] */
                  int n_rows, int n_cols, int rows_per_token, double eps, int site) {
-    (void)dev, (void)y, (void)x, (void)gain, (void)n_rows, (void)n_cols, (void)rows_per_token, (void)eps, (void)site;
+    (void)dev, (void)y, (void)x, (void)gain, (void)n_rows, (void)n_cols, (void)rows_per_token,
+        (void)eps, (void)site;
     not_written("snap each row, sum the squares of its integers in an int64_t, multiply the "
                 "row by the factor and the gain");
 }
@@ -45,8 +46,8 @@ int ref_load_query(double *x, const float *q, const struct block_memory *memory,
     return e;
 }
 
-/* The softmax of one row over n <= TILE positions of a tile. s [n]: what num_score gives; unit makes
- * scores of them; v_units [n]: 2^exponent of each value row. In this order:
+/* The softmax of one row over n <= TILE positions of a tile. s [n]: what num_score gives; unit
+ * makes scores of them; v_units [n]: 2^exponent of each value row. In this order:
  *
  *     m = num_tile_max(the largest s, unit); ref_fault(dev, site, token) if it is not finite
  *     p[j] = num_probability(s[j], num_window_of(the largest s, unit.binary))
@@ -72,9 +73,9 @@ void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile
 }
 
 /* Causal attention of one sequence: the queries are the last n_tokens of kv_len positions. Head h
- * reads kv head h / (n_heads / n_kv_heads); the query of position i sees positions 0 ... i. For each
- * query and head, from m = -INFINITY, l = 0, o = 0: tile by tile, TILE positions each, from position
- * 0 on,
+ * reads kv head h / (n_heads / n_kv_heads); the query of position i sees positions 0 ... i. For
+ * each query and head, from m = -INFINITY, l = 0, o = 0: tile by tile, TILE positions each, from
+ * position 0 on,
  *
  *     s[j] = num_score(num_floor_256(the dot product of the integers), kv_score_unit(key exponent))
  *     ref_tile_softmax with num_score_unit_of(query exponent, scale) and num_pow2(value exponent)
@@ -130,16 +131,17 @@ static int keep_likeliest(struct candidate *c, int n, const struct sampling *how
     return kept;
 }
 
-/* The next token of each row of logits. A logit that is not finite is a fault of the row, which gets
- * token 0. Temperature 0: the largest logit, of equal ones the lowest id. Else each token gets the
- * weight num_sampling_weight(logit, largest logit, temperature), keep_likeliest leaves some, and
- * r = num_draw(seed, sample, position, the sum of their weights) draws one: in order of id, the first
- * at which the sum of the weights so far exceeds r. */
+/* The next token of each row of logits. A logit that is not finite is a fault of the row, which
+ * gets token 0. Temperature 0: the largest logit, of equal ones the lowest id. Else each token gets
+ * the weight num_sampling_weight(logit, largest logit, temperature), keep_likeliest leaves some,
+ * and r = num_draw(seed, sample, position, the sum of their weights) draws one: in order of id, the
+ * first at which the sum of the weights so far exceeds r. */
 void ref_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
                 const float *logits,                    /* [n_rows, vocab] */
                 const struct sampling *how,             /* host [n_rows] */
                 int n_rows, int vocab, int site) {
-    (void)dev, (void)token_ids, (void)logits, (void)how, (void)n_rows, (void)vocab, (void)site, (void)keep_likeliest;
+    (void)dev, (void)token_ids, (void)logits, (void)how, (void)n_rows, (void)vocab, (void)site,
+        (void)keep_likeliest;
     not_written("the largest logit; with a temperature, weights, keep_likeliest, num_draw, "
                 "and the walk to the token");
 }

@@ -91,10 +91,13 @@ static void run_rmsnorm_fault(struct lab_log *log, int rows_per_token) {
 
 /* ---- step 2 ---------------------------------------------------------------------------------- */
 
-static void run_softmax(struct lab_log *log, int n) {
+/* less: what is taken from each score. */
+static void note_softmax(struct lab_log *log, int n, float less) {
     struct random r = {(uint64_t)n};
     struct device *dev = open_device(log);
     float *s = random_floats(&r, n);
+    for (int i = 0; i < n; i++)
+        s[i] -= less;
     double *units = calloc((size_t)n, sizeof *units), *weights = calloc((size_t)n, sizeof *weights);
     if (!units || !weights)
         exit(2);
@@ -114,11 +117,17 @@ static void run_softmax(struct lab_log *log, int n) {
     free(weights);
 }
 
+static void run_softmax(struct lab_log *log, int n) {
+    note_softmax(log, n, 0);
+    note_softmax(log, n, 8); /* all below 0 */
+}
+
 static void run_merge(struct lab_log *log, int n_tiles) {
     struct random r = {(uint64_t)n_tiles};
     float o[4] = {0}, m = -INFINITY, l = 0;
     for (int i = 0; i < n_tiles; i++) {
-        struct tile_result tile = {random_normal(&r), 1 + random_up_to_1(&r), random_int(&r, -3, 3)};
+        struct tile_result tile = {random_normal(&r), 1 + random_up_to_1(&r),
+                                   random_int(&r, -3, 3)};
         double sums[4];
         for (int d = 0; d < 4; d++)
             sums[d] = 256.0 * random_int(&r, -100000, 100000);
@@ -147,8 +156,8 @@ static struct kv_layer random_cache(struct random *r, int n, int dim) {
 }
 
 static void attend(struct lab_log *log, int n_tokens, int kv_len, int n_heads, int n_kv_heads,
-                   int dim) {
-    struct random r = {(uint64_t)kv_len};
+                   int dim, int seed) {
+    struct random r = {(uint64_t)(1000 * seed + kv_len)};
     struct device *dev = open_device(log);
     struct attention_shape shape = {.n_heads = n_heads,
                                     .n_kv_heads = n_kv_heads,
@@ -172,19 +181,20 @@ static void attend(struct lab_log *log, int n_tokens, int kv_len, int n_heads, i
 }
 
 static void run_one_query(struct lab_log *log, int kv_len) {
-    attend(log, 1, kv_len, 1, 1, DIM);
+    for (int seed = 0; seed < (kv_len < 4 ? 40 : 1); seed++)
+        attend(log, 1, kv_len, 1, 1, DIM, seed);
 }
 
 static void run_causal(struct lab_log *log, int kv_len) {
-    attend(log, kv_len, kv_len, 1, 1, 16);
+    attend(log, kv_len, kv_len, 1, 1, 16, 0);
 }
 
 static void run_appended(struct lab_log *log, int kv_len) {
-    attend(log, 2, kv_len, 1, 1, 16);
+    attend(log, 2, kv_len, 1, 1, 16, 0);
 }
 
 static void run_heads(struct lab_log *log, int n_kv_heads) {
-    attend(log, 2, 5, 2 * n_kv_heads, n_kv_heads, 16);
+    attend(log, 2, 5, 2 * n_kv_heads, n_kv_heads, 16, 0);
 }
 
 /* ---- step 3 ---------------------------------------------------------------------------------- */
@@ -246,10 +256,8 @@ static void run_rows(struct lab_log *log, int n_rows) {
     struct sampling how[4];
     int32_t ids[4];
     for (int i = 0; i < n_rows; i++)
-        how[i] = (struct sampling){.temperature = i % 2 ? 1.5f : 0,
-                                   .top_p = 1,
-                                   .seed = 1,
-                                   .position = (uint32_t)i};
+        how[i] = (struct sampling){
+            .temperature = i % 2 ? 1.5f : 0, .top_p = 1, .seed = 1, .position = (uint32_t)i};
     ref_sample(dev, ids, logits, how, n_rows, 10, SITE);
     lab_ints(log, ids, n_rows, "row", 0, "tokens of several rows");
     logits[n_rows * 10 - 1] = NAN;
@@ -266,8 +274,8 @@ static void run_serve(struct lab_log *log, int n) {
 /* ---- the lab --------------------------------------------------------------------------------- */
 
 static const struct lab_check checks[] = {
-    {"rmsnorm", 1, "three rows, and in place", "columns", LAB_SIZES(1, 2, 3, 64, 1000),
-     run_rmsnorm, 0},
+    {"rmsnorm", 1, "three rows, and in place", "columns", LAB_SIZES(1, 2, 3, 64, 1000), run_rmsnorm,
+     0},
     {"scale", 1, "rows of small and large numbers", "power of two", LAB_SIZES(0, 4, 12, 40, -20),
      run_rmsnorm_scale, 0},
     {"fault", 1, "a NaN is told, with its token", "rows a token", LAB_SIZES(1, 2, 4),

@@ -114,7 +114,8 @@ const struct lab_cause lab_5_causes[N_LAB_5_CAUSES] = {
      negative_start,
      {"What does your block_allocator_start do with -1 blocks, and with none?",
       "A negative number has to be refused before anything is allocated; no block at all is fine.",
-      "Look at the first lines of {block_allocator_start}: return error_set(err, ...) when n_blocks "
+      "Look at the first lines of {block_allocator_start}: return error_set(err, ...) when "
+      "n_blocks "
       "< 0, and let malloc have at least one element."}},
     {"an empty pool gives blocks",
      none_left,
@@ -190,7 +191,8 @@ const struct lab_cause lab_5_causes[N_LAB_5_CAUSES] = {
      mark_falls,
      {"What should a high-water mark show when the water has gone?",
       "most_used is the largest value that used ever had.",
-      "Look at {block_allocate}: where used grows, most_used follows if used is larger, and nowhere "
+      "Look at {block_allocate}: where used grows, most_used follows if used is larger, and "
+      "nowhere "
       "else."}},
     {"cached blocks do not count as available",
      cached_not_available,

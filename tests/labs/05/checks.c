@@ -250,8 +250,8 @@ static void random_step(struct lab_log *log, struct block_allocator *a, struct r
         break;
     default: {
         bool keep = random_int(r, 0, 1);
-        lab_int(log, block_release(a, block, keep, &err), "random operations: block_release(%d, %s)",
-                block, keep ? "keep" : "free");
+        lab_int(log, block_release(a, block, keep, &err),
+                "random operations: block_release(%d, %s)", block, keep ? "keep" : "free");
     }
     }
 }
@@ -289,8 +289,8 @@ static const struct lab_check checks[] = {
      run_rounds, 0},
     {"share", 2, "references are counted, up and down", "further references", LAB_SIZES(1, 2, 3),
      run_share, 0},
-    {"double free", 2, "a free block is neither released nor shared", "blocks",
-     LAB_SIZES(1, 2, 3), run_double_free, 0},
+    {"double free", 2, "a free block is neither released nor shared", "blocks", LAB_SIZES(1, 2, 3),
+     run_double_free, 0},
     {"foreign", 2, "numbers that are no block of the pool are refused", "blocks",
      LAB_SIZES(1, 2, 16), run_foreign, 0},
     {"most used", 2, "the high-water mark stays", "blocks", LAB_SIZES(2, 3, 16), run_most_used, 0},

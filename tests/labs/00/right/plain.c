@@ -104,8 +104,8 @@ static void attend_head(struct device *dev, float *y, const float *q, const stru
             int64_t dot = 0;
             for (int d = 0; d < dim; d++)
                 dot += (int32_t)x[d] * k[d];
-            s[j] = num_score((float)num_floor_256((double)dot),
-                             kv_score_unit(kv->k_exponents[row]));
+            s[j] =
+                num_score((float)num_floor_256((double)dot), kv_score_unit(kv->k_exponents[row]));
             v_units[j] = num_pow2(kv->v_exponents[row]);
         }
         struct tile_result tile = ref_tile_softmax(weights, s, v_units, n, unit, name);
@@ -190,8 +190,8 @@ void ref_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
             continue;
         uint64_t sum = 0;
         for (int i = 0; i < vocab; i++)
-            c[i] = (struct candidate){
-                l[i], i, num_sampling_weight(l[i], l[best], how[row].temperature)};
+            c[i] = (struct candidate){l[i], i,
+                                      num_sampling_weight(l[i], l[best], how[row].temperature)};
         int n = keep_likeliest(c, vocab, &how[row]);
         for (int i = 0; i < n; i++)
             sum += c[i].weight;

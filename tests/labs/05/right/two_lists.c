@@ -1,5 +1,5 @@
-/* Another right solution of lab 5: free and cached blocks are both doubly linked lists over next and
- * previous; the ends of the free list are free[0] and free[1]. */
+/* Another right solution of lab 5: free and cached blocks are both doubly linked lists over next
+ * and previous; the ends of the free list are free[0] and free[1]. */
 #include "scheduler/block_allocator.h"
 
 #include <stdlib.h>
