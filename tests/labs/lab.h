@@ -54,7 +54,7 @@ struct lab_check {
     int seconds; /* of processor time for all sizes; 0: LAB_SECONDS */
 };
 
-enum { LAB_SECONDS = 4 };
+enum { LAB_SECONDS = 2 };
 
 #define LAB_SIZES(...)                                                                             \
     .sizes = (const int[]){__VA_ARGS__}, .n_sizes = sizeof((const int[]){__VA_ARGS__}) / sizeof(int)
