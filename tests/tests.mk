@@ -56,12 +56,13 @@ test: deps
 	    $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    $(call short_of,asan) $(call short_of,release) $(on_gpu)
+	    "tests/labs/test 5" $(call short_of,asan) $(call short_of,release) $(on_gpu)
 
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call all_of,release) $(call all_of,asan) \
+	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
 
 test-slow: deps
@@ -85,8 +86,9 @@ mutate: deps
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 build/release/emu-demo11 \
-            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
+              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 \
+            build/release/emu-demo11 \
+            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
 	@for b in $^; do $$b || exit 1; done
