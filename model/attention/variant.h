@@ -23,9 +23,9 @@
 #ifndef SAMEBITS_MODEL_ATTENTION_VARIANT_H
 #define SAMEBITS_MODEL_ATTENTION_VARIANT_H
 
-#include "model/error.h"
-#include "model/numerics.h"
+#include "model/attention/numerics.h"
 #include "model/attention/paged_batch.h"
+#include "model/error.h"
 
 #include <stdbool.h>
 #include <stddef.h>
