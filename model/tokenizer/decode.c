@@ -28,9 +28,7 @@ struct decode_stream {
     size_t n_stages;
     size_t n_tokens;
     struct bytes out;
-    struct spans spans;
     struct matcher matcher;
-    struct error *err; /* of the call that is running */
 };
 
 static int feed(struct decode_stream *s, size_t i, const char *text, size_t n);
@@ -64,7 +62,7 @@ static int end_byte_fallback(struct decode_stream *s, size_t i) {
         isxdigit((unsigned char)text[4]) && text[5] == '>') {
         char byte = (char)strtol(text + 3, NULL, 16);
         tok_bytes_add(&stage->held, &byte, 1);
-        return stage->held.failed ? tok_out_of_memory(s->err) : 0;
+        return stage->held.failed ? tok_out_of_memory(s->matcher.err) : 0;
     }
     return release_run(s, i) != 0 ? -1 : pass_token(s, i + 1, text, n);
 }
@@ -93,7 +91,7 @@ static int release_bytes(struct decode_stream *s, size_t i, bool at_end) {
     if (at > 0)
         memmove(held->data, held->data + at, held->n - at);
     held->n -= at;
-    return text->failed ? tok_out_of_memory(s->err) : feed(s, i + 1, text->data, text->n);
+    return text->failed ? tok_out_of_memory(s->matcher.err) : feed(s, i + 1, text->data, text->n);
 }
 
 /* Letters to the bytes they stand for. A token with any other letter is its own text. */
@@ -113,7 +111,7 @@ static int end_byte_level(struct decode_stream *s, size_t i) {
         }
         tok_bytes_add(&stage->held, &raw, 1);
     }
-    return stage->held.failed ? tok_out_of_memory(s->err) : release_bytes(s, i, false);
+    return stage->held.failed ? tok_out_of_memory(s->matcher.err) : release_bytes(s, i, false);
 }
 
 /* ---- Metaspace, Strip, Replace -------------------------------------------------------------- */
@@ -136,7 +134,7 @@ static int feed_metaspace(struct decode_stream *s, size_t i, const char *text, s
         }
     }
     if (stage->token.failed)
-        return tok_out_of_memory(s->err);
+        return tok_out_of_memory(s->matcher.err);
     return feed(s, i + 1, stage->token.data, stage->token.n);
 }
 
@@ -164,16 +162,15 @@ static int feed_strip(struct decode_stream *s, size_t i, const char *text, size_
             tok_bytes_add(&stage->token, step->content.data, step->content.n);
     }
     if (stage->token.failed)
-        return tok_out_of_memory(s->err);
+        return tok_out_of_memory(s->matcher.err);
     return feed(s, i + 1, stage->token.data, stage->token.n);
 }
 
 static int end_replace(struct decode_stream *s, size_t i) {
     struct stage *stage = &s->stages[i];
     stage->held.n = 0;
-    if (tok_replace(&stage->step->pattern, &s->matcher, &stage->step->content,
-                    stage->token.n ? stage->token.data : "", stage->token.n, &s->spans,
-                    &stage->held, s->err) != 0)
+    if (tok_replace(&s->matcher, &stage->step->pattern, &stage->step->content,
+                    stage->token.n ? stage->token.data : "", stage->token.n, &stage->held) != 0)
         return -1;
     return pass_token(s, i + 1, stage->held.data, stage->held.n);
 }
@@ -184,7 +181,7 @@ static int end_replace(struct decode_stream *s, size_t i) {
 static int feed(struct decode_stream *s, size_t i, const char *text, size_t n) {
     if (i == s->n_stages) {
         tok_bytes_add(&s->out, text, n);
-        return s->out.failed ? tok_out_of_memory(s->err) : 0;
+        return s->out.failed ? tok_out_of_memory(s->matcher.err) : 0;
     }
     struct stage *stage = &s->stages[i];
     switch (stage->step->kind) {
@@ -196,7 +193,7 @@ static int feed(struct decode_stream *s, size_t i, const char *text, size_t n) {
         return feed_strip(s, i, text, n);
     default: /* ByteFallback, ByteLevel, Replace look at whole tokens */
         tok_bytes_add(&stage->token, text, n);
-        return stage->token.failed ? tok_out_of_memory(s->err) : 0;
+        return stage->token.failed ? tok_out_of_memory(s->matcher.err) : 0;
     }
 }
 
@@ -292,7 +289,6 @@ void decode_stream_free(struct decode_stream *s) {
     }
     free(s->stages);
     tok_bytes_free(&s->out);
-    free(s->spans.items);
     tok_matcher_free(&s->matcher);
     free(s);
 }
@@ -305,14 +301,14 @@ static int give(struct decode_stream *s, int result, const char **text, size_t *
 
 int decode_stream_push(struct decode_stream *s, int32_t id, const char **text, size_t *n_bytes,
                        struct error *err) {
-    s->err = err;
+    s->matcher.err = err;
     s->out.n = 0;
     return give(s, add_id(s, id), text, n_bytes);
 }
 
 int decode_stream_flush(struct decode_stream *s, const char **text, size_t *n_bytes,
                         struct error *err) {
-    s->err = err;
+    s->matcher.err = err;
     s->out.n = 0;
     return give(s, finish(s), text, n_bytes);
 }
@@ -324,7 +320,7 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
     struct decode_stream *s = decode_stream_new(t, skip_special, err);
     if (!s)
         return -1;
-    s->err = err;
+    s->matcher.err = err;
     int result = 0;
     for (size_t i = 0; i < n && result == 0; i++)
         result = add_id(s, ids[i]);

@@ -86,7 +86,7 @@ static json_t *waste_rows(const struct workload *w, const struct group *g, int s
         const struct sequence *s = &g->sequences[i];
         int needed = sequence_new_tokens(s), padding = longest - s->n_prompt;
         int computed = longest + steps - 1, useful = s->n_prompt + needed - 1;
-        json_array_append_new(rows, json_pack("{ss si si si si sf}", "prompt", w->titles[i],
+        json_array_append_new(rows, json_pack("{ss si si si si sf}", "prompt", w->requests[i].title,
                                               "tokens", s->n_prompt, "padding", padding, "needed",
                                               needed, "wasted", steps - needed, "waste",
                                               100.0 * (computed - useful) / computed));
@@ -99,9 +99,9 @@ static int check_prompts(const struct demo *demo, const struct workload *w, cons
                          struct error *err) {
     for (int i = 0; i < w->n; i++)
         if (w->requests[i].n_prompt >= demo->generator.context)
-            return error_set(err,
-                             "%s: \"%s\" has %d tokens and needs one more, but the context is %d",
-                             path, w->titles[i], w->requests[i].n_prompt, demo->generator.context);
+            return error_set(
+                err, "%s: \"%s\" has %d tokens and needs one more, but the context is %d", path,
+                w->requests[i].title, w->requests[i].n_prompt, demo->generator.context);
     return 0;
 }
 
@@ -110,7 +110,7 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
         {"prompt", "prompt", -1, 0},      {"tokens", "prompt tokens", 0, 0},
         {"padding", "padding", 0, 0},     {"needed", "steps needed", 0, 0},
         {"wasted", "steps wasted", 0, 0}, {"waste", "rows wasted %", 1, 0}};
-    struct workload w;
+    struct workload w = {0};
     struct group g = {0};
     struct naive_waste waste;
     int longest = 0;

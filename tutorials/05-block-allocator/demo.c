@@ -66,10 +66,10 @@ static int show_sequences(struct demo *demo, struct kv_pool *p, const struct wor
     for (int i = 0; i < w->n; i++) {
         int n = lengths[i].n_positions, blocks = blocks_for(n, p->block_size);
         const char *given = take(p, blocks, taken, &n_taken) ? "yes" : "no room";
-        json_array_append_new(rows, json_pack("{si ss si si si si ss}", "request", i, "prompt",
-                                              w->titles[i], "positions", n, "blocks", blocks,
-                                              "waste", blocks * p->block_size - n, "static_waste",
-                                              demo->generator.context - n, "given", given));
+        json_array_append_new(
+            rows, json_pack("{si ss si si si si ss}", "request", i, "prompt", w->requests[i].title,
+                            "positions", n, "blocks", blocks, "waste", blocks * p->block_size - n,
+                            "static_waste", demo->generator.context - n, "given", given));
     }
     int result = give_back(p, taken, n_taken, err);
     free(taken);

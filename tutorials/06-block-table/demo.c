@@ -277,7 +277,7 @@ static int replay_all(struct demo *demo, struct kv_pool *pool, const struct work
         return -1;
     }
     snprintf(title, sizeof title, "The block table of request %c (%s) each time it grew",
-             letter_of(watched), w->titles[watched]);
+             letter_of(watched), w->requests[watched].title);
     demo_table(demo, "table", title, columns, 5, rows);
     printf("%d steps. At most %d blocks were in use; %d are after the last request.\n", steps,
            pool->blocks.stats.most_used, pool->blocks.stats.used);

@@ -107,7 +107,7 @@ static int prefixes(struct demo *demo, struct error *err) {
         {"ttft_ms", "TTFT ms", 1, 0},     {"blocks", "most blocks", 0, 0},
         {"seconds", "seconds", 2, 0}};
     struct serving serving = serving_of(demo);
-    struct workload w;
+    struct workload w = {0};
     struct paged_run runs[2];
     int result = demo_read_requests(demo, shared_prompts, &w, err);
     if (!result)
@@ -133,14 +133,16 @@ static int prefixes(struct demo *demo, struct error *err) {
 }
 
 static int tables(struct demo *demo, struct error *err) {
-    struct workload once, doubled;
-    int result = demo_read_requests_twice(demo, demo_requests_file(demo), &doubled, err) ||
+    struct workload once = {0}, doubled = {0};
+    const char *path = demo_requests_file(demo);
+    int result = demo_read_requests(demo, path, &doubled, err) || /* twice: 32 can run at once */
+                 demo_read_requests(demo, path, &doubled, err) ||
                  memory_and_speed(demo, &doubled, err);
     workload_free(&doubled);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
-    result = demo_read_requests(demo, demo_requests_file(demo), &once, err) ||
-             shrinking_pool(demo, &once, err) || demo_interrupted(demo) || prefixes(demo, err);
+    result = demo_read_requests(demo, path, &once, err) || shrinking_pool(demo, &once, err) ||
+             demo_interrupted(demo) || prefixes(demo, err);
     workload_free(&once);
     return result && !demo_interrupted(demo) ? -1 : 0;
 }

@@ -27,23 +27,20 @@ static int new_tokens(const struct demo *demo) {
 static int equal_requests(const struct demo *demo, struct workload *w, int n, struct error *err) {
     int32_t *ids;
     size_t n_ids;
-    *w = (struct workload){0};
     if (demo_encode_prompt(demo, demo_prompt, &ids, &n_ids, err))
         return -1;
-    w->requests = calloc((size_t)n, sizeof *w->requests);
-    w->titles = calloc((size_t)n, sizeof *w->titles);
-    for (; w->requests && w->titles && w->n < n; w->n++) {
-        int32_t *copy = malloc(sizeof *copy * n_ids);
-        if (!copy)
+    while (w->n < n) {
+        struct request *r = workload_add(w, err);
+        if (!r || !(r->prompt = malloc(sizeof *ids * n_ids)))
             break;
-        memcpy(copy, ids, sizeof *copy * n_ids);
-        w->requests[w->n] = (struct request){.prompt = copy,
-                                             .n_prompt = (int)n_ids,
-                                             .max_new = new_tokens(demo),
-                                             .sampling = demo->options.sampling};
+        memcpy(r->prompt, ids, sizeof *ids * n_ids);
+        r->n_prompt = (int)n_ids;
+        r->max_new = new_tokens(demo);
+        r->sampling = demo->options.sampling;
     }
     free(ids);
-    return w->n == n ? 0 : error_set(err, "out of memory for %d requests", n);
+    bool complete = w->n == n && w->requests[n - 1].prompt;
+    return complete ? 0 : error_set(err, "out of memory for %d requests", n);
 }
 
 /* The naive batch of phase 2. */
@@ -64,7 +61,7 @@ static int measure(struct demo *demo, int n, bool show, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct paged_run own = {0}, paged = {0}, fused = {0};
     struct serving one_pass = serving_of(demo), many_passes;
-    struct workload w;
+    struct workload w = {0};
     int64_t bytes;
     double naive = 0;
     one_pass.max_running = n;
@@ -117,7 +114,7 @@ static int latency(struct demo *demo, struct error *err) {
     struct serving serving = serving_of(demo);
     struct paged_memory paged;
     struct kv_pool pool;
-    struct workload w;
+    struct workload w = {0};
     int result = demo_read_requests(demo, demo_requests_file(demo), &w, err) ||
                  demo_pool_start(demo, &pool, paged_enough_blocks(demo, &w), err);
     if (!result) {
@@ -140,7 +137,7 @@ static int op_times(struct demo *demo, struct error *err) {
     struct kv_pool pool;
     struct paged_memory paged;
     struct engine e = {0};
-    struct workload w;
+    struct workload w = {0};
     int result = equal_requests(demo, &w, TIMED_SEQUENCES, err) ||
                  demo_pool_start(demo, &pool, paged_enough_blocks(demo, &w), err);
     if (!result) {

@@ -20,31 +20,28 @@ enum { NEW_TOKENS = 24, QUESTION = 12, MOST_READERS = 64, SOME_READERS = 16, SOM
  * over, and the end of another prompt each. The first wants one token only. */
 static int make_requests(const struct demo *demo, struct workload *out, int n, int n_shared,
                          struct error *err) {
-    struct workload from;
-    *out = (struct workload){0};
-    if (demo_read_requests(demo, shared_prompts, &from, err))
-        return -1;
-    out->requests = calloc((size_t)n, sizeof *out->requests);
-    out->titles = calloc((size_t)n, sizeof *out->titles);
-    const struct request *text = &from.requests[0];
-    for (; out->requests && out->titles && out->n < n; out->n++) {
-        const struct request *other = &from.requests[out->n % from.n];
+    struct workload from = {0};
+    int result = demo_read_requests(demo, shared_prompts, &from, err);
+    for (int k = 0; k < n && !result; k++) {
+        const struct request *text = &from.requests[0], *other = &from.requests[k % from.n];
         int question = other->n_prompt < QUESTION ? other->n_prompt : QUESTION;
-        int32_t *ids = malloc(sizeof *ids * (size_t)(n_shared + question + 1));
-        if (!ids)
+        struct request *r = workload_add(out, err);
+        size_t n_prompt = (size_t)(n_shared + 1 + question);
+        if (!r || !(r->prompt = malloc(sizeof *r->prompt * n_prompt))) {
+            result = error_set(err, "out of memory for %d requests", n);
             break;
+        }
         for (int i = 0; i < n_shared; i++)
-            ids[i] = text->prompt[i % text->n_prompt];
-        ids[n_shared] = out->n + 10; /* from here on, none is like another */
-        memcpy(ids + n_shared + 1, other->prompt + other->n_prompt - question,
-               sizeof *ids * (size_t)question);
-        out->requests[out->n] = (struct request){.prompt = ids,
-                                                 .n_prompt = n_shared + 1 + question,
-                                                 .max_new = out->n ? NEW_TOKENS : 1,
-                                                 .sampling = demo->options.sampling};
+            r->prompt[i] = text->prompt[i % text->n_prompt];
+        r->prompt[n_shared] = k + 10; /* from here on, none is like another */
+        memcpy(r->prompt + n_shared + 1, other->prompt + other->n_prompt - question,
+               sizeof *r->prompt * (size_t)question);
+        r->n_prompt = (int)n_prompt;
+        r->max_new = k ? NEW_TOKENS : 1;
+        r->sampling = demo->options.sampling;
     }
     workload_free(&from);
-    return out->n == n ? 0 : error_set(err, "out of memory for %d requests", n);
+    return result;
 }
 
 /* ---- a measurement --------------------------------------------------------------------------- */
@@ -103,7 +100,7 @@ static int let_readers_come(struct demo *demo, struct workload *w, struct error 
 
 /* A row: n readers of a document of n_shared tokens. */
 static int measure(struct demo *demo, int n, int n_shared, struct error *err) {
-    struct workload w;
+    struct workload w = {0};
     struct reading single = {0}, shared = {0};
     demo->generator.ignore_stop = true;
     int result = make_requests(demo, &w, n + 1, n_shared, err) || let_readers_come(demo, &w, err) ||

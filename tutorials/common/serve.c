@@ -124,7 +124,7 @@ static int log_start(struct log *log, const struct demo *demo, const struct work
         return -1;
     for (int i = 0; i < w->n; i++) {
         char name[64];
-        snprintf(name, sizeof name, "%d %s", i, w->titles[i]);
+        snprintf(name, sizeof name, "%d %s", i, w->requests[i].title);
         trace_name(&log->trace, i, name);
     }
     return 0;
@@ -237,13 +237,13 @@ static void show_requests(struct demo *demo, const struct workload *w,
         fingerprint_text(fingerprint, fingerprint_value(&engine->answers[i].sequence.fingerprint));
         json_array_append_new(
             rows,
-            json_pack("{si ss si si ss so so so so ss}", "request", i, "prompt", w->titles[i],
-                      "tokens", w->requests[i].n_prompt, "new", j->n_new, "finish",
-                      finish_name(j->finish), "queue_ms", milliseconds(j->arrival, j->admitted),
-                      "ttft_ms", milliseconds(j->arrival, j->first), "ms_tok",
-                      j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1))
-                                   : json_null(),
-                      "latency_ms", milliseconds(j->arrival, j->done), "fingerprint", fingerprint));
+            json_pack(
+                "{si ss si si ss so so so so ss}", "request", i, "prompt", w->requests[i].title,
+                "tokens", w->requests[i].n_prompt, "new", j->n_new, "finish",
+                finish_name(j->finish), "queue_ms", milliseconds(j->arrival, j->admitted),
+                "ttft_ms", milliseconds(j->arrival, j->first), "ms_tok",
+                j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1)) : json_null(),
+                "latency_ms", milliseconds(j->arrival, j->done), "fingerprint", fingerprint));
     }
     demo_table(demo, "requests", "Requests", columns, 10, rows);
     show_failures(demo, w, engine);
@@ -279,7 +279,7 @@ static int show_totals(struct demo *demo, const struct engine *engine, struct er
 
 int serve_requests(struct demo *demo, const char *path, const struct serving *serving,
                    struct error *err) {
-    struct workload w;
+    struct workload w = {0};
     struct engine engine = {0};
     json_t *steps = NULL;
     int result = path ? demo_read_requests(demo, path, &w, err) : demo_draw_requests(demo, &w, err);
