@@ -27,9 +27,8 @@ static int measure_memory(struct demo *demo, const struct workload *w, int runni
     if (result || demo_interrupted(demo))
         return result;
     double wasted = 100 * (1 - tokens / demo->generator.context);
-    demo_table_row(demo,
-                   json_pack("{si sf sf sf sf}", "running", running, "static_mb", megabytes[STATIC],
-                             "dynamic_mb", megabytes[DYNAMIC], "tokens", tokens, "wasted", wasted));
+    demo_table_row(
+        demo, json_pack("[iffff]", running, megabytes[STATIC], megabytes[DYNAMIC], tokens, wasted));
     return 0;
 }
 

@@ -38,11 +38,10 @@ static int compare(struct demo *demo, const struct workload *w, int running, str
     double reserved =
         (double)running * c->n_layers *
         (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
-    demo_table_row(demo, json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
-                                   reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,
-                                   "paged_mb", paged.most_used * block / 1e6, "own_tok_s",
-                                   own.tokens_per_second, "paged_tok_s", paged.tokens_per_second,
-                                   "slower", own.tokens_per_second / paged.tokens_per_second));
+    demo_table_row(demo, json_pack("[iffffff]", running, reserved / 1e6, (double)own_bytes / 1e6,
+                                   paged.most_used * block / 1e6, own.tokens_per_second,
+                                   paged.tokens_per_second,
+                                   own.tokens_per_second / paged.tokens_per_second));
     return paged_same_bits(&own, &paged, err);
 }
 
@@ -87,11 +86,10 @@ static int shrinking_pool(struct demo *demo, const struct workload *w, struct er
         result = paged_run_pool(demo, w, n, &options, &serving, &run, err);
         if (result || demo_interrupted(demo))
             break;
-        demo_table_row(demo, json_pack("{si si ss si si si sf sf}", "blocks", n, "percent",
-                                       100 * n / needed, "how", i % 2 ? "swap" : "recompute",
-                                       "preemptions", (int)run.stats.preemptions, "again",
-                                       (int)run.stats.recomputed, "swapped", (int)run.stats.swapped,
-                                       "seconds", run.seconds, "tok_s", run.tokens_per_second));
+        demo_table_row(demo,
+                       json_pack("[iisiiiff]", n, 100 * n / needed, i % 2 ? "swap" : "recompute",
+                                 (int)run.stats.preemptions, (int)run.stats.recomputed,
+                                 (int)run.stats.swapped, run.seconds, run.tokens_per_second));
         result = paged_same_bits(&first, &run, err);
     }
     if (!result)
@@ -119,11 +117,9 @@ static int prefixes(struct demo *demo, struct error *err) {
         if (result || demo_interrupted(demo))
             break;
         const struct paged_stats *s = &runs[i].stats;
-        demo_table_row(demo,
-                       json_pack("{ss si si si sf si sf}", "cache", i ? "on" : "off", "prompt",
-                                 (int)s->looked_up, "shared", (int)s->shared, "read",
-                                 (int)(s->looked_up - s->shared), "ttft_ms", runs[i].ttft * 1e3,
-                                 "blocks", runs[i].most_used, "seconds", runs[i].seconds));
+        demo_table_row(demo, json_pack("[siiifif]", i ? "on" : "off", (int)s->looked_up,
+                                       (int)s->shared, (int)(s->looked_up - s->shared),
+                                       runs[i].ttft * 1e3, runs[i].most_used, runs[i].seconds));
         result = i ? paged_same_bits(&runs[0], &runs[1], err) : 0;
     }
     workload_free(&w);

@@ -79,11 +79,10 @@ static int measure(struct demo *demo, int n, bool show, struct error *err) {
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     if (show)
-        demo_table_row(demo, json_pack("{si sf sf sf sf sf sf}", "sequences", n, "naive", naive,
-                                       "own", own.tokens_per_second, "paged",
-                                       paged.tokens_per_second, "fused", fused.tokens_per_second,
-                                       "times", fused.tokens_per_second / paged.tokens_per_second,
-                                       "ms", 1e3 * n / fused.tokens_per_second));
+        demo_table_row(demo, json_pack("[iffffff]", n, naive, own.tokens_per_second,
+                                       paged.tokens_per_second, fused.tokens_per_second,
+                                       fused.tokens_per_second / paged.tokens_per_second,
+                                       1e3 * n / fused.tokens_per_second));
     return paged_same_bits(&own, &fused, err) || paged_same_bits(&paged, &fused, err) ? -1 : 0;
 }
 

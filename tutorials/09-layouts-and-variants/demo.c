@@ -219,9 +219,9 @@ static int show_layouts(struct lesson *l, struct error *err) {
         double ms = attend_in(l, &layouts[i], got, err);
         bool same = ms >= 0 && !memcmp(got, l->want, bytes);
         if (ms >= 0)
-            demo_table_row(l->demo, json_pack("{ss ss ss sf ss}", "layout", layouts[i].name, "keys",
-                                              layouts[i].keys, "values", layouts[i].values, "ms",
-                                              ms, "bits", same ? "the model's" : "others"));
+            demo_table_row(l->demo,
+                           json_pack("[sssfs]", layouts[i].name, layouts[i].keys, layouts[i].values,
+                                     ms, same ? "the model's" : "others"));
         if (ms < 0)
             result = -1;
         else if (!same)
@@ -324,10 +324,9 @@ static int show_variant(struct lesson *l, const struct lesson_variant *x, struct
             size += (double)l->want[i] * l->want[i];
         }
         bool same = !memcmp(got, l->want, row_bytes(l) * n);
-        demo_table_row(l->demo, json_pack("{ss si sf sf ss}", "variant", x->name, "seen",
-                                          x->seen ? x->seen : l->n, "lse", (double)lse, "change",
-                                          100 * sqrt(difference / size), "bits",
-                                          same ? "the model's" : "others"));
+        demo_table_row(l->demo,
+                       json_pack("[siffs]", x->name, x->seen ? x->seen : l->n, (double)lse,
+                                 100 * sqrt(difference / size), same ? "the model's" : "others"));
     }
     ops->free(dev, mask, mask_bytes);
     ops->free(dev, slopes, sizeof(float) * heads);

@@ -111,10 +111,9 @@ static int measure(struct demo *demo, int n, int n_shared, struct error *err) {
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     bool same = single.fingerprint == shared.fingerprint;
-    demo_table_row(demo, json_pack("{si si si sf sf sf ss}", "readers", n, "tokens", n_shared,
-                                   "found", shared.found, "alone", single.tokens_per_second,
-                                   "together", shared.tokens_per_second, "times",
-                                   shared.tokens_per_second / single.tokens_per_second, "bits",
+    demo_table_row(demo, json_pack("[iiifffs]", n, n_shared, shared.found, single.tokens_per_second,
+                                   shared.tokens_per_second,
+                                   shared.tokens_per_second / single.tokens_per_second,
                                    same ? "the same" : "others"));
     return same ? 0
                 : demo_other_bits("each alone", single.fingerprint, "together", shared.fingerprint,

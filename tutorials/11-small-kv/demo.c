@@ -175,10 +175,9 @@ static int measure_type(struct demo *demo, const struct texts *t, enum kv_type t
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     size_t bytes = (size_t)c->n_layers * kv_layer_bytes(1, c->n_kv_heads, c->head_dim, type);
-    demo_table_row(demo,
-                   json_pack("{ss si sf sf sf sf}", "type", kv_type_name(type), "bytes", (int)bytes,
-                             "loss", loss, "change", 100 * (loss / *first_loss - 1), "same",
-                             100.0 * same / t->n_ids, "tok_s", run.tokens_per_second));
+    demo_table_row(demo, json_pack("[siffff]", kv_type_name(type), (int)bytes, loss,
+                                   100 * (loss / *first_loss - 1), 100.0 * same / t->n_ids,
+                                   run.tokens_per_second));
     return 0;
 }
 

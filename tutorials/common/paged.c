@@ -127,11 +127,10 @@ static void show_pool(struct demo *demo, const struct kv_pool *pool, const struc
         {"swapped", "tokens swapped", 0, 0},  {"prompt", "prompt tokens", 0, 0},
         {"shared", "of them shared", 0, 0}};
     json_t *rows = json_array();
-    json_array_append_new(
-        rows, json_pack("{si si si si si si si}", "blocks", pool->blocks.stats.total, "most",
-                        pool->blocks.stats.most_used, "preemptions", (int)s->preemptions, "again",
-                        (int)s->recomputed, "swapped", (int)s->swapped, "prompt", (int)s->looked_up,
-                        "shared", (int)s->shared));
+    json_array_append_new(rows, json_pack("[iiiiiii]", pool->blocks.stats.total,
+                                          pool->blocks.stats.most_used, (int)s->preemptions,
+                                          (int)s->recomputed, (int)s->swapped, (int)s->looked_up,
+                                          (int)s->shared));
     demo_table(demo, "pool", "The pool", columns, 7, rows);
 }
 

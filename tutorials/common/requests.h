@@ -7,9 +7,9 @@
 #include "scheduler/workload.h"
 #include "tutorials/common/demo.h"
 
-/* Adds the requests of a file, as the demo's model wants them, to w: as chat messages unless --raw; what
- * a line does not say, the options say; with --quick, answers are short. Returns 0, or -1 with err
- * set; workload_free in either case. */
+/* Adds the requests of a file, as the demo's model wants them, to w: as chat messages unless --raw;
+ * what a line does not say, the options say; with --quick, answers are short. Returns 0, or -1 with
+ * err set; workload_free in either case. */
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
                        struct error *err);
 

@@ -71,9 +71,8 @@ static void log_states(struct log *log, const struct engine *e, double now) {
         return;
     memcpy(log->states, log->current, (size_t)e->n);
     json_array_append_new(log->steps,
-                          json_pack("{si sf si si ss}", "step", (int)e->steps, "ms", now * 1e3,
-                                    "running", e->scheduler.n_running, "waiting",
-                                    scheduler_waiting(&e->scheduler, now), "states", log->current));
+                          json_pack("[ifiis]", (int)e->steps, now * 1e3, e->scheduler.n_running,
+                                    scheduler_waiting(&e->scheduler, now), log->current));
 }
 
 static void on_step(void *context, struct engine *e) {
@@ -236,22 +235,20 @@ static void show_requests(struct demo *demo, const struct workload *w,
         char fingerprint[17];
         fingerprint_text(fingerprint, fingerprint_value(&engine->answers[i].sequence.fingerprint));
         json_array_append_new(
-            rows,
-            json_pack(
-                "{si ss si si ss so so so so ss}", "request", i, "prompt", w->requests[i].title,
-                "tokens", w->requests[i].n_prompt, "new", j->n_new, "finish",
-                finish_name(j->finish), "queue_ms", milliseconds(j->arrival, j->admitted),
-                "ttft_ms", milliseconds(j->arrival, j->first), "ms_tok",
-                j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1)) : json_null(),
-                "latency_ms", milliseconds(j->arrival, j->done), "fingerprint", fingerprint));
+            rows, json_pack("[isiisoooos]", i, w->requests[i].title, w->requests[i].n_prompt,
+                            j->n_new, finish_name(j->finish), milliseconds(j->arrival, j->admitted),
+                            milliseconds(j->arrival, j->first),
+                            j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1))
+                                         : json_null(),
+                            milliseconds(j->arrival, j->done), fingerprint));
     }
     demo_table(demo, "requests", "Requests", columns, 10, rows);
     show_failures(demo, w, engine);
 }
 
 static json_t *spread_row(const char *what, const struct spread *s, double scale) {
-    return json_pack("{ss sf sf sf sf}", "what", what, "mean", s->mean * scale, "p50",
-                     s->p50 * scale, "p95", s->p95 * scale, "p99", s->p99 * scale);
+    return json_pack("[sffff]", what, s->mean * scale, s->p50 * scale, s->p95 * scale,
+                     s->p99 * scale);
 }
 
 static int show_totals(struct demo *demo, const struct engine *engine, struct error *err) {

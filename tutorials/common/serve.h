@@ -10,8 +10,8 @@
 
 /* How requests are served. */
 struct serving {
-    const struct cache_kind *cache;     /* of each request by itself; not used with a memory */
-    struct request_memory *memory; /* NULL: each request has a cache of its own */
+    const struct cache_kind *cache; /* of each request by itself; not used with a memory */
+    struct request_memory *memory;  /* NULL: each request has a cache of its own */
     int max_running;
     bool continuous; /* or in batches, as phase 3 does */
     bool fused;      /* one attention for all sequences of a pass (phase 8) */
