@@ -86,37 +86,37 @@ static int list_weights(struct model *m, const struct checkpoint *from, struct e
 
 /* ---- reading them --------------------------------------------------------------------------- */
 
-/* Snaps rows first ... first + n - 1 of the tensor and stores them. x and q: room for them. */
-static int read_rows(struct device *dev, struct matrix *w, const struct tensor *t, int first, int n,
-                     float *x, int16_t *q, struct error *err) {
-    int8_t exponents[ROWS_AT_ONCE];
-    if (tensor_read_f32(x, t, (int64_t)first * w->k, (int64_t)n * w->k, err))
-        return -1;
-    for (int r = 0; r < n; r++) {
-        size_t at = (size_t)r * (size_t)w->k;
-        int e = num_snap_row(q + at, x + at, w->k);
-        if (e > BFP_MAX_EXPONENT)
-            return tensor_refuse(t, err,
-                                 ", row %d holds a NaN, an infinity or a value above 1.7e38. Is "
-                                 "the file damaged?",
-                                 first + r);
-        exponents[r] = (int8_t)e;
-    }
-    dev->ops->matrix_put(dev, w, first, n, q, exponents);
-    return 0;
-}
-
 static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
                        struct error *err) {
-    int n = (int)t->shape[0], k = (int)t->shape[1];
+    int n = (int)t->shape[0], k = (int)t->shape[1], result = -1;
     float *x = malloc(sizeof *x * ROWS_AT_ONCE * (size_t)k);
     int16_t *q = malloc(sizeof *q * ROWS_AT_ONCE * (size_t)k);
-    int result = x && q ? dev->ops->matrix_create(dev, w, n, k, err)
-                        : error_set(err, "%s: out of memory", t->file);
-    for (int first = 0; first < n && !result; first += ROWS_AT_ONCE) {
-        int rows = n - first < ROWS_AT_ONCE ? n - first : ROWS_AT_ONCE;
-        result = read_rows(dev, w, t, first, rows, x, q, err);
+    int8_t exponents[ROWS_AT_ONCE];
+    if (!x || !q) {
+        error_set(err, "%s: out of memory", t->file);
+        goto done;
     }
+    if (dev->ops->matrix_create(dev, w, n, k, err))
+        goto done;
+    for (int first = 0; first < n; first += ROWS_AT_ONCE) {
+        int rows = n - first < ROWS_AT_ONCE ? n - first : ROWS_AT_ONCE;
+        if (tensor_read_f32(x, t, (int64_t)first * k, (int64_t)rows * k, err))
+            goto done;
+        for (int r = 0; r < rows; r++) {
+            int e = num_snap_row(q + (size_t)r * (size_t)k, x + (size_t)r * (size_t)k, k);
+            if (e > BFP_MAX_EXPONENT) {
+                error_set(err,
+                          "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
+                          "1.7e38. Is the file damaged?",
+                          t->file, t->name, first + r);
+                goto done;
+            }
+            exponents[r] = (int8_t)e;
+        }
+        dev->ops->matrix_put(dev, w, first, rows, q, exponents);
+    }
+    result = 0;
+done:
     free(q);
     free(x);
     return result;

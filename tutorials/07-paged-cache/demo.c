@@ -25,9 +25,8 @@ static int compare(struct demo *demo, const struct workload *w, int running, str
     struct paged_options options = {PREEMPT_RECOMPUTE, false}; /* nothing shared: a fair race */
     struct serving serving = serving_of(demo);
     struct paged_run own, paged;
-    int64_t own_bytes;
     serving.max_running = running;
-    if (paged_run_own_caches(demo, w, &serving, &own, &own_bytes, err) ||
+    if (paged_run_own_caches(demo, w, &serving, &own, err) ||
         paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &serving, &paged, err))
         return -1;
     if (demo_interrupted(demo))
@@ -38,9 +37,9 @@ static int compare(struct demo *demo, const struct workload *w, int running, str
     double reserved =
         (double)running * c->n_layers *
         (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
-    demo_table_row(demo, json_pack("[iffffff]", running, reserved / 1e6, (double)own_bytes / 1e6,
-                                   paged.most_used * block / 1e6, own.tokens_per_second,
-                                   paged.tokens_per_second,
+    demo_table_row(demo, json_pack("[iffffff]", running, reserved / 1e6,
+                                   (double)own.cache_bytes / 1e6, paged.most_used * block / 1e6,
+                                   own.tokens_per_second, paged.tokens_per_second,
                                    own.tokens_per_second / paged.tokens_per_second));
     return paged_same_bits(&own, &paged, err);
 }

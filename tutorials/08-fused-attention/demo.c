@@ -62,7 +62,6 @@ static int measure(struct demo *demo, int n, bool show, struct error *err) {
     struct paged_run own = {0}, paged = {0}, fused = {0};
     struct serving one_pass = serving_of(demo), many_passes;
     struct workload w = {0};
-    int64_t bytes;
     double naive = 0;
     one_pass.max_running = n;
     many_passes = one_pass;
@@ -70,7 +69,7 @@ static int measure(struct demo *demo, int n, bool show, struct error *err) {
     demo->generator.ignore_stop = true;
     int result =
         equal_requests(demo, &w, n, err) || run_naive(demo, &w, &naive, err) ||
-        paged_run_own_caches(demo, &w, &many_passes, &own, &bytes, err) ||
+        paged_run_own_caches(demo, &w, &many_passes, &own, err) ||
         paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &many_passes, &paged,
                        err) ||
         paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &one_pass, &fused, err);
@@ -133,25 +132,17 @@ static int latency(struct demo *demo, struct error *err) {
 static int op_times(struct demo *demo, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct serving serving = serving_of(demo);
-    struct kv_pool pool;
-    struct paged_memory paged;
-    struct engine e = {0};
+    struct paged_run run = {0};
     struct workload w = {0};
-    int result = equal_requests(demo, &w, TIMED_SEQUENCES, err) ||
-                 demo_pool_start(demo, &pool, paged_enough_blocks(demo, &w), err);
-    if (!result) {
-        paged_memory_start(&paged, &pool, &options);
-        serving.memory = &paged.base;
-        serving.max_running = TIMED_SEQUENCES;
-        demo->generator.ignore_stop = true;
-        op_times_start(demo);
-        result = serve_all(demo, &w, &serving, &e, err);
-        op_times_show(demo, "Where the time goes: 16 sequences, every op waited for", e.passes);
-        demo->generator.ignore_stop = false;
-        engine_end(&e);
-        paged_memory_end(&paged);
-        kv_pool_end(&pool);
-    }
+    int result = equal_requests(demo, &w, TIMED_SEQUENCES, err);
+    serving.max_running = TIMED_SEQUENCES;
+    demo->generator.ignore_stop = true;
+    op_times_start(demo);
+    if (!result)
+        result =
+            paged_run_pool(demo, &w, paged_table_blocks(demo, &w), &options, &serving, &run, err);
+    op_times_show(demo, "Where the time goes: 16 sequences, every op waited for", run.passes);
+    demo->generator.ignore_stop = false;
     workload_free(&w);
     return result ? -1 : 0;
 }

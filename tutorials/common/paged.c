@@ -58,6 +58,13 @@ static int measure(const struct engine *e, struct paged_run *run, struct error *
     run->seconds = m.seconds;
     run->tokens_per_second = m.tokens_per_second;
     run->ttft = m.ttft.mean;
+    run->passes = e->passes;
+    run->cache_bytes = e->most_cache_bytes;
+    for (int i = 0; i < e->n; i++) {
+        const struct job *j = &e->scheduler.jobs[i];
+        run->all_first = j->first > run->all_first ? j->first : run->all_first;
+        run->all_done = j->done > run->all_done ? j->done : run->all_done;
+    }
     return 0;
 }
 
@@ -87,13 +94,12 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
 }
 
 int paged_run_own_caches(struct demo *demo, const struct workload *w, const struct serving *serving,
-                         struct paged_run *run, int64_t *bytes, struct error *err) {
+                         struct paged_run *run, struct error *err) {
     struct serving own = *serving;
     struct engine e = {0};
     own.cache = &contiguous_caches[DYNAMIC];
     *run = (struct paged_run){0};
     int result = serve_all(demo, w, &own, &e, err) || measure(&e, run, err);
-    *bytes = e.most_cache_bytes;
     engine_end(&e);
     return result ? -1 : 0;
 }
@@ -116,6 +122,11 @@ int paged_enough_blocks(const struct demo *demo, const struct workload *w) {
     for (int i = 0; i < w->n; i++)
         n += paged_most_blocks(demo, &w->requests[i]);
     return n < INT_MAX ? (int)n : INT_MAX;
+}
+
+int paged_table_blocks(const struct demo *demo, const struct workload *w) {
+    const struct options *o = &demo->options;
+    return o->kv_blocks || o->kv_memory ? 0 : paged_enough_blocks(demo, w);
 }
 
 /* ---- --prompts and --random ------------------------------------------------------------------ */
