@@ -1,6 +1,5 @@
 #include "model/files/chat.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,50 +9,56 @@ static bool role_is_known(const char *role) {
            strcmp(role, "assistant") == 0 || strcmp(role, "tool") == 0;
 }
 
-static int get_text(const struct json_source *message, const char *field, const char **out) {
-    if (!json_object_get(message->object, field))
-        return json_refuse(message, "\"%s\" is missing", field);
-    *out = NULL;
-    if (json_get_string(message, field, out))
-        return -1;
-    return *out ? 0 : json_refuse(message, "\"%s\" must be a string", field); /* null is none */
+static int get_text(const json_t *message, const char *field, size_t index, const char **out,
+                    const char *where, struct error *err) {
+    const json_t *value = json_object_get(message, field);
+    if (!value)
+        return error_set(err, "%s: message %zu: \"%s\" is missing", where, index, field);
+    if (!json_is_string(value))
+        return error_set(err, "%s: message %zu: \"%s\" must be a string", where, index, field);
+    *out = json_string_value(value);
+    if (strlen(*out) != json_string_length(value))
+        return error_set(err, "%s: message %zu: \"%s\" has a NUL character", where, index, field);
+    return 0;
 }
 
-static int read_message(const struct json_source *message, struct chat_message *out) {
+static int read_message(const json_t *message, size_t index, struct chat_message *out,
+                        const char *where, struct error *err) {
     const char *role, *content;
-    if (get_text(message, "role", &role) || get_text(message, "content", &content))
+    if (!json_is_object(message))
+        return error_set(err, "%s: message %zu must be {\"role\": ..., \"content\": ...}", where,
+                         index);
+    if (get_text(message, "role", index, &role, where, err) != 0 ||
+        get_text(message, "content", index, &content, where, err) != 0)
         return -1;
     if (!role_is_known(role))
-        return json_refuse(message, "role \"%s\" is not system, user, assistant or tool", role);
+        return error_set(err, "%s: message %zu: role \"%s\" is not system, user, assistant or tool",
+                         where, index, role);
     out->role = strdup(role);
     out->content = strdup(content);
-    return out->role && out->content ? 0 : json_refuse(message, "out of memory");
+    if (!out->role || !out->content)
+        return error_set(err, "%s: out of memory", where);
+    return 0;
 }
 
 int chat_messages_from_json(const json_t *list, const char *where, struct chat_message **out,
                             size_t *n, struct error *err) {
-    const struct json_source whole = {list, where, err};
-    size_t count = json_array_size(list);
     *out = NULL;
     *n = 0;
     if (!json_is_array(list))
-        return json_refuse(&whole,
-                           "must be a list of messages, [{\"role\": ..., \"content\": ...}]");
+        return error_set(err, "%s: must be a list of messages, [{\"role\": ..., \"content\": ...}]",
+                         where);
+    size_t count = json_array_size(list);
     if (count == 0)
-        return json_refuse(&whole, "the list of messages is empty");
+        return error_set(err, "%s: the list of messages is empty", where);
     struct chat_message *messages = calloc(count, sizeof *messages);
-    int result = messages ? 0 : json_refuse(&whole, "out of memory");
-    for (size_t i = 0; i < count && !result; i++) {
-        char place[PATH_MAX];
-        snprintf(place, sizeof place, "%s: message %zu", where, i);
-        struct json_source message = {json_array_get(list, i), place, err};
-        result = json_is_object(message.object)
-                     ? read_message(&message, &messages[i])
-                     : error_set(err, "%s must be {\"role\": ..., \"content\": ...}", place);
-    }
-    if (result) {
-        chat_free_messages(messages, count);
-        return -1;
+    if (!messages)
+        return error_set(err, "%s: out of memory", where);
+    for (size_t i = 0; i < count; i++) {
+        if (read_message(json_array_get(list, i), i, &messages[i], where, err) != 0) {
+            chat_free_messages(messages, count);
+            return -1;
+        }
     }
     *out = messages;
     *n = count;

@@ -30,7 +30,8 @@ struct chat_message {
 int chat_read_messages(const char *path, struct chat_message **out, size_t *n, struct error *err);
 
 /* chat_read_messages for a list that is already parsed; where names it in errors. The messages are
- * copies: list may be freed before them. */
+ * copies:
+ * list may be freed before them. */
 int chat_messages_from_json(const json_t *list, const char *where, struct chat_message **out,
                             size_t *n, struct error *err);
 
