@@ -28,13 +28,6 @@ static const struct family families[] = {
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
-const char *arch_name(enum arch arch) {
-    for (int i = 0; i < N_FAMILIES; i++)
-        if (families[i].arch == arch)
-            return families[i].class_name;
-    return "unknown";
-}
-
 static int get_double_in(const struct json_source *s, const char *field, double min, double max,
                          double *out) {
     if (json_get_double(s, field, out))

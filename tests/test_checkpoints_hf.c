@@ -158,7 +158,7 @@ static void test_logits_are_those_of_hugging_face(void **state) {
     globfree(&found);
     for (int i = 0; i < 3; i++)
         if (!seen[i])
-            fail_msg("no folder in %s is a %s", FOLDER, arch_name((enum arch)i));
+            fail_msg("no folder in %s has architecture %d", FOLDER, i);
 }
 
 int main(void) {

@@ -319,10 +319,6 @@ int32_t tokenizer_id(const struct tokenizer *t, const char *token) {
     return tok_vocab_find(&t->vocab, token, strlen(token));
 }
 
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id) {
-    return id >= 0 && (size_t)id < t->vocab.n_tokens && t->vocab.tokens[id].special;
-}
-
 bool tokenizer_has_chatml(const struct tokenizer *t) {
     return t->has_chatml;
 }
