@@ -358,8 +358,8 @@ static void test_every_pair_of_the_grid(void **state) {
 /* ---- special cases ----------------------------------------------------------------------------
  */
 
-/* The same batch under other page sizes and orders gives the same bits: check() compares both with
- * the contiguous caches. Here: shared pages, as forks have them. */
+/* Shared pages, as forks have them. (Other page sizes and orders: check() compares them with
+ * contiguous caches.) */
 static void test_shared_pages(void **state) {
     struct test_device *t = *state;
     struct random r = {303};

@@ -100,13 +100,13 @@ static int64_t fitting(size_t budget, size_t bytes_per_position, int piece,
 static void show_fit(struct demo *demo, const struct kv_pool *p, const struct workload *w,
                      const struct request_length *lengths) {
     static const int sizes[] = {256, 64, 16, 4, 1};
-    static const struct column columns[] = {{"way", "", -1, 0},
+    static const struct column columns[] = {{"pieces", "", -1, 0},
                                             {"reserved", "positions each", 1, 0},
                                             {"wasted", "of them wasted %", 1, 0},
                                             {"fit", "sequences that fit", 0, 0},
                                             {"times", "times static", 1, 0}};
     double used = 0, reserved, static_fit = 0;
-    char title[120], way[64];
+    char title[120], pieces[64];
     json_t *rows = json_array();
     for (int i = 0; i < w->n; i++)
         used += (double)lengths[i].n_positions / w->n;
@@ -116,9 +116,9 @@ static void show_fit(struct demo *demo, const struct kv_pool *p, const struct wo
                                      lengths, w->n, &reserved);
         if (i < 0)
             static_fit = fit;
-        snprintf(way, sizeof way, i < 0 ? "the whole context" : "blocks of %d", piece);
+        snprintf(pieces, sizeof pieces, i < 0 ? "the whole context" : "blocks of %d", piece);
         json_array_append_new(
-            rows, json_pack("[sfffo]", way, reserved, 100 * (1 - used / reserved), fit,
+            rows, json_pack("[sfffo]", pieces, reserved, 100 * (1 - used / reserved), fit,
                             static_fit > 0 ? json_real(fit / static_fit) : json_null()));
     }
     snprintf(title, sizeof title, "How many such sequences fit into %.1f MB?",

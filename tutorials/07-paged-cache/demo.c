@@ -63,7 +63,7 @@ static int memory_and_speed(struct demo *demo, const struct workload *w, struct 
     return result;
 }
 
-/* A pool of ever fewer blocks, and both ways to give way. */
+/* A pool of ever fewer blocks, with both kinds of preemption. */
 static int shrinking_pool(struct demo *demo, const struct workload *w, struct error *err) {
     static const int percents[] = {100, 75, 50, 0};
     static const struct column columns[] = {

@@ -56,7 +56,7 @@ static int run_naive(struct demo *demo, const struct workload *w, double *tokens
     return result ? -1 : 0;
 }
 
-/* n equal requests in the way of phases 2, 4, 7 and 8. */
+/* n equal requests, served as in phases 2, 4, 7 and 8. */
 static int measure(struct demo *demo, int n, bool show, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct paged_run own = {0}, paged = {0}, fused = {0};

@@ -83,7 +83,7 @@ static void on_step(void *context, struct engine *e) {
     log_states(log, e, now);
 }
 
-/* That a trace cannot be written must not cost the tables: the reason is told behind them. */
+/* A trace that cannot be written must not cost the tables: the reason is reported after them. */
 static void write_trace(struct log *log, const char *path, struct error *late) {
     struct output o;
     if (output_open(&o, path, late))

@@ -37,7 +37,7 @@ int serve_all(struct demo *demo, const struct workload *w, const struct serving 
 
 /* Runs a file (NULL: the requests of --random, to their full lengths, whatever the model makes of
  * random tokens) and shows the tables "steps", "requests" and "totals". Requests that could not be
- * answered are told of below the second, and counted with demo_request_failed. The steps are left
+ * answered are listed below the second, and counted with demo_request_failed. The steps are left
  * out when there are more than a hundred requests. Returns 0, or -1 with err set. */
 int serve_requests(struct demo *demo, const char *path, const struct serving *serving,
                    struct error *err);
