@@ -38,6 +38,11 @@ static int pass_token(struct decode_stream *s, size_t i, const char *text, size_
     return feed(s, i, text, n) != 0 ? -1 : end_token(s, i);
 }
 
+/* Passes on what stage i has put together in a buffer. */
+static int pass_on(struct decode_stream *s, size_t i, const struct bytes *text) {
+    return text->failed ? tok_out_of_memory(s->matcher.err) : feed(s, i + 1, text->data, text->n);
+}
+
 /* ---- ByteFallback --------------------------------------------------------------------------- */
 
 /* The run of <0xNN> tokens has ended: its text, or U+FFFD for each. */
@@ -91,7 +96,7 @@ static int release_bytes(struct decode_stream *s, size_t i, bool at_end) {
     if (at > 0)
         memmove(held->data, held->data + at, held->n - at);
     held->n -= at;
-    return text->failed ? tok_out_of_memory(s->matcher.err) : feed(s, i + 1, text->data, text->n);
+    return pass_on(s, i, text);
 }
 
 /* Letters to the bytes they stand for. A token with any other letter is its own text. */
@@ -133,9 +138,7 @@ static int feed_metaspace(struct decode_stream *s, size_t i, const char *text, s
             tok_bytes_add(&stage->token, text + at++, 1);
         }
     }
-    if (stage->token.failed)
-        return tok_out_of_memory(s->matcher.err);
-    return feed(s, i + 1, stage->token.data, stage->token.n);
+    return pass_on(s, i, &stage->token);
 }
 
 static int feed_strip(struct decode_stream *s, size_t i, const char *text, size_t n) {
@@ -161,9 +164,7 @@ static int feed_strip(struct decode_stream *s, size_t i, const char *text, size_
         else
             tok_bytes_add(&stage->token, step->content.data, step->content.n);
     }
-    if (stage->token.failed)
-        return tok_out_of_memory(s->matcher.err);
-    return feed(s, i + 1, stage->token.data, stage->token.n);
+    return pass_on(s, i, &stage->token);
 }
 
 static int end_replace(struct decode_stream *s, size_t i) {
@@ -184,43 +185,31 @@ static int feed(struct decode_stream *s, size_t i, const char *text, size_t n) {
         return s->out.failed ? tok_out_of_memory(s->matcher.err) : 0;
     }
     struct stage *stage = &s->stages[i];
-    switch (stage->step->kind) {
-    case STEP_FUSE:
+    if (stage->step->kind == STEP_FUSE)
         return feed(s, i + 1, text, n);
-    case STEP_METASPACE:
+    if (stage->step->kind == STEP_METASPACE)
         return feed_metaspace(s, i, text, n);
-    case STEP_STRIP:
+    if (stage->step->kind == STEP_STRIP)
         return feed_strip(s, i, text, n);
-    default: /* ByteFallback, ByteLevel, Replace look at whole tokens */
-        tok_bytes_add(&stage->token, text, n);
-        return stage->token.failed ? tok_out_of_memory(s->matcher.err) : 0;
-    }
+    tok_bytes_add(&stage->token, text, n); /* the others look at whole tokens */
+    return stage->token.failed ? tok_out_of_memory(s->matcher.err) : 0;
 }
 
 static int end_token(struct decode_stream *s, size_t i) {
     if (i == s->n_stages)
         return 0;
     struct stage *stage = &s->stages[i];
-    int result = 0;
-    switch (stage->step->kind) {
-    case STEP_FUSE:
+    enum step_kind kind = stage->step->kind;
+    if (kind == STEP_FUSE)
         return 0;
-    case STEP_METASPACE:
+    if (kind == STEP_METASPACE || kind == STEP_STRIP) {
         stage->n_tokens++;
-        return end_token(s, i + 1);
-    case STEP_STRIP:
         stage->cut = stage->trailing = 0;
         return end_token(s, i + 1);
-    case STEP_BYTE_FALLBACK:
-        result = end_byte_fallback(s, i);
-        break;
-    case STEP_BYTE_LEVEL:
-        result = end_byte_level(s, i);
-        break;
-    default: /* STEP_REPLACE */
-        result = end_replace(s, i);
-        break;
     }
+    int result = kind == STEP_BYTE_FALLBACK ? end_byte_fallback(s, i)
+                 : kind == STEP_BYTE_LEVEL  ? end_byte_level(s, i)
+                                            : end_replace(s, i);
     stage->token.n = 0;
     return result;
 }
@@ -326,10 +315,9 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
         result = add_id(s, ids[i]);
     if (result == 0)
         result = finish(s);
-    if (result == 0) {
-        tok_bytes_add(&s->out, "", 1);
-        result = s->out.failed ? tok_out_of_memory(err) : 0;
-    }
+    tok_bytes_add(&s->out, "", 1);
+    if (result == 0 && s->out.failed)
+        result = tok_out_of_memory(err);
     if (result == 0) {
         *out = s->out.data;
         *n_bytes = s->out.n - 1;

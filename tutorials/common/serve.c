@@ -13,8 +13,7 @@
 struct log {
     const struct workload *workload;
     double *since; /* [n] when each request entered its state */
-    char *states;  /* [n] a letter each, as of the last row */
-    char *current; /* [n + 1] */
+    char *states;  /* [n + 1] a letter each */
     json_t *steps; /* NULL: not wanted */
     struct trace trace;
     int running, waiting, blocks; /* as last counted in the trace */
@@ -60,19 +59,19 @@ static void log_states(struct log *log, const struct engine *e, double now) {
         return;
     for (int i = 0; i < e->n; i++) {
         const struct job *job = &e->scheduler.jobs[i];
-        log->current[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
-                          : job->state == REQUEST_WAITING                     ? 'W'
-                          : job->state == REQUEST_PREFILLING                  ? 'P'
-                          : job->state == REQUEST_DECODING                    ? 'D'
-                          : job->state == REQUEST_PREEMPTED                   ? 'p'
-                                                                              : '.';
+        log->states[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
+                         : job->state == REQUEST_WAITING                     ? 'W'
+                         : job->state == REQUEST_PREFILLING                  ? 'P'
+                         : job->state == REQUEST_DECODING                    ? 'D'
+                         : job->state == REQUEST_PREEMPTED                   ? 'p'
+                                                                             : '.';
     }
-    if (!memcmp(log->current, log->states, (size_t)e->n))
+    const json_t *last = json_array_get(log->steps, json_array_size(log->steps) - 1);
+    if (last && !strcmp(log->states, json_string_value(json_array_get(last, 4))))
         return;
-    memcpy(log->states, log->current, (size_t)e->n);
     json_array_append_new(log->steps,
                           json_pack("[ifiis]", (int)e->steps, now * 1e3, e->scheduler.n_running,
-                                    scheduler_waiting(&e->scheduler, now), log->current));
+                                    scheduler_waiting(&e->scheduler, now), log->states));
 }
 
 static void on_step(void *context, struct engine *e) {
@@ -109,11 +108,10 @@ static int log_start(struct log *log, const struct demo *demo, const struct work
     *log = (struct log){.workload = w,
                         .since = calloc(n, sizeof *log->since),
                         .states = calloc(n, 1),
-                        .current = calloc(n, 1),
                         .running = -1,
                         .waiting = -1,
                         .bar = progress_bar_start("serving")};
-    if (!log->since || !log->states || !log->current)
+    if (!log->since || !log->states)
         return error_set(err, "out of memory for the log of %d requests", w->n);
     if (steps)
         log->steps = *steps = json_array();
@@ -168,7 +166,6 @@ int serve_run(struct demo *demo, const struct workload *w, const struct serving 
                                  fingerprint_value(&engine->answers[i].sequence.fingerprint));
     free(log.since);
     free(log.states);
-    free(log.current);
     if (result && steps) {
         json_decref(*steps);
         *steps = NULL;

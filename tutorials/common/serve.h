@@ -22,8 +22,8 @@ struct serving serving_of(const struct demo *demo);
 
 /*
  * Runs all requests with the options' --token-budget and --chunk. steps, if not NULL, gets a JSON
- * list with a row for each step in which a state changed (keys step, ms, running, waiting, states:
- * a letter for each request). The fingerprint goes into the demo's run. Writes --trace if asked
+ * list with a row for each step in which a state changed: [step, ms, running, waiting, states], the
+ * last a letter for each request. The fingerprint goes into the demo's run. Writes --trace if asked
  * for; a failure of that goes into demo->late. Returns 0, or -1 with err set; the engine must be
  * ended in either case.
  */
