@@ -132,8 +132,8 @@ struct ops {
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
      * how many the op of that name has (the reference: none, 0, but of attention_plan:
-     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with err
-     * set when there is no such op or version. */
+     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with
+     * err set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 
@@ -206,7 +206,7 @@ struct ops {
                    struct bfp_rows x,            /* [n_tokens, w->k] */
                    const struct matrix *w, int n_tokens);
 
-    /* The same for several matrices, all with the same k, in one op: 1 to MOST_LINEAR_PARTS. */
+    /* linear for 1 to MOST_LINEAR_PARTS matrices that have one k, in one op. */
     void (*linear_parts)(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                          int n_parts, struct bfp_rows x, int n_tokens);
 

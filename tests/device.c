@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the emulation (gpu/emu/cuda_emu.h). Weak, because tests on a GPU are linked without it. */
+/* Declared in gpu/emu/cuda_emu.h. Weak, because tests on a GPU are linked without it. */
 extern void emu_set_schedule(uint64_t seed) __attribute__((weak));
 
 void *host_array(size_t n, size_t element_size) {

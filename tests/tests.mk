@@ -36,16 +36,18 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # `make test` leaves out what takes longest, where another program, build or device does a share of
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
+                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
                 test_shared_decoding test_golden test_check
-SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=20
+SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
+BATCHES_release := 60
+BATCHES_asan    := 15
 on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
                   $(foreach t,test_golden test_shared_decoding,"SAMEBITS_DEVICE=gpu build/gpu/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
                 $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
 short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
-                $(EMU_TESTS:%=build/$(1)/%) "SAMEBITS_BATCHES=100 build/$(1)/tests/test_attention_paged"
+                $(EMU_TESTS:%=build/$(1)/%) "SAMEBITS_BATCHES=$(BATCHES_$(1)) build/$(1)/tests/test_attention_paged"
 
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test

@@ -350,7 +350,7 @@ static float float_of(uint32_t u) {
     return f;
 }
 
-/* The same from their definitions, with loops and plain operators. */
+/* The expected words from the definitions, with loops and plain operators. */
 static std::vector<uint64_t> expected_words(uint32_t x, uint32_t z, uint32_t s) {
     std::vector<uint64_t> out;
     uint64_t wide = (uint64_t)x << 32 | z;
