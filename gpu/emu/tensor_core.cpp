@@ -66,12 +66,8 @@ static uint32_t combine(enum emu_reduce how, uint32_t a, uint32_t b) {
         return a + b;
     case EMU_MAX:
         return max(a, b);
-    case EMU_MIN:
-        return min(a, b);
     case EMU_MAX_SIGNED:
         return (uint32_t)max((int32_t)a, (int32_t)b);
-    case EMU_MIN_SIGNED:
-        return (uint32_t)min((int32_t)a, (int32_t)b);
     }
     return 0;
 }
@@ -290,10 +286,8 @@ uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, i
 
 uint32_t emu_warp_reduce(enum emu_reduce how, uint32_t mask, uint32_t value, const char *file,
                          int line) {
-    static const char *const names[] = {"__reduce_add_sync", "__reduce_max_sync",
-                                        "__reduce_min_sync", "__reduce_max_sync",
-                                        "__reduce_min_sync"};
-    struct reduce_op op = {{names[how], file, line, mask, complete_reduce, false}, how, value, 0};
+    const char *name = how == EMU_ADD ? "__reduce_add_sync" : "__reduce_max_sync";
+    struct reduce_op op = {{name, file, line, mask, complete_reduce, false}, how, value, 0};
     emu_warp_wait(&op);
     return op.result;
 }
