@@ -30,7 +30,7 @@ struct attend_arguments {
 bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
                       const struct attention_plan *plan, int version, int most_tokens);
 
-/* ---- for kernels ----------------------------------------------------------------------------- */
+/* ---- for kernels ---------------------------------------------------------------------------- */
 
 /* Shared memory for row_max and row_sum. */
 struct row_parts {

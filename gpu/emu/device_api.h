@@ -106,8 +106,7 @@ inline int __reduce_max_sync(unsigned mask, int value, EMU_PLACE) {
 }
 #undef EMU_PLACE
 
-/* ---- what gpu/ptx/tensor_core.h calls -----------------------------------------------------------
- */
+/* ---- what gpu/ptx/tensor_core.h calls ------------------------------------------------------- */
 
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
              const char *file, int line);
@@ -147,7 +146,7 @@ template <class T> T atomicMin(T *address, std::common_type_t<T> value) {
     return emu_change(address, [=](T old) { return value < old ? value : old; });
 }
 
-/* ---- loads with a cache hint ----------------------------------------------------------------- */
+/* ---- loads with a cache hint ---------------------------------------------------------------- */
 
 /* Reports an address that is not a multiple of `bytes`. */
 void emu_check_aligned(const void *address, size_t bytes);

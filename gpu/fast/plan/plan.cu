@@ -3,8 +3,7 @@
 
 #include <stdlib.h>
 
-/* ---- the arrays, in one piece -----------------------------------------------------------------
- */
+/* ---- the arrays, in one piece --------------------------------------------------------------- */
 
 /* Makes room for `bytes` behind *at and moves it on. */
 static size_t place(size_t *at, size_t bytes) {
@@ -67,8 +66,7 @@ static int reserve_partial(struct device *dev, struct attention_plan *p, struct 
     return p->partial ? 0 : -1;
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
+/* ---- the plan ------------------------------------------------------------------------------- */
 
 static void fill_sequences(const struct layout *l, unsigned char *at, const struct paged_batch *b,
                            struct attention_plan *p) {
@@ -190,8 +188,7 @@ int gpu_attention_plan_form(const struct attention_plan *p) {
     return attention_plan_has_cascade(p);
 }
 
-/* ---- where rows lie ---------------------------------------------------------------------------
- */
+/* ---- where rows lie ------------------------------------------------------------------------- */
 
 /* Whether all steps are whole rows, and exponents lie as the rows do. */
 static bool in_rows(const struct kv_view *v, int head_dim) {

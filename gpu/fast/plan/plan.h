@@ -209,8 +209,7 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
-/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu -------------------------------------
- */
+/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu ----------------------------------- */
 
 static inline int blocks_of(int count, int size) {
     return (count + size - 1) / size;

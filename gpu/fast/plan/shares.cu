@@ -170,8 +170,7 @@ static int64_t cut_into(int n, struct attention_plan *p, struct decode_share *sh
     return dearest + (p->n_splits ? SPLIT_COST : 0);
 }
 
-/* ---- whole groups -----------------------------------------------------------------------------
- */
+/* ---- whole groups --------------------------------------------------------------------------- */
 
 /* A row group, and the share that it is dealt to. */
 struct dealt_group {

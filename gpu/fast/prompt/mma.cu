@@ -55,8 +55,7 @@ struct thread_copies {
     }
 };
 
-/* ---- exact products ----------------------------------------------------------------------------
- */
+/* ---- exact products ------------------------------------------------------------------------- */
 
 /* a: 16 rows in shared memory, high digits at `a` and low ones at `a + low`, as ldmatrix_x4 wants
  * this lane's address. b: the two registers of the high digits, then those of the low ones. */
@@ -74,8 +73,7 @@ static __device__ __forceinline__ float dot_of(const struct digit_sums *s, int i
     return (float)(s->high[i] * 256 + s->middle[i] + (s->low[i] >> 8));
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* What a lane holds of its warp's 8 rows by 256 positions: s[i][j] is position 16 i + g + j / 2 * 8
  * of row 2 t + j % 2, where lane = 4 g + t. First scores, then weights. */

@@ -63,8 +63,7 @@ static struct prompt prompt_of(const struct attention_plan *p, const struct page
     return s;
 }
 
-/* ---- how much ---------------------------------------------------------------------------------
- */
+/* ---- how much ------------------------------------------------------------------------------- */
 
 /* How many tiles an item of each sequence has, when `each` is the mean. */
 static void cut(struct prompt *s, int n, int each) {
@@ -118,8 +117,7 @@ static struct work_sizes balance(const struct attention_plan *p, const struct pa
     return n;
 }
 
-/* ---- the arrays -------------------------------------------------------------------------------
- */
+/* ---- the arrays ----------------------------------------------------------------------------- */
 
 /* Tiles, row lists and items of a sequence. base: where its work begins. */
 static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,

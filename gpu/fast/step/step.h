@@ -1,9 +1,11 @@
 /*
  * step.h - what the files of decode_step share: a decoding pass as one kernel.
  *
- *     step.cu      the kernel, from token to logits, and its launch
+ *     step.cu      the kernel, from token to logits
+ *     launch.cu    where it applies, and its launch
  *     linear.h     a linear layer: computes what ../../linear.cu does
  *     attention.h  attention: computes what ../../attention_paged.cu does
+ *     cache.h      a tile of keys and values from the cache to registers
  *     pack.cu      the weights in the order in which the tensor cores take them
  *
  * A cluster of thread blocks has up to STEP_ROWS rows (sequences) and takes them through all
@@ -305,6 +307,10 @@ static __device__ __forceinline__ void step_stage_end(struct step *s, bool reads
     s->out = was;
     s->stages++;
 }
+
+/* The kernel for a head dimension, or NULL. */
+typedef void (*step_kernel)(struct step_arguments);
+step_kernel gpu_step_kernel(int head_dim);
 
 /* Packs the weights, unless they are those that were packed last, and sets where they are in a: a
  * matrix that exists has its address for itself, and weights_changes counts every change to one. */
