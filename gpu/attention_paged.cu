@@ -49,9 +49,9 @@ __global__ static void __launch_bounds__(TILE, BLOCKS)
         struct tile_softmax t;
         if (!run_tile<TYPE, N, ACROSS>(&w, &t, tile))
             continue;
-        struct tile_shares share = merge_tile(&m, &l, t.m, t.l);
+        struct merge_factors factor = merge_tile(&m, &l, t.m, t.l);
         for (int d = (int)threadIdx.x; d < a.shape.head_dim; d += TILE)
-            y[d] = num_merge(y[d], share.before, tile_value(&w, d, t.exponent), share.tile);
+            y[d] = num_merge(y[d], factor.before, tile_value(&w, d, t.exponent), factor.tile);
     } /* each thread clears the sums that it has read itself */
     finish_row(&a, &r, y, m, l);
 }
@@ -108,8 +108,8 @@ __global__ static void __launch_bounds__(TILE)
             const float *from = partial_of(partial, &a, &r, n_tiles, tile);
             if (from[1] == 0)
                 continue;
-            struct tile_shares share = merge_tile(&m, &l, from[0], from[1]);
-            o = num_merge(o, share.before, from[2 + d], share.tile);
+            struct merge_factors factor = merge_tile(&m, &l, from[0], from[1]);
+            o = num_merge(o, factor.before, from[2 + d], factor.tile);
         }
         y[d] = o;
     }

@@ -34,7 +34,6 @@ enum gpu_kernel {
     GPU_LINEAR,
     GPU_RMSNORM,
     GPU_ADD_RMSNORM,
-    GPU_ROPE,
     GPU_NORM_ROPE,
     GPU_KV_GATHER,
     GPU_ATTENTION,
@@ -196,32 +195,24 @@ template <class T> static __device__ __forceinline__ T warp_sum(T x) {
  * shared memory of the block, one T per warp of the row. With one warp per row there is no barrier,
  * so rows of a block may end at different times; with more, the row is the whole block.
  */
-template <int WARPS, class T> static __device__ __forceinline__ T row_max(T x, T *part) {
-    x = warp_max(x);
+template <int WARPS, class T, class Join>
+static __device__ __forceinline__ T join_warps(T of_warp, T *part, Join join) {
     if (WARPS == 1)
-        return x;
+        return of_warp;
     if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = x;
+        part[threadIdx.x / 32] = of_warp;
     __syncthreads();
-    x = part[0];
+    T x = part[0];
     for (int i = 1; i < WARPS; i++)
-        x = part[i] > x ? part[i] : x;
+        x = join(x, part[i]);
     __syncthreads(); /* part may be used again */
     return x;
 }
-
+template <int WARPS, class T> static __device__ __forceinline__ T row_max(T x, T *part) {
+    return join_warps<WARPS>(warp_max(x), part, [](T a, T b) { return b > a ? b : a; });
+}
 template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T *part) {
-    x = warp_sum(x);
-    if (WARPS == 1)
-        return x;
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = part[0];
-    for (int i = 1; i < WARPS; i++)
-        x += part[i];
-    __syncthreads();
-    return x;
+    return join_warps<WARPS>(warp_sum(x), part, [](T a, T b) { return a + b; });
 }
 
 /*

@@ -28,7 +28,7 @@ static const int64_t least_bytes_less = (int64_t)220 << 20;
 static struct cascade_rule sharing_pays(const struct attention_shape *shape) {
     int64_t tile = (int64_t)TILE * shape->n_kv_heads * shape->head_dim * 4; /* bytes of k and v */
     int64_t tiles = least_bytes_less / tile + 1;
-    return {SHORT_TOKENS, tiles < INT32_MAX ? (int)tiles : INT32_MAX};
+    return {DECODE_TOKENS, tiles < INT32_MAX ? (int)tiles : INT32_MAX};
 }
 
 /* ---- how much ------------------------------------------------------------------------------- */

@@ -200,7 +200,7 @@ template <int DIM> static __device__ __forceinline__ void run_layers(struct step
         const struct step_linear w = *linear_of(s, i);
         int layer = i / 4;
         struct step_work work;
-        begin_tiles(&work, s, &w, first);
+        begin_panels(&work, s, &w, first);
         if (!first) {
             if (i % 4 == 3)
                 cp_async_wait<0>(); /* the next gains */
@@ -212,7 +212,7 @@ template <int DIM> static __device__ __forceinline__ void run_layers(struct step
         }
         multiply_rows(s, &w, &work, i, first);
         first += work.n;
-        if (first < w.n_tiles)
+        if (first < w.n_panels)
             continue;
         if (i == last)
             break;
@@ -236,11 +236,11 @@ template <int DIM> static __device__ __forceinline__ void run_layers(struct step
 /* What this block has of a kind of linear layer. */
 static __device__ __forceinline__ void begin_linear(const struct step *s, int kind) {
     struct step_linear w = s->a->linears[kind];
-    unsigned tiles = (unsigned)step_tiles(&w), rank = (unsigned)s->rank, bits = s->a->block_bits;
-    w.first_tile = (int)(tiles * rank >> bits);
-    w.n_tiles = (int)(tiles * (rank + 1) >> bits) - w.first_tile;
-    w.exponents += w.first_tile * 16;
-    w.packed += (size_t)w.first_tile * (size_t)step_tile_bytes(w.steps);
+    unsigned panels = (unsigned)step_panels(&w), rank = (unsigned)s->rank, bits = s->a->block_bits;
+    w.first_panel = (int)(panels * rank >> bits);
+    w.n_panels = (int)(panels * (rank + 1) >> bits) - w.first_panel;
+    w.exponents += w.first_panel * 16;
+    w.packed += (size_t)w.first_panel * (size_t)step_panel_bytes(w.steps);
     step_shared()->linears[kind] = w;
 }
 
