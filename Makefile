@@ -11,6 +11,11 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+# The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
+X86      := $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null))
+ISA_avx2   := -march=x86-64 -mavx2 -mfma
+ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+isa       = $(if $(X86),$(ISA_$(patsubst ref/integer/%.c,%,$(filter ref/integer/%,$(1)))))
 say       = $(if $(V),,@echo "  $(1)   $@";)
 # The faster of binutils' linkers, where it is there: some 150 programs are linked for the tests.
 LINKER   := $(if $(shell command -v ld.gold 2>/dev/null),-fuse-ld=gold)
@@ -50,7 +55,7 @@ PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11
-MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c) tests/compare.c \
+MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
@@ -176,7 +181,7 @@ $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@

@@ -149,6 +149,6 @@ $(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(AL
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c) \
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
