@@ -436,6 +436,7 @@ const struct ops TABLE = {
     .graph_run = gpu_graph_run,
     .graph_free = gpu_graph_free,
     .memory_changes = memory_changes,
+    .share_out = NULL,
     .matrix_create = matrix_create,
     .matrix_put = matrix_put,
     .matrix_free = matrix_release,

@@ -175,6 +175,12 @@ struct ops {
     void (*graph_free)(struct device *dev, struct device_graph *graph);
     long (*memory_changes)(struct device *dev);
 
+    /* Host code that the device's threads share out: run(context, item) once for each item
+     * 0 ... n_items - 1; returns when all are done. Items may call matrix_put, of rows of their own.
+     * NULL on a device whose ops are called from one thread only. */
+    void (*share_out)(struct device *dev, int n_items, void (*run)(void *context, int item),
+                      void *context);
+
     /* Room for W[n][k]; then its rows, from host memory: mantissas [n_rows, k], exponents
      * [n_rows]. Returns 0, or -1 with err set. */
     int (*matrix_create)(struct device *dev, struct matrix *w, int n, int k, struct error *err);

@@ -3,8 +3,9 @@
 #include "ref/ref.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64, LARGE_PAGE = 2 << 20 };
 
 static struct device *open_device(const struct device_options *options, struct error *err) {
     int n_threads = options->n_threads > 0 ? options->n_threads : ref_blas_default_threads();
@@ -73,10 +74,11 @@ static int set_version(struct device *dev, const char *op, int version, struct e
     return 0;
 }
 
-static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+static void *allocate_aligned(struct device *dev, size_t alignment, size_t bytes, const char *what,
+                              struct error *err) {
     /* aligned_alloc wants a multiple of the alignment. */
-    size_t rounded = (bytes / ALIGNMENT + 1) * ALIGNMENT;
-    void *data = rounded > bytes ? aligned_alloc(ALIGNMENT, rounded) : NULL;
+    size_t rounded = (bytes / alignment + 1) * alignment;
+    void *data = rounded > bytes ? aligned_alloc(alignment, rounded) : NULL;
     if (!data) {
         error_set(err, "cpu: not enough memory for %s (%.1f MB)", what, (double)bytes / 1e6);
         return NULL;
@@ -84,6 +86,20 @@ static void *allocate(struct device *dev, size_t bytes, const char *what, struct
     dev->bytes += bytes;
     if (dev->bytes > dev->peak_bytes)
         dev->peak_bytes = dev->bytes;
+    return data;
+}
+
+static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    return allocate_aligned(dev, ALIGNMENT, bytes, what, err);
+}
+
+/* Weights are read from the first to the last for every token: in pages of 2 MB, where the kernel
+ * has them, they are read faster. Only whole ones: what is not used stays with the kernel. */
+static void *allocate_weights(struct device *dev, size_t bytes, struct error *err) {
+    bool is_large = bytes >= LARGE_PAGE;
+    void *data = allocate_aligned(dev, is_large ? LARGE_PAGE : ALIGNMENT, bytes, "weights", err);
+    if (data && is_large)
+        madvise(data, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
     return data;
 }
 
@@ -125,6 +141,21 @@ void ref_parallel(struct device *dev, int n_items, void (*run)(void *, int, int)
     ref_threads_run(((struct ref_device *)dev)->threads, n_items, run, context);
 }
 
+struct shared_out {
+    void (*run)(void *, int);
+    void *context;
+};
+
+static void run_shared(void *context, int item, int worker) {
+    (void)worker;
+    const struct shared_out *s = context;
+    s->run(s->context, item);
+}
+
+static void share_out(struct device *dev, int n_items, void (*run)(void *, int), void *context) {
+    ref_parallel(dev, n_items, run_shared, &(struct shared_out){run, context});
+}
+
 int ref_n_threads(struct device *dev) {
     return ref_threads_count(((struct ref_device *)dev)->threads);
 }
@@ -153,7 +184,7 @@ static void matrix_release(struct device *dev, struct matrix *w) {
 
 static int matrix_create(struct device *dev, struct matrix *w, int n, int k, struct error *err) {
     *w = (struct matrix){.n = n, .k = k};
-    w->mantissas = allocate(dev, mantissa_bytes(w), "weights", err);
+    w->mantissas = allocate_weights(dev, mantissa_bytes(w), err);
     w->exponents = allocate(dev, (size_t)n, "weights", err);
     if (w->mantissas && w->exponents)
         return 0;
@@ -185,6 +216,7 @@ const struct ops ref_ops = {
     .download = copy_bytes,
     .copy = copy_bytes,
     .sync = sync_device,
+    .share_out = share_out,
     .matrix_create = matrix_create,
     .matrix_put = matrix_put,
     .matrix_free = matrix_release,
