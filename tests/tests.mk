@@ -115,6 +115,9 @@ $(eval $(call setting,programs,$(PROGRAMS)))
 $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
 
+$(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
+
 build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
