@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include "model/arithmetic.h"
 #include "model/files/checkpoint.h"
 #include "model/numerics.h"
 #include "model/rope_table.h"
@@ -244,7 +245,8 @@ int model_load(struct model *out, struct device *dev, const char *dir,
                const struct progress *progress, struct error *err) {
     struct checkpoint *checkpoint;
     *out = (struct model){.dev = dev};
-    if (model_config_load(&out->config, dir, err) || checkpoint_open(&checkpoint, dir, err))
+    if (arithmetic_check(err) || model_config_load(&out->config, dir, err) ||
+        checkpoint_open(&checkpoint, dir, err))
         return -1;
     int result = load_weights(out, checkpoint, progress, err);
     checkpoint_close(checkpoint);

@@ -1,4 +1,5 @@
 /* The reference device: ordinary memory, its threads, and the op table itself. */
+#include "model/arithmetic.h"
 #include "ref/integer/integer.h"
 #include "ref/ref.h"
 
@@ -10,7 +11,7 @@ enum { ALIGNMENT = 64, LARGE_PAGE = 2 << 20 };
 static struct device *open_device(const struct device_options *options, struct error *err) {
     int n_threads = options->n_threads > 0 ? options->n_threads : ref_blas_default_threads();
     const struct integer_kernels *kernels = integer_choose(err);
-    if (!kernels)
+    if (!kernels || arithmetic_check(err))
         return NULL;
     struct ref_device *ref = calloc(1, sizeof *ref);
     if (!ref) {
