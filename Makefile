@@ -24,6 +24,7 @@ CXXFLAGS := -std=c++17 -fno-strict-aliasing -Wall -Wextra $(WERROR) -ffp-contrac
             $(shell pkg-config --cflags openblas 2>/dev/null)
 release_FLAGS := -O3 -g $(ARCH)
 SANITIZERS    := -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+arm64_FLAGS   := -O2 -g
 asan_FLAGS    := -O1 $(SANITIZERS)
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
@@ -106,6 +107,7 @@ help:
 	@echo "make test          the tests, as release and under ASan and UBSan (5 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (15 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
+	@echo "make test-arm64    the same bits on ARM: the engine and its tests under qemu (Debian)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"
 	@echo "make bench         all measurements, each beside its limit (tests/bench/README.md)"
@@ -156,6 +158,7 @@ clean:
 # half of the compile time. Where variables are at each instruction (-fvar-tracking) takes a quarter
 # of it; reports only name lines. -O2 takes half as long again as -O1, and makes no test faster.
 release_KERNEL_FLAGS := -O1 -g -fno-var-tracking -fsanitize=thread,alignment
+arm64_KERNEL_FLAGS   := -O1 -g -fno-var-tracking -fsanitize=thread,alignment
 asan_KERNEL_FLAGS    := -Og $(SANITIZERS) \
                         -fno-sanitize=null,alignment,object-size,pointer-overflow
 # $(2): the phase.
@@ -165,6 +168,7 @@ emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(CUDA_$(2))) \
 # The demos of the sanitizer build are for tests that need no GPU, and cuBLAS takes long to load.
 release_KERNELS := $(KERNELS)
 asan_KERNELS    := emu
+arm64_KERNELS   := emu
 kernel_objects = $(call $($(1)_KERNELS)_objects,$(1),$(2))
 
 # A file that holds a setting and is new when that has changed: what depends on it is built again.
@@ -176,6 +180,7 @@ FORCE:
 .PHONY: FORCE
 $(eval $(call setting,release-kernels,$(release_KERNELS)))
 $(eval $(call setting,asan-kernels,$(asan_KERNELS)))
+$(eval $(call setting,arm64-kernels,$(arm64_KERNELS)))
 $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 
 define rules
@@ -184,10 +189,10 @@ build/$(1)/%.o: %.c
 	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
-	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
+	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
 build/$(1)/gpu/%.cu.o: gpu/%.cu
 	@mkdir -p $$(@D)
-	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/demo%:
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$(filter %.o,$$^) -o $$@ $$(LIBS_$$($(1)_KERNELS)) $$(LIBS)
 build/$(1)/emu-demo%:
@@ -202,6 +207,7 @@ build/$(1)/emu-demo$(p): $$(call emu_objects,$(1),$(p)) \
 endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
+$(eval $(call rules,arm64))
 
 build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
