@@ -88,7 +88,7 @@ objects  = $(patsubst %.c,build/$(1)/%.o,$(2))
 # All tests are one program (tests/programs.c).
 renamed_main = $(patsubst tests/%.c,-Dmain=main_of_%,$(filter tests/test_% tests/slow_%,$(1)))
 
-.PHONY: help deps run test test-all test-slow bench numerics fuzz clean compile_commands $(PHASES:%=phase%)
+.PHONY: help deps run test test-all test-slow bench numerics cpu fuzz clean compile_commands $(PHASES:%=phase%)
 
 help:
 	@echo "make run           install what is missing, build phase 8 and let the model write"
@@ -112,6 +112,7 @@ help:
 	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"
 	@echo "make bench         all measurements, each beside its limit (tests/bench/README.md)"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
+	@echo "make cpu           the program of tutorials/cpu.md: one product in eight ways, on this CPU"
 	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
 	@echo "make deps          install missing packages (apt; called by the targets above)"
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
@@ -139,6 +140,10 @@ $(PHASES:%=phase%): phase%: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build/release/demo$*
 	@cp build/release/demo$* demo.new && mv -f demo.new demo
 	@echo "built ./demo for phase $*; ./demo --help lists its options"
+
+cpu: deps
+	@$(MAKE) --no-print-directory build/release/tutorials/cpu/ladder
+	@build/release/tutorials/cpu/ladder
 
 numerics: deps
 	@$(MAKE) --no-print-directory build/release/tutorials/numerics/same_sums
@@ -197,6 +202,9 @@ build/$(1)/demo%:
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$(filter %.o,$$^) -o $$@ $$(LIBS_$$($(1)_KERNELS)) $$(LIBS)
 build/$(1)/emu-demo%:
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS)
+build/$(1)/tutorials/cpu/ladder: $$(call objects,$(1),tutorials/cpu/ladder.c $$(wildcard ref/integer/[!l]*.c) \
+                                   model/error.c)
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
 build/$(1)/tutorials/numerics/%: build/$(1)/tutorials/numerics/%.o
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS)
 $(foreach p,$(PHASES),

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -69,7 +71,8 @@ static const char library[] = "#include <fenv.h>\n"
                               "#endif\n"
                               "}\n";
 
-/* A library that meddles with the mode before main: same fingerprint. */
+/* A library that meddles with the mode before main: there it is right again, and a demo has the
+ * same fingerprint. */
 static void test_library_that_meddles(void **state) {
     (void)state;
     if (strcmp(build_folder(NULL), "build/release"))
@@ -79,11 +82,17 @@ static void test_library_that_meddles(void **state) {
     if (cc.status)
         skip(); /* no compiler here */
     command_free(&cc);
-    const char *run =
-        "--device cpu --max-new 8 --temperature 0.7 --seed 3 --prompt 'Tell me a story.'";
-    struct command want = command_runf("%s/demo1 %s", build_folder(NULL), run);
-    struct command got = command_runf("LD_PRELOAD=%s/meddle.so %s/demo1 %s", command_folder,
-                                      build_folder(NULL), run);
+    struct command look = command_runf("LD_PRELOAD=%s/meddle.so SAMEBITS_LOOK=1 "
+                                       "build/release/tests/test_surroundings",
+                                       command_folder);
+    assert_int_equal(look.status, 0);
+    command_free(&look);
+    if (access("build/release/demo1", X_OK))
+        return;
+    const char *run = "build/release/demo1 --device cpu --max-new 8 --temperature 0.7 --seed 3 "
+                      "--prompt 'Tell me a story.'";
+    struct command want = command_run(run, NULL);
+    struct command got = command_runf("LD_PRELOAD=%s/meddle.so %s", command_folder, run);
     assert_int_equal(got.status, 0);
     assert_memory_equal(command_fingerprint(&got), command_fingerprint(&want), 16);
     command_free(&want);
@@ -107,6 +116,8 @@ static void test_flags_are_refused(void **state) {
 
 int main(int argc, char **argv) {
     (void)argc;
+    if (getenv("SAMEBITS_LOOK"))
+        return !is_right();
     build_folder(argv[0]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_modes_are_set_right),

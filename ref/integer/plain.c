@@ -1,15 +1,10 @@
-/* Plain C, for any CPU: a compiler makes of it what it can. */
+/* Plain C, with GCC's and Clang's vectors, for any CPU: a compiler makes of them what it has. */
 #include "ref/integer/integer.h"
 
-enum { N_LANES = 8, W_ROWS = 1, X_ROWS = 1 };
+enum { N_LANES = 8, W_ROWS = 2, X_ROWS = 2 };
 
-typedef struct {
-    int16_t of[N_LANES];
-} lanes;
-
-typedef struct {
-    int32_t of[N_LANES / 2];
-} sums;
+typedef int16_t lanes __attribute__((vector_size(2 * N_LANES)));
+typedef int32_t sums __attribute__((vector_size(2 * N_LANES)));
 
 static inline lanes load(const int16_t *from) {
     lanes a;
@@ -18,36 +13,31 @@ static inline lanes load(const int16_t *from) {
 }
 
 static inline sums zero(void) {
-    return (sums){{0}};
+    return (sums){0};
 }
 
+/* The two halves of each 32 bits. */
 static inline sums multiply_add(sums s, lanes a, lanes b) {
-    for (int i = 0; i < N_LANES / 2; i++)
-        s.of[i] += a.of[2 * i] * b.of[2 * i] + a.of[2 * i + 1] * b.of[2 * i + 1];
-    return s;
+    sums x = (sums)a, y = (sums)b;
+    return s + ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
 }
 
 static inline lanes pair(const int16_t *x) {
-    lanes a;
-    for (int i = 0; i < N_LANES; i++)
-        a.of[i] = x[i % 2];
-    return a;
+    return (lanes){x[0], x[1], x[0], x[1], x[0], x[1], x[0], x[1]};
 }
 
-static inline lanes zip(lanes a, lanes b, int first) {
-    lanes both;
-    for (int i = 0; i < N_LANES; i++)
-        both.of[i] = i % 2 ? b.of[first + i / 2] : a.of[first + i / 2];
-    return both;
+static inline lanes zip_first(lanes a, lanes b) {
+    return (lanes){a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]};
 }
 
-#define zip_first(a, b) zip(a, b, 0)
-#define zip_second(a, b) zip(a, b, 4)
+static inline lanes zip_second(lanes a, lanes b) {
+    return (lanes){a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]};
+}
 
 static inline int64_t total(sums high, sums low) {
     int64_t sum = 0;
     for (int i = 0; i < N_LANES / 2; i++)
-        sum += 256 * (int64_t)high.of[i] + low.of[i];
+        sum += 256 * (int64_t)high[i] + low[i];
     return sum;
 }
 
