@@ -12,6 +12,7 @@
 #include "scheduler/kv_contiguous.h"
 #include "scheduler/sequence.h"
 
+#include <cblas.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PROMPT = 512, FIRST = 256, SEQUENCES = 8, STEPS = 8, CHUNK = 128, MOST_REPEATS = 15 };
+enum {
+    PROMPT = 512,
+    FIRST = 256,
+    SEQUENCES = 8,
+    STEPS = 8,
+    CHUNK = 128,
+    MOST_REPEATS = 9,
+    MOST_WAYS = 3
+};
 
 static void fail(const char *text) {
     fprintf(stderr, "bench_cpu: %s\n", text);
@@ -216,71 +225,68 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The median seconds of both ways, which take turns. */
-static void compare(struct subject *s, const struct way both[2], int repeats, double median[2]) {
+/* The median seconds of each way; they take turns. repeats = 1: without a turn that does not count.
+ */
+static void compare(struct subject *s, const struct way *ways, int n_ways, int repeats,
+                    double *median) {
     struct ref_device *ref = (struct ref_device *)s->dev;
-    double seconds[2][MOST_REPEATS];
+    double seconds[MOST_WAYS][MOST_REPEATS];
     struct error err;
-    for (int r = -1; r < repeats; r++)
-        for (int i = 0; i < 2; i++) {
-            int version = both[i].kernels ? 2 : 1;
+    for (int r = repeats > 1 ? -1 : 0; r < repeats; r++)
+        for (int i = 0; i < n_ways; i++) {
+            int version = ways[i].kernels ? 2 : 1;
             if (ref_ops.set_version(s->dev, "linear", version, &err) ||
                 ref_ops.set_version(s->dev, "attention", version, &err))
                 fail(err.text);
-            if (both[i].kernels)
-                ref->kernels = both[i].kernels;
-            double found = both[i].seconds(s, both[i].n_sequences);
+            if (ways[i].kernels)
+                ref->kernels = ways[i].kernels;
+            double found = ways[i].seconds(s, ways[i].n_sequences);
             if (r >= 0)
                 seconds[i][r] = found;
         }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < n_ways; i++) {
         qsort(seconds[i], (size_t)repeats, sizeof(double), by_value);
         median[i] = seconds[i][repeats / 2];
     }
 }
 
-/* tokens: that both make in these seconds; ratio: of their tokens a second. */
-static void print_row(const char *what, int n_threads, const double tokens[2],
-                      const double seconds[2], double wanted) {
-    double rate[2] = {tokens[0] / seconds[0], tokens[1] / seconds[1]};
-    printf("%-38s %7d %10.1f %10.1f %8.2f %8.2f%s\n", what, n_threads, rate[0], rate[1],
-           rate[0] / rate[1], wanted, rate[0] / rate[1] < wanted ? "  not reached" : "");
+/* Tokens a second of two ways and their ratio. */
+static void print_row(const struct subject *s, const char *name, const char *what, double rate,
+                      double beside, double wanted) {
+    printf("%-12s %-46s %7d %9.1f %9.1f %7.2f", name, what, ref_n_threads(s->dev), rate, beside,
+           rate / beside);
+    if (wanted > 0)
+        printf(" %7.2f%s", wanted, rate / beside < wanted ? " not reached" : "");
+    printf("\n");
     fflush(stdout);
-}
-
-static void one_row(struct subject *s, const char *what, struct way a, struct way b,
-                    double a_tokens, double b_tokens, int repeats, double wanted) {
-    double seconds[2], tokens[2] = {a_tokens, b_tokens};
-    const struct way both[2] = {a, b};
-    compare(s, both, repeats, seconds);
-    print_row(what, ref_n_threads(s->dev), tokens, seconds, wanted);
 }
 
 static void all_rows(struct subject *s, const char *name, bool is_large) {
     struct error err;
     const struct integer_kernels *best = integer_choose(&err);
-    const struct way decode = {of_decoding, 1, best}, prompt = {of_prompt, 1, best};
-    int few = is_large ? 3 : MOST_REPEATS;
-    char what[80];
+    const struct way decoding[] = {{of_decoding, 1, best}, {of_reading, 1, best}};
+    const struct way few[] = {
+        {of_decoding, 1, best}, {of_decoding, 1, NULL}, {of_decoding, SEQUENCES, best}};
+    const struct way prompts[] = {
+        {of_prompt, 1, best}, {of_prompt, 1, NULL}, {of_prompt, 1, &integer_avx2}};
+    bool has_avx2 = best == &integer_avx512;
+    double t[MOST_WAYS];
     for (int i = 0; i < SEQUENCES; i++)
         for (int first = 0; first < FIRST; first += CHUNK)
             pass(&(struct subject){s->dev, s->model, s->ws, {s->caches[i]}}, 1, first, CHUNK);
-    snprintf(what, sizeof what, "%s, decoding: reading 2 B/parameter", name);
-    one_row(s, what, decode, (struct way){of_reading, 1, best}, 1, 1, MOST_REPEATS,
-            is_large ? 0.85 : 0);
-    snprintf(what, sizeof what, "%s, decoding: version 1", name);
-    one_row(s, what, decode, (struct way){of_decoding, 1, NULL}, 1, 1, few, is_large ? 0 : 2.5);
-    snprintf(what, sizeof what, "%s, decoding 8: one", name);
-    one_row(s, what, (struct way){of_decoding, SEQUENCES, best}, decode, SEQUENCES, 1, few,
-            is_large ? 4 : 0);
-    snprintf(what, sizeof what, "%s, prompt (%s): version 1", name, best->name);
-    one_row(s, what, prompt, (struct way){of_prompt, 1, NULL}, PROMPT, PROMPT, few,
-            best == &integer_avx512 ? 1.5 : 1.0);
-    if (best != &integer_avx512)
-        return;
-    snprintf(what, sizeof what, "%s, prompt (avx2): version 1", name);
-    one_row(s, what, (struct way){of_prompt, 1, &integer_avx2}, (struct way){of_prompt, 1, NULL},
-            PROMPT, PROMPT, few, 1.0);
+    compare(s, decoding, 2, MOST_REPEATS, t);
+    print_row(s, name, "decoding, beside reading 2 bytes a parameter", 1 / t[0], 1 / t[1],
+              is_large ? 0.85 : 0);
+    compare(s, few, 3, is_large ? 3 : MOST_REPEATS, t);
+    print_row(s, name, "decoding, beside version 1", 1 / t[0], 1 / t[1], is_large ? 0 : 2.5);
+    print_row(s, name, "decoding 8 at once, beside one", SEQUENCES / t[2], 1 / t[0],
+              is_large ? 4 : 0);
+    compare(s, prompts, has_avx2 ? 3 : 2, is_large ? 1 : MOST_REPEATS, t);
+    print_row(s, name, "a prompt of 512, beside version 1", PROMPT / t[0], PROMPT / t[1],
+              has_avx2 ? 1.5 : 1);
+    if (has_avx2)
+        print_row(s, name, "a prompt of 512 with AVX2 only, beside version 1", PROMPT / t[2],
+                  PROMPT / t[1], 1);
 }
 
 /* Seconds that it takes to read the file into memory, as whoever loads it must at least. */
@@ -340,9 +346,10 @@ static void bench(const char *name, const char *folder, const char *path, int n_
 int main(void) {
     char folder[128], path[160];
     write_checkpoint(folder, path);
-    printf("tokens a second, beside those of what stands behind the colon\n%-38s %7s %10s %10s %8s "
-           "%8s\n",
-           "", "threads", "tokens/s", "beside", "ratio", "wanted");
+    const struct integer_kernels *best = integer_choose(NULL);
+    printf("integer kernels: %s; OpenBLAS core %s\n\n%-12s %-46s %7s %9s %9s %7s %7s\n",
+           best ? best->name : "none", openblas_get_corename(), "model", "", "threads", "tokens/s",
+           "beside", "ratio", "wanted");
     for (int n = 2; n >= 1; n--)
         bench("qwen3-0.6b", folder, path, n);
     for (int n = 2; n >= 1; n--)
