@@ -19,6 +19,8 @@
 #define UNROLLED static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
+enum { AHEAD = 2048 /* numbers: a page, at whose end prefetchers leave off */ };
+
 static void split(const struct digit_rows *to, int r, const int16_t *x) {
     int16_t *high = to->digits + 2 * (size_t)r * (size_t)to->padded, *low = high + to->padded;
     for (int i = 0; i < to->k; i++) {
@@ -42,8 +44,9 @@ UNROLLED void tile(double *out, size_t out_step, const int16_t *x, size_t x_step
             lanes of_w[W_ROWS];
             UNROLL for (int r = 0; r < n_w; r++) {
                 of_w[r] = load(w + (size_t)r * w_step + i);
-                if (n_w > 1) /* the next rows, into the second cache: the first has these */
-                    __builtin_prefetch(w + (size_t)(n_w + r) * w_step + i, 0, 2);
+                /* What comes later, into the second cache: the first has no room for it. */
+                size_t later = n_w > 1 ? (size_t)(n_w + r) * w_step : AHEAD;
+                __builtin_prefetch(w + later + i, 0, 2);
             }
             UNROLL for (int t = 0; t < n_x; t++) {
                 lanes of_high = load(x + (size_t)t * x_step + i);
