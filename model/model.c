@@ -1,10 +1,12 @@
 #include "model/model.h"
 
+#include "model/arithmetic.h"
 #include "model/files/checkpoint.h"
 #include "model/numerics.h"
 #include "model/rope_table.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +14,7 @@
 #define EMBEDDING "model.embed_tokens.weight"
 #define OUTPUT "lm_head.weight"
 
-enum { NAME_BYTES = 80, ROWS_AT_ONCE = 64, LAYER_WEIGHTS = 18, OTHER_WEIGHTS = 3 };
+enum { NAME_BYTES = 80, ROWS_AT_ONCE = 32, LAYER_WEIGHTS = 18, OTHER_WEIGHTS = 3 };
 
 /* One tensor of the checkpoint, and where it goes: a matrix [n, k] or a vector [n]. */
 struct weight {
@@ -86,40 +88,63 @@ static int list_weights(struct model *m, const struct checkpoint *from, struct e
 
 /* ---- reading them --------------------------------------------------------------------------- */
 
-static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
-                       struct error *err) {
-    int n = (int)t->shape[0], k = (int)t->shape[1], result = -1;
-    float *x = malloc(sizeof *x * ROWS_AT_ONCE * (size_t)k);
-    int16_t *q = malloc(sizeof *q * ROWS_AT_ONCE * (size_t)k);
+/* A matrix that is read, in items of ROWS_AT_ONCE. */
+struct reading {
+    struct device *dev;
+    struct matrix *w;
+    const struct tensor *tensor;
+    atomic_int first_bad; /* the lowest row that cannot be stored; w->n: none */
+    atomic_bool out_of_memory;
+};
+
+static void note_bad_row(struct reading *r, int row) {
+    int known = atomic_load(&r->first_bad);
+    while (row < known && !atomic_compare_exchange_weak(&r->first_bad, &known, row))
+        continue;
+}
+
+static void read_rows(void *context, int item) {
+    struct reading *r = context;
+    int k = r->w->k, first = item * ROWS_AT_ONCE, left = r->w->n - first;
+    int n_rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
     int8_t exponents[ROWS_AT_ONCE];
-    if (!x || !q) {
-        error_set(err, "%s: out of memory", t->file);
-        goto done;
+    float *x = malloc(sizeof *x * (size_t)k);
+    int16_t *q = malloc(sizeof *q * (size_t)n_rows * (size_t)k);
+    for (int i = 0; x && q && i < n_rows; i++) {
+        tensor_read_f32(x, r->tensor, (int64_t)(first + i) * k, k, NULL);
+        int e = num_snap_row(q + (size_t)i * (size_t)k, x, k);
+        if (e > BFP_MAX_EXPONENT)
+            note_bad_row(r, first + i);
+        exponents[i] = (int8_t)e;
     }
-    if (dev->ops->matrix_create(dev, w, n, k, err))
-        goto done;
-    for (int first = 0; first < n; first += ROWS_AT_ONCE) {
-        int rows = n - first < ROWS_AT_ONCE ? n - first : ROWS_AT_ONCE;
-        if (tensor_read_f32(x, t, (int64_t)first * k, (int64_t)rows * k, err))
-            goto done;
-        for (int r = 0; r < rows; r++) {
-            int e = num_snap_row(q + (size_t)r * (size_t)k, x + (size_t)r * (size_t)k, k);
-            if (e > BFP_MAX_EXPONENT) {
-                error_set(err,
-                          "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
-                          "1.7e38. Is the file damaged?",
-                          t->file, t->name, first + r);
-                goto done;
-            }
-            exponents[r] = (int8_t)e;
-        }
-        dev->ops->matrix_put(dev, w, first, rows, q, exponents);
-    }
-    result = 0;
-done:
+    if (x && q)
+        r->dev->ops->matrix_put(r->dev, r->w, first, n_rows, q, exponents);
+    else
+        atomic_store(&r->out_of_memory, true);
     free(q);
     free(x);
-    return result;
+}
+
+static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
+                       struct error *err) {
+    int n = (int)t->shape[0], k = (int)t->shape[1], n_items = (n + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    struct reading r = {.dev = dev, .w = w, .tensor = t, .first_bad = n};
+    /* Nothing is read yet: whether its type can be. */
+    if (tensor_read_f32(NULL, t, 0, 0, err) || dev->ops->matrix_create(dev, w, n, k, err))
+        return -1;
+    if (dev->ops->share_out)
+        dev->ops->share_out(dev, n_items, read_rows, &r);
+    else
+        for (int i = 0; i < n_items; i++)
+            read_rows(&r, i);
+    if (r.out_of_memory)
+        return error_set(err, "%s: out of memory", t->file);
+    if (r.first_bad < n)
+        return error_set(err,
+                         "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
+                         "1.7e38. Is the file damaged?",
+                         t->file, t->name, r.first_bad);
+    return 0;
 }
 
 static int read_vector(struct device *dev, float **out, const struct tensor *t, struct error *err) {
@@ -209,7 +234,8 @@ int model_load(struct model *out, struct device *dev, const char *dir,
                const struct progress *progress, struct error *err) {
     struct checkpoint *checkpoint;
     *out = (struct model){.dev = dev};
-    if (model_config_load(&out->config, dir, err) || checkpoint_open(&checkpoint, dir, err))
+    if (arithmetic_check(err) || model_config_load(&out->config, dir, err) ||
+        checkpoint_open(&checkpoint, dir, err))
         return -1;
     int result = load_weights(out, checkpoint, progress, err);
     checkpoint_close(checkpoint);

@@ -14,10 +14,19 @@
 #ifndef SAMEBITS_NUMERICS_H
 #define SAMEBITS_NUMERICS_H
 
+#ifdef __FAST_MATH__
+#error "-ffast-math and -Ofast change the bits: compile without them"
+#endif
+
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+
+#if !defined __CUDACC__ && FLT_EVAL_METHOD != 0
+#error "float32 is computed with more digits here: the bits would be others (-mfpmath=sse)"
+#endif
 
 #ifdef __CUDACC__
 #define NUM_FN static __host__ __device__ __forceinline__

@@ -1,9 +1,10 @@
 /*
  * ref.h - what the reference's files share: the device and its scratch memory.
  *
- * The reference is plain C; every matrix product is a cblas_dgemm or cblas_dgemv on doubles that
- * hold integers, so any OpenBLAS kernel and any number of threads gives the same bits. The threads
- * are the device's own (threads.h): an op shares out its rows, heads or outputs.
+ * The reference is plain C. In version 1, the definition, every matrix product is a cblas_dgemm or
+ * cblas_dgemv on doubles that hold integers, so any OpenBLAS kernel and any number of threads gives
+ * the same bits; version 2 sums integers (ref/integer). The threads are the device's own
+ * (threads.h): an op shares out its rows, heads or outputs.
  */
 #ifndef SAMEBITS_REF_H
 #define SAMEBITS_REF_H
@@ -21,7 +22,8 @@ enum ref_scratch { SCRATCH_X, SCRATCH_Y, N_SCRATCH };
 struct ref_device {
     struct device base;
     struct ref_threads *threads;
-    enum plan_version plan_version;
+    int plan_version, linear_version, attention_version; /* 0: the best */
+    const struct integer_kernels *kernels;
     pthread_mutex_t fault_lock;
     struct fault fault;
     const char *out_of_memory; /* the op that could not get scratch memory, or NULL */
@@ -76,5 +78,9 @@ int ref_blas_reserve(int n_threads, struct error *err);
 #define REF_DECLARE(name) __typeof__(*((struct ops *)0)->name) ref_##name;
 REF_OPS(REF_DECLARE)
 #undef REF_DECLARE
+
+/* linear_parts, version 2. */
+void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts,
+                    struct bfp_rows x, int n_tokens);
 
 #endif

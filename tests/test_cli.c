@@ -99,7 +99,8 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x", build_folder(NULL));
+    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x",
+                     build_folder(NULL));
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "attention has this version from phase 8 on: make phase8"));
     command_free(&c);
@@ -371,10 +372,10 @@ static void help_lists_every_option(void **state) {
     command_free(&c);
 }
 
-/* The reference keeps weights as doubles: 8 bytes a parameter, and nothing may come near them
+/* The reference keeps weights as mantissas: 2 bytes a parameter, and nothing may come near them
  * again while loading or in a pass. What the program takes before it loads a model, its code and
  * libraries, is not counted. */
-static void memory_stays_near_eight_bytes_a_parameter(void **state) {
+static void memory_stays_near_two_bytes_a_parameter(void **state) {
     (void)state;
     if (strcmp(build_folder(NULL), "build/release"))
         skip(); /* the sanitizers keep shadow memory */
@@ -395,7 +396,8 @@ static void memory_stays_near_eight_bytes_a_parameter(void **state) {
     struct command idle = command_runf("build/release/emu-demo1 --help");
     double bytes = (double)(c.max_rss_kb - idle.max_rss_kb) * 1024 - cache;
     print_message("%.2f bytes a parameter\n", bytes / 7607552);
-    assert_true(bytes <= 9.1 * 7607552);
+    /* The buffers of a pass are a quarter of so small a model. */
+    assert_true(bytes <= 2.9 * 7607552);
     command_free(&idle);
     command_free(&c);
 }
@@ -420,7 +422,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(verify_compares_with_the_reference),
         cmocka_unit_test(the_readme_prints_what_really_happens),
         cmocka_unit_test(help_lists_every_option),
-        cmocka_unit_test(memory_stays_near_eight_bytes_a_parameter),
+        cmocka_unit_test(memory_stays_near_two_bytes_a_parameter),
     };
     return cmocka_run_group_tests(tests, command_folder_make, command_folder_remove);
 }

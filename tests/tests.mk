@@ -44,6 +44,11 @@ BATCHES_release := 60
 BATCHES_asan    := 15
 on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
                   $(foreach t,test_golden test_shared_decoding,"SAMEBITS_DEVICE=gpu build/gpu/tests/$(t)"))
+# On the CPU, the tests of the ops once more for version 1 and for each set of instructions.
+CPU_ISAS     := plain $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2)
+on_cpu        = $(foreach t,test_ops test_shapes test_limits test_attention test_attend test_attend_faults, \
+                  "SAMEBITS_BATCHES=20 SAMEBITS_KERNEL=1 $(1)/tests/$(t)" \
+                  $(foreach i,$(CPU_ISAS),"SAMEBITS_BATCHES=20 SAMEBITS_ISA=$(i) $(1)/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
                 $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
 short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
@@ -58,12 +63,14 @@ test: deps
 	    $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    "tests/labs/test 5" $(call short_of,asan) $(call short_of,release) $(on_gpu)
+	    "tests/labs/test 5" $(call on_cpu,build/release) $(call short_of,asan) \
+	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
-	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call all_of,release) $(call all_of,asan) \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
+	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
 	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
 
@@ -79,6 +86,17 @@ test-slow: deps
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
+
+# The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
+ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
+                $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
+ARM64_DEMOS  := 0 1 8 11
+test-arm64: deps
+	@tests/arm64 install
+	@$(ARM64_MAKE) $(PARALLEL) build/arm64/tests/programs $(ARM64_DEMOS:%=build/arm64/demo%)
+	@$(MAKE) --no-print-directory $(PARALLEL) $(ARM64_DEMOS:%=build/release/emu-demo%)
+	@tests/arm64 run $(ARM64_DEMOS)
+.PHONY: test-arm64
 
 # Breaks the kernels on purpose, one by one: do the tests notice?
 .PHONY: mutate
@@ -105,9 +123,9 @@ fuzz: deps
 define test_rules
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
 	@mkdir -p $$(@D)
-	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1),11))
-	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+	$$(call say,g++)$$(CXX) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(PROGRAMS),X($(p)))'
 build/$(1)/tests/programs.o: build/settings/programs
 build/$(1)/tests/programs: $$(call objects,$(1),$$(TEST_SOURCES) $$(SLOW_SOURCES))
@@ -122,6 +140,10 @@ endef
 $(eval $(call setting,programs,$(PROGRAMS)))
 $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
+$(eval $(call test_rules,arm64))
+
+$(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
 
 build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
@@ -170,6 +192,6 @@ $(CHECK)/candidate build/check/$(KERNELS)/ours:
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c) \
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)

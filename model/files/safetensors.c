@@ -314,10 +314,11 @@ int tensor_read_f32(float *dst, const struct tensor *t, int64_t first, int64_t c
         return 0;
     }
     const unsigned char *from = t->data + first * 2;
+    bool is_bf16 = t->dtype == DTYPE_BF16;
     for (int64_t i = 0; i < count; i++) {
         uint16_t half;
         memcpy(&half, from + i * 2, sizeof half); /* the format aligns nothing */
-        uint32_t bits = t->dtype == DTYPE_BF16 ? (uint32_t)half << 16 : widen_f16(half);
+        uint32_t bits = is_bf16 ? (uint32_t)half << 16 : widen_f16(half);
         memcpy(&dst[i], &bits, sizeof bits);
     }
     return 0;
