@@ -103,8 +103,9 @@ static int read_stops(struct request *r, const json_t *line, const char *where, 
 }
 
 static int check_keys(const json_t *line, const char *where, struct error *err) {
-    static const char *const known[] = {"id",          "prompt", "messages", "max_new", "arrival",
-                                        "temperature", "top_k",  "top_p",    "seed",    "stop"};
+    static const char *const known[] = {"id",      "prompt",      "messages", "tools", "max_new",
+                                        "arrival", "temperature", "top_k",    "top_p", "seed",
+                                        "stop"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)line, key, value) {
@@ -113,7 +114,7 @@ static int check_keys(const json_t *line, const char *where, struct error *err) 
             i++;
         if (i == n)
             return error_set(err,
-                             "%s: %s: unknown; known are id, prompt, messages, max_new, arrival, "
+                             "%s: %s: unknown; known are id, prompt, messages, tools, max_new, arrival, "
                              "temperature, top_k, top_p, seed, stop",
                              where, key);
     }
@@ -198,8 +199,10 @@ static int read_prompt(struct workload *w, const struct workload_encoder *encode
         return -1;
     if (!prompt == !messages)
         return error_set(err, "%s: needs either prompt or messages", where);
+    if (prompt && member(line, "tools"))
+        return error_set(err, "%s: tools: need messages", where);
     struct error why;
-    if (messages && encoder->messages(encoder->context, messages, where, &r->prompt, &n, err))
+    if (messages && encoder->messages(encoder->context, line, where, &r->prompt, &n, err))
         return -1;
     if (prompt && encoder->prompt(encoder->context, prompt, &r->prompt, &n, &why))
         return error_set(err, "%s: prompt: %s", where, why.text);

@@ -169,7 +169,6 @@ static void test_shipped_tokenizer(void **state) {
     assert_false(tokenizer_is_special(t, 0));
     assert_false(tokenizer_is_special(t, -1));
     assert_false(tokenizer_is_special(t, 4096));
-    assert_true(tokenizer_has_chatml(t));
     tokenizer_free(t);
 }
 
@@ -180,7 +179,6 @@ static void test_fixtures(void **state) {
         snprintf(path, sizeof path, FIXTURES "%s/cases.jsonl", fixtures[i]);
         struct tokenizer *t = load_fixture(fixtures[i]);
         assert_true(check_file(t, path) > 200);
-        assert_false(tokenizer_has_chatml(t));
         tokenizer_free(t);
     }
 }
