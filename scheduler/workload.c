@@ -103,9 +103,9 @@ static int read_stops(struct request *r, const json_t *line, const char *where, 
 }
 
 static int check_keys(const json_t *line, const char *where, struct error *err) {
-    static const char *const known[] = {"id",      "prompt",      "messages", "tools", "max_new",
-                                        "arrival", "temperature", "top_k",    "top_p", "seed",
-                                        "stop"};
+    static const char *const known[] = {"id",      "prompt",  "messages",    "tools",
+                                        "max_new", "arrival", "temperature", "top_k",
+                                        "top_p",   "seed",    "stop"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)line, key, value) {
@@ -113,10 +113,11 @@ static int check_keys(const json_t *line, const char *where, struct error *err) 
         while (i < n && strcmp(key, known[i]))
             i++;
         if (i == n)
-            return error_set(err,
-                             "%s: %s: unknown; known are id, prompt, messages, tools, max_new, arrival, "
-                             "temperature, top_k, top_p, seed, stop",
-                             where, key);
+            return error_set(
+                err,
+                "%s: %s: unknown; known are id, prompt, messages, tools, max_new, arrival, "
+                "temperature, top_k, top_p, seed, stop",
+                where, key);
     }
     return 0;
 }

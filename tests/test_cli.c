@@ -99,7 +99,8 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x", build_folder(NULL));
+    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x",
+                     build_folder(NULL));
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "attention has this version from phase 8 on: make phase8"));
     command_free(&c);
@@ -287,6 +288,46 @@ static void a_turn_that_another_id_ended_gets_its_mark(void **state) {
     command_free(&c);
 }
 
+/* A template that leaves out all but the last message: the second turn begins a new sequence, and
+ * has the answer that it has alone. */
+static void a_turn_whose_beginning_changed_starts_again(void **state) {
+    (void)state;
+    char line[700];
+    snprintf(
+        line, sizeof line,
+        "m=%s/last; cp -r data/model $m && echo '{%%- for m in messages[-1:] %%}<|im_start|>{{ "
+        "m.role }}\n{{ m.content }}<|im_end|>\n{%% endfor %%}<|im_start|>assistant\n' | sed "
+        "'s/\\\\n/\\n/g' > $m/chat_template.jinja && %s/demo1 --device cpu --ids --chat --model "
+        "$m",
+        command_folder, build_folder(NULL));
+    struct command c = command_run(line, "Hello!\nHello!\n");
+    assert_int_equal(c.status, 0);
+    size_t half = strlen(c.out) / 2; /* both turns are the same */
+    assert_memory_equal(c.out, "prompt: 4094 ", 13);
+    assert_true(half > 40);
+    assert_memory_equal(c.out, c.out + half, half);
+    command_free(&c);
+}
+
+/* A template that cannot be read is an error, unless no prompt goes through it. */
+static void a_template_that_is_refused_is_told(void **state) {
+    (void)state;
+    static const char *const options[] = {"--prompt Hi", "--prompt Hi --raw", "--chat"};
+    for (int i = 0; i < 3; i++) {
+        struct command c =
+            command_runf("m=%s/refused%d; cp -r data/model $m && echo '{%% include 1 %%}' > "
+                         "$m/chat_template.jinja "
+                         "&& %s/demo1 --device cpu --model $m --max-new 2 %s </dev/null",
+                         command_folder, i, build_folder(NULL), options[i]);
+        assert_int_equal(c.status, i == 1 ? 0 : 2);
+        bool told =
+            strstr(c.err, "chat_template.jinja: line 1: the tag {% include %} is not supported");
+        assert_int_equal(told, i != 1);
+        assert_int_equal(strstr(c.err, "--raw continues prompts") != NULL, i == 0);
+        command_free(&c);
+    }
+}
+
 static void tokenize_prints_one_array_a_line(void **state) {
     (void)state;
     char arguments[400];
@@ -415,6 +456,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_model_without_a_template_is_told),
         cmocka_unit_test(a_chat_ends_with_its_context),
         cmocka_unit_test(a_turn_that_another_id_ended_gets_its_mark),
+        cmocka_unit_test(a_turn_whose_beginning_changed_starts_again),
+        cmocka_unit_test(a_template_that_is_refused_is_told),
         cmocka_unit_test(tokenize_prints_one_array_a_line),
         cmocka_unit_test(broken_utf8_still_gets_an_answer),
         cmocka_unit_test(verify_compares_with_the_reference),

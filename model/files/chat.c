@@ -77,7 +77,8 @@ json_t *chat_read(const char *path, struct error *err) {
 
 int chat_append(json_t *conversation, const char *role, const char *content, size_t n,
                 struct error *err) {
-    json_t *message = json_pack("{ss so}", "role", role, "content", json_stringn_nocheck(content, n));
+    json_t *message =
+        json_pack("{ss so}", "role", role, "content", json_stringn_nocheck(content, n));
     return json_array_append_new(json_object_get(conversation, "messages"), message)
                ? error_set(err, "chat: out of memory")
                : 0;

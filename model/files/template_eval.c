@@ -129,8 +129,7 @@ struct value tmpl_item(struct run *r, struct value of, struct value key) {
         return index >= 0 && index < n ? of.as.list->items[index]
                                        : tmpl_undefined("the item of a list");
     }
-    return key.kind == V_STRING ? tmpl_attribute(r, of, key.as.text)
-                                : tmpl_undefined("an item");
+    return key.kind == V_STRING ? tmpl_attribute(r, of, key.as.text) : tmpl_undefined("an item");
 }
 
 /* One bound of a slice of n items, as Python clips it. */

@@ -171,7 +171,8 @@ static struct node *parse_primary(struct parser *p) {
     } else if (sign(p, "{")) {
         n = parse_items(p, N_DICT);
     } else if (sign(p, "(")) {
-        n = tmpl_at(p, T_OPERATOR, ")") ? tmpl_node(p, N_TUPLE) : tmpl_parse_tuple(p, OF_EXPRESSIONS, NULL);
+        n = tmpl_at(p, T_OPERATOR, ")") ? tmpl_node(p, N_TUPLE)
+                                        : tmpl_parse_tuple(p, OF_EXPRESSIONS, NULL);
         tmpl_expect(p, T_OPERATOR, ")");
     } else {
         tmpl_parse_fail(p, "expected an expression, not %.*s", found.n < 40 ? (int)found.n : 40,
@@ -295,8 +296,8 @@ static struct node *parse_test(struct parser *p, struct node *a) {
     bool is_word = tmpl_at(p, T_NAME, NULL) && !tmpl_has_word("else or and", p->now->text);
     if (tmpl_at(p, T_OPERATOR, "(")) {
         parse_arguments(p, n);
-    } else if (n && (bracket || is_word || tmpl_at(p, T_STRING, NULL) ||
-                     tmpl_at(p, T_NUMBER, NULL))) {
+    } else if (n &&
+               (bracket || is_word || tmpl_at(p, T_STRING, NULL) || tmpl_at(p, T_NUMBER, NULL))) {
         if (tmpl_at(p, T_NAME, "is"))
             tmpl_parse_fail(p, "two tests behind each other");
         struct node *argument = tmpl_node(p, N_ARGUMENT);
@@ -376,13 +377,12 @@ static struct node *parse_arithmetic(struct parser *p, int level) {
 
 static bool find_comparison(struct parser *p, enum operation *op) {
     static const struct operator_of table[] = {
-        {"==", OP_EQUAL},         {"!=", OP_NOT_EQUAL}, {"<", OP_LESS},
-        {"<=", OP_LESS_EQUAL},    {">", OP_GREATER},    {">=", OP_GREATER_EQUAL},
-        {NULL, OP_EQUAL}};
+        {"==", OP_EQUAL},  {"!=", OP_NOT_EQUAL},     {"<", OP_LESS},  {"<=", OP_LESS_EQUAL},
+        {">", OP_GREATER}, {">=", OP_GREATER_EQUAL}, {NULL, OP_EQUAL}};
     if (find_operator(p, table, op))
         return true;
-    bool negated = tmpl_at(p, T_NAME, "not") && p->now[1].kind == T_NAME &&
-                   tmpl_is(p->now[1].text, "in");
+    bool negated =
+        tmpl_at(p, T_NAME, "not") && p->now[1].kind == T_NAME && tmpl_is(p->now[1].text, "in");
     *op = negated ? OP_NOT_IN : OP_IN;
     p->now += negated;
     return word(p, "in");
@@ -455,7 +455,7 @@ static struct node *parse_target(struct parser *p) {
 }
 
 static struct node *parse_one(struct parser *p, enum tuple_of what) {
-    return what == OF_TARGETS     ? parse_target(p)
+    return what == OF_TARGETS      ? parse_target(p)
            : what == OF_UNBRANCHED ? parse_logic(p, true)
                                    : tmpl_parse_expression(p);
 }

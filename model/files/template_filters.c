@@ -123,12 +123,14 @@ static struct value filter_reverse(struct call *c) {
 /* item.a.0.b for "a.0.b", as the subscript [] finds it; if_undefined replaces what is not there. */
 static struct value follow(struct run *r, struct value item, struct value path,
                            struct value if_undefined) {
-    if (path.kind != V_STRING)
-        return tmpl_item(r, item, path);
+    bool replaces = if_undefined.kind != V_ABSENT && if_undefined.kind != V_NONE, more = true;
+    if (path.kind != V_STRING) {
+        item = tmpl_item(r, item, path);
+        return item.kind == V_UNDEFINED && replaces ? if_undefined : item;
+    }
     struct text rest = path.as.text;
-    bool more = true;
     while (more && !r->work.failed) {
-        const char *dot = rest.n ? memchr(rest.data, '.', rest.n) : NULL;
+        const char *dot = memchr(rest.data, '.', rest.n);
         struct text part = {rest.data, dot ? (size_t)(dot - rest.data) : rest.n};
         bool number = part.n > 0 && part.n < 10;
         int64_t index = 0;
@@ -137,7 +139,7 @@ static struct value follow(struct run *r, struct value item, struct value path,
             index = number ? index * 10 + (part.data[i] - '0') : 0;
         }
         item = tmpl_item(r, item, number ? tmpl_integer(index) : tmpl_string(part));
-        if (item.kind == V_UNDEFINED && if_undefined.kind != V_ABSENT)
+        if (item.kind == V_UNDEFINED && replaces)
             item = if_undefined;
         more = dot != NULL;
         rest = more ? (struct text){dot + 1, rest.n - part.n - 1} : rest;
@@ -149,8 +151,8 @@ static const struct value absent = {V_ABSENT, {0}};
 
 static struct value filter_join(struct call *c) {
     struct list *items = tmpl_items_of(c->run, c->self);
-    struct text between = c->arg[0].kind == V_ABSENT ? (struct text){"", 0}
-                                                     : tmpl_str(c->run, c->arg[0]);
+    struct text between =
+        c->arg[0].kind == V_ABSENT ? (struct text){"", 0} : tmpl_str(c->run, c->arg[0]);
     struct buffer out = {.work = &c->run->work};
     bool path = c->arg[1].kind != V_ABSENT && c->arg[1].kind != V_NONE;
     for (size_t i = 0; items && i < items->n && tmpl_spend(c->run, 0); i++) {
@@ -169,9 +171,9 @@ static struct value filter_items(struct call *c) {
     if (c->self.kind != V_DICT)
         tmpl_fail(&c->run->work, "items: %s is no dict", tmpl_kind_name(c->self.kind));
     for (size_t i = 0; !c->run->work.failed && i < c->self.as.dict->n; i++)
-        tmpl_append(c->run, out.as.list,
-                    tmpl_pair(c->run, tmpl_string(c->self.as.dict->keys[i]),
-                              c->self.as.dict->values[i]));
+        tmpl_append(
+            c->run, out.as.list,
+            tmpl_pair(c->run, tmpl_string(c->self.as.dict->keys[i]), c->self.as.dict->values[i]));
     return out;
 }
 
@@ -222,8 +224,8 @@ static struct value pick(struct call *c, bool by_path, bool wanted) {
         struct value name = c->all->items[at];
         if (name.kind != V_STRING || !(test = tmpl_find_test(name.as.text)))
             tmpl_fail(&c->run->work, "the test of select or reject is not supported");
-        rest = (struct arguments){c->all->items + at + 1, c->all->names + at + 1,
-                                  c->all->n - at - 1};
+        rest =
+            (struct arguments){c->all->items + at + 1, c->all->names + at + 1, c->all->n - at - 1};
     }
     for (size_t i = 0; items && i < items->n && tmpl_spend(c->run, 0); i++) {
         struct value v = items->items[i];
@@ -340,7 +342,7 @@ const struct builtin *tmpl_find_filter(struct text name) {
 
 static struct value function_raise(struct call *c) {
     struct text why = tmpl_str(c->run, c->arg[0]);
-    tmpl_fail(&c->run->work, "%.*s", why.n < 400 ? (int)why.n : 400, why.data ? why.data : "");
+    tmpl_fail(&c->run->work, "%.*s", why.n < 400 ? (int)why.n : 400, why.data);
     return tmpl_undefined("");
 }
 
@@ -349,7 +351,7 @@ static struct value function_strftime(struct call *c) {
     time_t now = c->run->now ? c->run->now : time(NULL);
     char text[64], *out = tmpl_alloc(&c->run->work, 256);
     struct tm tm;
-    if (format.n >= sizeof text || (format.n && memchr(format.data, 0, format.n)))
+    if (format.n >= sizeof text || memchr(format.data, 0, format.n))
         tmpl_fail(&c->run->work, "strftime_now: the format is too long");
     if (!out || c->run->work.failed)
         return tmpl_undefined("");

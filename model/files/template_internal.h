@@ -59,7 +59,7 @@ void tmpl_free_all(struct work *w);
 void tmpl_fail(struct work *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 struct text {
-    const char *data;
+    const char *data; /* not NULL, unless something says so */
     size_t n;
 };
 
@@ -68,7 +68,7 @@ static inline struct text tmpl_text(const char *s) {
 }
 
 static inline bool tmpl_same_text(struct text a, struct text b) {
-    return a.n == b.n && (a.n == 0 || memcmp(a.data, b.data, a.n) == 0);
+    return a.n == b.n && memcmp(a.data, b.data, a.n) == 0;
 }
 
 static inline bool tmpl_is(struct text a, const char *b) {
@@ -88,7 +88,7 @@ struct buffer {
 void tmpl_add(struct buffer *b, struct text t);
 void tmpl_addf(struct buffer *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static inline struct text tmpl_buffer_text(const struct buffer *b) {
-    return (struct text){b->data, b->n};
+    return (struct text){b->data ? b->data : "", b->n};
 }
 
 /* The character at the start of t (t.n > 0): sets *c and returns its length; a byte that is not
@@ -127,8 +127,8 @@ struct value {
     union {
         bool boolean;
         int64_t integer;
-        double real; /* always finite */
-        struct text text; /* V_STRING; V_UNDEFINED: its name, for errors */
+        double real;       /* always finite */
+        struct text text;  /* V_STRING; V_UNDEFINED: its name, for errors */
         struct list *list; /* V_LIST to V_GENERATOR */
         struct dict *dict; /* V_DICT, V_NAMESPACE */
         const struct loop *loop;
@@ -277,11 +277,11 @@ enum node_kind {
     /* statements */
     N_DATA,
     N_OUTPUT,
-    N_IF,         /* list: N_BRANCH with condition a (NULL: else) and body list */
+    N_IF, /* list: N_BRANCH with condition a (NULL: else) and body list */
     N_BRANCH,
-    N_FOR,        /* for a in b if c: list, else: other */
-    N_SET,        /* a = b */
-    N_SET_BLOCK,  /* a = list, through the filters of b (which end in N_BODY) or NULL */
+    N_FOR,       /* for a in b if c: list, else: other */
+    N_SET,       /* a = b */
+    N_SET_BLOCK, /* a = list, through the filters of b (which end in N_BODY) or NULL */
     N_BODY,
     N_MACRO,      /* name(other: N_NAME with default a) list */
     N_WITH,       /* other: N_SET; list */

@@ -108,8 +108,7 @@ static void add_character(struct lexer *l, struct buffer *out, int value) {
         tmpl_fail(l->work, "a string has an escape that is no character");
         return;
     }
-    tmpl_add(out, (struct text){(const char *)utf8,
-                                (size_t)utf8proc_encode_char(value, utf8)});
+    tmpl_add(out, (struct text){(const char *)utf8, (size_t)utf8proc_encode_char(value, utf8)});
 }
 
 /* What stands behind a backslash at s (a NUL or a quote is behind all); returns its length. */
@@ -286,9 +285,8 @@ static void lex_tag(struct lexer *l, bool block) {
 
 static void skip_comment(struct lexer *l) {
     size_t start = l->at;
-    const char *end = l->source.n > start
-                          ? memmem(l->source.data + start, l->source.n - start, "#}", 2)
-                          : NULL;
+    const char *end =
+        l->source.n > start ? memmem(l->source.data + start, l->source.n - start, "#}", 2) : NULL;
     if (!end) {
         tmpl_fail(l->work, "the comment {# is not closed");
         return;
@@ -314,7 +312,6 @@ static struct text normalized(struct work *w, struct text source) {
 
 struct token *tmpl_lex(struct work *w, struct text source) {
     struct lexer l = {.work = w, .source = normalized(w, source)};
-    w->line = 1;
     while (l.at < l.source.n && !w->failed) {
         size_t start = l.at;
         while (start < l.source.n && !is_at(&l, start, "{%") && !is_at(&l, start, "{{") &&

@@ -116,8 +116,8 @@ static void parse_macro(struct parser *p, struct node *n) {
         end = &parameter->next;
         parameter->name = p->now->text;
         if (tmpl_has_word("caller varargs kwargs loop", parameter->name))
-            tmpl_parse_fail(p, "a parameter cannot have the name %.*s",
-                            (int)parameter->name.n, parameter->name.data);
+            tmpl_parse_fail(p, "a parameter cannot have the name %.*s", (int)parameter->name.n,
+                            parameter->name.data);
         tmpl_expect(p, T_NAME, NULL);
         if (tmpl_accept(p, T_OPERATOR, "=")) {
             parameter->a = tmpl_parse_expression(p);
@@ -171,14 +171,10 @@ static struct node *parse_statement(struct parser *p) {
         const char *name;
         enum node_kind kind;
         void (*parse)(struct parser *p, struct node *n);
-    } table[] = {{"if", N_IF, parse_if},
-                 {"for", N_FOR, parse_for},
-                 {"set", N_SET, parse_set},
-                 {"macro", N_MACRO, parse_macro},
-                 {"with", N_WITH, parse_with},
-                 {"generation", N_GENERATION, parse_generation},
-                 {"break", N_BREAK, parse_jump},
-                 {"continue", N_CONTINUE, parse_jump}};
+    } table[] = {{"if", N_IF, parse_if},         {"for", N_FOR, parse_for},
+                 {"set", N_SET, parse_set},      {"macro", N_MACRO, parse_macro},
+                 {"with", N_WITH, parse_with},   {"generation", N_GENERATION, parse_generation},
+                 {"break", N_BREAK, parse_jump}, {"continue", N_CONTINUE, parse_jump}};
     struct text name = p->now->text;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (!tmpl_at(p, T_NAME, table[i].name))
@@ -190,8 +186,8 @@ static struct node *parse_statement(struct parser *p) {
         tmpl_expect(p, T_BLOCK_END, NULL);
         return n;
     }
-    tmpl_parse_fail(p, "the tag {%% %.*s %%} is not supported here",
-                    name.n < 40 ? (int)name.n : 40, name.data);
+    tmpl_parse_fail(p, "the tag {%% %.*s %%} is not supported here", name.n < 40 ? (int)name.n : 40,
+                    name.data);
     return NULL;
 }
 
@@ -237,6 +233,7 @@ static struct node *parse_body(struct parser *p, const char *ends) {
 
 struct node *tmpl_parse(struct work *w, struct text source, bool *parts) {
     struct parser p = {.work = w, .parts = parts};
+    w->line = 1;
     if (source.n > TEMPLATE_SOURCE)
         tmpl_fail(w, "the template has more than %d bytes", TEMPLATE_SOURCE);
     if (!(p.now = tmpl_lex(w, source)))

@@ -141,8 +141,8 @@ static void pass(struct run *r, const struct node *parameter, size_t position,
                  const struct arguments *all, size_t *n_used) {
     struct value v = {V_UNDEFINED, {.text = parameter->name}};
     size_t i = 0;
-    while (i < all->n && (all->names[i].n ? !tmpl_same_text(all->names[i], parameter->name)
-                                          : i != position))
+    while (i < all->n &&
+           (all->names[i].n ? !tmpl_same_text(all->names[i], parameter->name) : i != position))
         i++;
     if (i < all->n) {
         v = all->items[i];

@@ -17,8 +17,8 @@ static bool is_cased(int32_t c) {
 static bool is_special(int32_t c) {
     utf8proc_int32_t folded[8];
     int class = 0;
-    return c >= 128 && (c == 0x3a3 || utf8proc_decompose_char(c, folded, 8, UTF8PROC_CASEFOLD,
-                                                              &class) != 1);
+    return c >= 128 &&
+           (c == 0x3a3 || utf8proc_decompose_char(c, folded, 8, UTF8PROC_CASEFOLD, &class) != 1);
 }
 
 /* Text with other letters. `begins` holds before the first character of a word. */
@@ -36,9 +36,10 @@ static struct value with_letters(struct run *r, struct text t, enum letters lett
         int32_t to = !raised                                       ? utf8proc_tolower(c)
                      : letters == UPPER || letters == TITLE_FILTER ? utf8proc_toupper(c)
                                                                    : utf8proc_totitle(c);
-        begins = letters == TITLE_METHOD ? !is_cased(c)
-                 : letters == TITLE_FILTER &&
-                       (tmpl_is_space(c) || (c < 128 && c && strchr("-({[<", c)));
+        begins = letters == TITLE_METHOD
+                     ? !is_cased(c)
+                     : letters == TITLE_FILTER &&
+                           (tmpl_is_space(c) || (c < 128 && c && strchr("-({[<", c)));
         tmpl_add(&out, valid ? (struct text){(char *)utf8, (size_t)utf8proc_encode_char(to, utf8)}
                              : (struct text){t.data, n});
     }
@@ -72,8 +73,6 @@ static struct value strip(struct call *c, bool left, bool right) {
     struct text t = tmpl_str(c->run, c->self), set = {NULL, 0};
     if (c->arg[0].kind != V_NONE)
         set = tmpl_text_arg(c, 0, set);
-    if (c->arg[0].kind == V_STRING && !set.data)
-        set.data = ""; /* an empty set: nothing goes */
     return tmpl_string(tmpl_spend(c->run, t.n) ? tmpl_strip(t, set, left, right) : t);
 }
 
@@ -89,8 +88,8 @@ static struct value string_rstrip(struct call *c) {
 
 /* Where `what` begins in t, or t.n. */
 static size_t find(struct text t, struct text what) {
-    const char *found = t.n && what.n ? memmem(t.data, t.n, what.data, what.n) : NULL;
-    return found ? (size_t)(found - t.data) : what.n ? t.n : 0;
+    const char *found = memmem(t.data, t.n, what.data, what.n);
+    return found ? (size_t)(found - t.data) : t.n;
 }
 
 /* The first run of white space in t: where it begins and its length; t.n and 0 when there is none.
@@ -246,7 +245,7 @@ const struct builtin *tmpl_find_string_filter(struct text name) {
 
 static struct value dict_get(struct call *c) {
     struct value key = c->arg[0], *found = NULL;
-    if (key.kind == V_LIST || key.kind == V_DICT)
+    if (key.kind >= V_LIST) /* no key, or maybe none */
         tmpl_fail(&c->run->work, "get: %s is no key", tmpl_kind_name(key.kind));
     if (key.kind == V_STRING && tmpl_spend(c->run, c->self.as.dict->n))
         found = tmpl_find(c->self.as.dict, key.as.text);

@@ -114,8 +114,8 @@ void tmpl_addf(struct buffer *b, const char *format, ...) {
 }
 
 size_t tmpl_char(struct text t, int32_t *c) {
-    utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)t.data,
-                                          t.n < 4 ? (utf8proc_ssize_t)t.n : 4, c);
+    utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)t.data, t.n < 4 ? (utf8proc_ssize_t)t.n : 4, c);
     if (n > 0)
         return (size_t)n;
     *c = (unsigned char)t.data[0];
@@ -171,9 +171,10 @@ struct text tmpl_strip(struct text t, struct text set, bool left, bool right) {
 /* ---- lists and dicts ------------------------------------------------------------------------ */
 
 const char *tmpl_kind_name(enum kind kind) {
-    static const char *const names[] = {
-        "undefined", "None", "bool",      "int",       "float",   "str",   "list",   "tuple",   "range",
-        "dict view", "generator", "dict", "namespace", "loop",    "macro", "method", "function"};
+    static const char *const names[] = {"undefined", "None",    "bool",      "int",   "float",
+                                        "str",       "list",    "tuple",     "range", "dict view",
+                                        "generator", "dict",    "namespace", "loop",  "macro",
+                                        "method",    "function"};
     return kind < V_ABSENT ? names[kind] : "nothing";
 }
 
@@ -189,15 +190,14 @@ struct value tmpl_new_list(struct run *r, enum kind kind, size_t capacity) {
     struct list *list = tmpl_alloc(&r->work, sizeof *list);
     if (!list)
         return tmpl_undefined("");
-    if (capacity)
-        list->items = tmpl_alloc(&r->work, capacity * sizeof *list->items);
-    list->cap = list->items ? capacity : 0;
+    list->cap = capacity ? capacity : 1;
+    list->items = tmpl_alloc(&r->work, list->cap * sizeof *list->items);
     return (struct value){kind, {.list = list}};
 }
 
 void tmpl_append(struct run *r, struct list *list, struct value v) {
     if (list->n == list->cap) {
-        size_t cap = list->cap ? 2 * list->cap : 8;
+        size_t cap = 4 * list->cap;
         struct value *items = grown(&r->work, list->items, list->n, cap, sizeof *items);
         if (!items)
             return;
@@ -230,7 +230,7 @@ void tmpl_put(struct work *w, struct dict *d, struct text key, struct value v) {
         return;
     }
     if (d->n == d->cap) {
-        size_t cap = d->cap ? 2 * d->cap : 8;
+        size_t cap = d->cap ? 2 * d->cap : 4;
         struct text *keys = grown(w, d->keys, d->n, cap, sizeof *keys);
         struct value *values = grown(w, d->values, d->n, cap, sizeof *values);
         if (!keys || !values)
@@ -382,7 +382,7 @@ bool tmpl_equal(struct run *r, struct value a, struct value b) {
 
 static int compare_text(struct run *r, struct text a, struct text b) {
     size_t n = a.n < b.n ? a.n : b.n;
-    int order = tmpl_spend(r, n) && n ? memcmp(a.data, b.data, n) : 0;
+    int order = tmpl_spend(r, n) ? memcmp(a.data, b.data, n) : 0;
     return order ? order : (a.n > b.n) - (a.n < b.n);
 }
 
@@ -425,10 +425,10 @@ bool tmpl_contains(struct run *r, struct value container, struct value item) {
         if (item.kind != V_STRING)
             break;
         return tmpl_spend(r, container.as.text.n) &&
-               (item.as.text.n == 0 || memmem(container.as.text.data, container.as.text.n,
-                                              item.as.text.data, item.as.text.n) != NULL);
+               memmem(container.as.text.data, container.as.text.n, item.as.text.data,
+                      item.as.text.n) != NULL;
     case V_DICT:
-        if (item.kind == V_LIST || item.kind == V_DICT)
+        if (item.kind >= V_LIST) /* no key, or maybe none */
             break;
         return item.kind == V_STRING && tmpl_spend(r, container.as.dict->n) &&
                tmpl_find(container.as.dict, item.as.text) != NULL;

@@ -51,7 +51,7 @@ static void write_repr_char(struct buffer *b, struct text t, int32_t c, char quo
 }
 
 static void write_repr_text(struct buffer *b, struct text t) {
-    bool single = t.n && memchr(t.data, '\'', t.n), twice = t.n && memchr(t.data, '"', t.n);
+    bool single = memchr(t.data, '\'', t.n), twice = memchr(t.data, '"', t.n);
     char quote = single && !twice ? '"' : '\'';
     tmpl_add(b, (struct text){&quote, 1});
     while (t.n && !b->work->failed) {

@@ -138,7 +138,8 @@ static int encode_turn(struct demo *demo, struct chat *chat, int32_t **ids, size
             return -1;
         }
     }
-    int result = tokenizer_encode(demo->tokenizer, text + known, n_text - known, false, ids, n, err);
+    int result =
+        tokenizer_encode(demo->tokenizer, text + known, n_text - known, false, ids, n, err);
     free(chat->text);
     chat->text = text;
     chat->n_text = n_text;
@@ -151,10 +152,9 @@ static int keep_answer(struct demo *demo, struct chat *chat, struct error *err) 
     char *spoken = NULL, *written = NULL, *grown = NULL;
     size_t n_spoken, n_written, n_ids = (size_t)sequence_new_tokens(s);
     const int32_t *ids = s->tokens + s->n_prompt;
-    int result =
-        tokenizer_decode(demo->tokenizer, ids, n_ids, true, &spoken, &n_spoken, err) ||
-        tokenizer_decode(demo->tokenizer, ids, n_ids, false, &written, &n_written, err) ||
-        chat_append(chat->conversation, "assistant", spoken, n_spoken, err);
+    int result = tokenizer_decode(demo->tokenizer, ids, n_ids, true, &spoken, &n_spoken, err) ||
+                 tokenizer_decode(demo->tokenizer, ids, n_ids, false, &written, &n_written, err) ||
+                 chat_append(chat->conversation, "assistant", spoken, n_spoken, err);
     if (!result && !(grown = realloc(chat->text, chat->n_text + n_written + 1)))
         result = error_set(err, "out of memory");
     if (!result) {

@@ -122,8 +122,8 @@ int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **id
     if (demo->options.raw || !demo->chat)
         return tokenizer_encode(demo->tokenizer, prompt, strlen(prompt), true, ids, n, err);
     json_t *conversation = chat_of_prompt(prompt, strlen(prompt), err);
-    int result = !conversation ||
-                 demo_encode_messages(demo, conversation, "the prompt", ids, n, err);
+    int result =
+        !conversation || demo_encode_messages(demo, conversation, "the prompt", ids, n, err);
     json_decref(conversation);
     return result ? -1 : 0;
 }

@@ -14,9 +14,8 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
 static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
     struct error why;
-    return demo_encode_messages(context, line, where, ids, n, &why)
-               ? error_set(err, "%s", why.text)
-               : 0;
+    return demo_encode_messages(context, line, where, ids, n, &why) ? error_set(err, "%s", why.text)
+                                                                    : 0;
 }
 
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
