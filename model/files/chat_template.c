@@ -1,7 +1,7 @@
 #include "model/files/chat_template.h"
 
 #include "model/files/folder.h"
-#include "model/files/template_internal.h"
+#include "model/files/template_tree.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -180,35 +180,29 @@ static struct value filter_items(struct call *c) {
 /* int("12"), int("1.9"), int(1.9); what is no number is the default. */
 static struct value filter_int(struct call *c) {
     struct value v = c->self, other = c->arg[0].kind == V_ABSENT ? tmpl_integer(0) : c->arg[0];
+    char text[40] = "", *end;
     int64_t i;
-    char text[40], *end;
     if (tmpl_as_integer(v, &i))
         return tmpl_integer(i);
-    if (v.kind == V_UNDEFINED)
-        tmpl_fail(&c->run->work, "int: undefined is no number");
     if (v.kind == V_STRING) {
         struct text t = tmpl_strip(v.as.text, (struct text){NULL, 0}, true, true);
-        for (size_t j = 0; j < t.n; j++)
-            if (t.data[j] == '_' || (t.data[j] & 0x80) || t.n >= sizeof text)
-                tmpl_fail(&c->run->work, "int: a string like this one is not supported");
-        if (c->run->work.failed || t.n == 0 || memchr(t.data, 'x', t.n) ||
-            memchr(t.data, 'X', t.n) || memchr(t.data, 0, t.n))
-            return other;
-        memcpy(text, t.data, t.n);
-        text[t.n] = 0;
+        if (t.n >= sizeof text || memchr(t.data, '_', t.n))
+            tmpl_fail(&c->run->work, "int: a string like this one is not supported");
+        else
+            memcpy(text, t.data, t.n);
+        if (!*text || text[strspn(text, "+-.eE0123456789")] || strlen(text) != t.n)
+            return other; /* but for digits of other scripts */
         errno = 0;
-        long long whole = strtoll(text, &end, 10);
+        i = strtoll(text, &end, 10);
         if (!*end && !errno)
-            return tmpl_integer(whole);
-        v = (struct value){V_REAL, {.real = strtod(text, &end)}};
-        if (*end || v.as.real != v.as.real || v.as.real - v.as.real != 0)
+            return tmpl_integer(i);
+        v = (struct value){*end ? V_REAL : V_UNDEFINED, {.real = strtod(text, &end)}};
+        if (*end)
             return other;
     }
-    if (v.kind != V_REAL)
-        return other;
-    if (!(v.as.real > -0x1p63 && v.as.real < 0x1p63))
-        tmpl_fail(&c->run->work, "int: the number is too large");
-    return tmpl_integer(c->run->work.failed ? 0 : (int64_t)v.as.real);
+    if (v.kind == V_UNDEFINED || (v.kind == V_REAL && !(v.as.real > -0x1p63 && v.as.real < 0x1p63)))
+        tmpl_fail(&c->run->work, "int: undefined, or too large");
+    return v.kind == V_REAL && !c->run->work.failed ? tmpl_integer((int64_t)v.as.real) : other;
 }
 
 /* Items for which a test holds, or does not: select(test, ...), selectattr(path, test, ...). */
@@ -280,33 +274,26 @@ static struct value filter_map(struct call *c) {
     return out;
 }
 
-/* dictsort(case_sensitive=false, by="key", reverse=false): a list of pairs, by insertion. */
+/* dictsort(case_sensitive=false): pairs in the order of their keys, by insertion. */
 static struct value filter_dictsort(struct call *c) {
-    struct value out = tmpl_new_list(c->run, V_LIST, 0);
-    struct text by = tmpl_text_arg(c, 1, tmpl_text("key"));
-    bool exact = tmpl_truth(c->arg[0]), reverse = tmpl_truth(c->arg[2]);
-    int column = tmpl_is(by, "value");
-    if (c->self.kind != V_DICT || (!column && !tmpl_is(by, "key")))
-        tmpl_fail(&c->run->work, "dictsort sorts a dict by \"key\" or \"value\"");
-    struct value keys = tmpl_new_list(c->run, V_LIST, 0);
+    struct value out = tmpl_new_list(c->run, V_LIST, 0), keys = tmpl_new_list(c->run, V_LIST, 0);
+    bool exact = tmpl_truth(c->arg[0]);
+    if (c->self.kind != V_DICT)
+        tmpl_fail(&c->run->work, "dictsort: %s is no dict", tmpl_kind_name(c->self.kind));
     for (size_t i = 0; !c->run->work.failed && i < c->self.as.dict->n; i++) {
-        struct value key = tmpl_string(c->self.as.dict->keys[i]), v = c->self.as.dict->values[i];
-        struct value by_what = column ? v : key;
-        if (!exact && by_what.kind == V_STRING)
-            by_what = tmpl_lower(c->run, by_what.as.text);
-        tmpl_append(c->run, keys.as.list, by_what);
-        tmpl_append(c->run, out.as.list, tmpl_pair(c->run, key, v));
-        for (size_t j = i; j > 0 && tmpl_spend(c->run, 0); j--) {
-            struct value *k = keys.as.list->items + j, *p = out.as.list->items + j;
-            int order = tmpl_compare(c->run, k[-1], k[0]);
-            if (reverse ? order >= 0 : order <= 0)
-                break;
-            struct value swap = k[0], pair = p[0];
-            k[0] = k[-1];
-            p[0] = p[-1];
-            k[-1] = swap;
-            p[-1] = pair;
+        struct value key = tmpl_string(c->self.as.dict->keys[i]);
+        struct value pair = tmpl_pair(c->run, key, c->self.as.dict->values[i]);
+        key = exact ? key : tmpl_lower(c->run, key.as.text);
+        tmpl_append(c->run, keys.as.list, key);
+        tmpl_append(c->run, out.as.list, pair);
+        struct value *k = keys.as.list->items, *p = out.as.list->items;
+        size_t at = i;
+        for (; at > 0 && tmpl_compare(c->run, k[at - 1], key) > 0; at--) {
+            k[at] = k[at - 1];
+            p[at] = p[at - 1];
         }
+        k[at] = key;
+        p[at] = pair;
     }
     return out;
 }
@@ -316,7 +303,7 @@ const struct builtin *tmpl_find_filter(struct text name) {
         {"count", "", 0, filter_length},
         {"d", "default_value boolean", 0, filter_default},
         {"default", "default_value boolean", 0, filter_default},
-        {"dictsort", "case_sensitive by reverse", 0, filter_dictsort},
+        {"dictsort", "case_sensitive", 0, filter_dictsort},
         {"first", "", 0, filter_first},
         {"int", "default", 0, filter_int},
         {"items", "", 0, filter_items},

@@ -1,16 +1,20 @@
 /*
  * template_internal.h - what the files of the template interpreter share. Nobody else includes it.
  *
- *   template_lex.c      text to tokens; trim_blocks, lstrip_blocks and "-" happen here
- *   template_expr.c     tokens to trees: expressions
- *   template_parse.c    tokens to trees: statements
- *   template_value.c    values: equality, order, iteration, from JSON
- *   template_write.c    values as text: str(), repr() and JSON
- *   template_eval.c     trees of expressions to values
- *   template_run.c      statements: scopes, loops, macros, output
- *   template_filters.c  filters and global functions
- *   template_tests.c    tests (what stands behind "is")
- *   template_strings.c  methods and filters of strings
+ *   template_memory.c      memory, the first error, steps, text
+ *   template_value.c       values: equality, order, iteration, from JSON
+ *   template_write.c       values as text: str(), repr() and JSON
+ *   template_lex.c         text to tokens; trim_blocks, lstrip_blocks and "-" happen here
+ *   template_operand.c     tokens to trees: what operators stand between
+ *   template_expr.c        tokens to trees: expressions
+ *   template_parse.c       tokens to trees: statements
+ *   template_access.c      attributes, subscripts, slices
+ *   template_arithmetic.c  operators
+ *   template_eval.c        trees of expressions to values
+ *   template_run.c         statements: scopes, loops, macros, output
+ *   template_filters.c     filters and global functions
+ *   template_tests.c       tests (what stands behind "is")
+ *   template_strings.c     methods and filters of strings, methods of dicts
  *
  * The meaning of everything is that of Jinja 3.1 and Python: text counts in characters, `1 == 1.0`,
  * a filter like `map` gives a generator, which is used up by reading it. Integers have 64 bits;
@@ -85,6 +89,7 @@ struct buffer {
     size_t most; /* more bytes than this are an error; 0: no bound of its own */
 };
 
+void tmpl_reserve(struct buffer *b, size_t n); /* room for n bytes, not less than it has */
 void tmpl_add(struct buffer *b, struct text t);
 void tmpl_addf(struct buffer *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static inline struct text tmpl_buffer_text(const struct buffer *b) {
@@ -226,136 +231,6 @@ struct text tmpl_str(struct run *r, struct value v);
 void tmpl_write_str(struct run *r, struct buffer *b, struct value v);
 void tmpl_write_repr(struct run *r, struct buffer *b, struct value v);
 
-/* ---- tokens --------------------------------------------------------------------------------- */
-
-enum token_kind {
-    T_END,
-    T_DATA,         /* text between tags, stripped */
-    T_OUTPUT_BEGIN, /* {{ */
-    T_OUTPUT_END,
-    T_BLOCK_BEGIN, /* {% */
-    T_BLOCK_END,
-    T_NAME,
-    T_STRING,
-    T_NUMBER,
-    T_OPERATOR
-};
-
-struct token {
-    enum token_kind kind;
-    int line;
-    struct text text; /* T_STRING: without quotes and escapes */
-    struct value number;
-};
-
-/* All tokens of a template, T_END at the end. NULL after an error. */
-struct token *tmpl_lex(struct work *w, struct text source);
-
-/* ---- trees ---------------------------------------------------------------------------------- */
-
-enum node_kind {
-    /* expressions */
-    N_CONSTANT,
-    N_NAME,
-    N_LIST,
-    N_TUPLE,
-    N_DICT,      /* list: key, value, key, ... */
-    N_ATTRIBUTE, /* a.name */
-    N_ITEM,      /* a[b] */
-    N_SLICE,     /* a[first:last:step]; list: three, N_NONE where one is left out */
-    N_CALL,      /* a(list) */
-    N_ARGUMENT,  /* a, or name=a, in a list of arguments */
-    N_FILTER,    /* a | builtin(list) */
-    N_TEST,      /* a is builtin(list) */
-    N_NOT,
-    N_NEGATIVE,
-    N_POSITIVE,
-    N_BINARY,  /* a op b */
-    N_COMPARE, /* a, and a chain of N_OPERAND in list */
-    N_OPERAND, /* op a */
-    N_CHOICE,  /* b if a else c; c may be NULL */
-    /* statements */
-    N_DATA,
-    N_OUTPUT,
-    N_IF, /* list: N_BRANCH with condition a (NULL: else) and body list */
-    N_BRANCH,
-    N_FOR,       /* for a in b if c: list, else: other */
-    N_SET,       /* a = b */
-    N_SET_BLOCK, /* a = list, through the filters of b (which end in N_BODY) or NULL */
-    N_BODY,
-    N_MACRO,      /* name(other: N_NAME with default a) list */
-    N_WITH,       /* other: N_SET; list */
-    N_GENERATION, /* list */
-    N_BREAK,
-    N_CONTINUE
-};
-
-enum operation {
-    OP_OR,
-    OP_AND,
-    OP_ADD,
-    OP_SUBTRACT,
-    OP_CONCATENATE,
-    OP_MULTIPLY,
-    OP_DIVIDE,
-    OP_FLOOR_DIVIDE,
-    OP_MODULO,
-    OP_EQUAL,
-    OP_NOT_EQUAL,
-    OP_LESS,
-    OP_LESS_EQUAL,
-    OP_GREATER,
-    OP_GREATER_EQUAL,
-    OP_IN,
-    OP_NOT_IN
-};
-
-struct node {
-    enum node_kind kind;
-    enum operation op;
-    int line;
-    int n; /* items of list */
-    struct text name;
-    struct value constant;
-    const struct builtin *builtin;
-    struct node *a, *b, *c;
-    struct node *list, *other; /* first of several, linked by next */
-    struct node *next;
-};
-
-struct parser {
-    struct work *work;
-    const struct token *now;
-    int depth;
-    int loops;   /* how many loops are open, for break and continue */
-    int macros;  /* how many macros are open */
-    bool *parts; /* set when a loop runs over something called content */
-};
-
-struct node *tmpl_node(struct parser *p, enum node_kind kind);
-void tmpl_parse_fail(struct parser *p, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-bool tmpl_at(const struct parser *p, enum token_kind kind, const char *text);
-bool tmpl_accept(struct parser *p, enum token_kind kind, const char *text);
-void tmpl_expect(struct parser *p, enum token_kind kind, const char *text);
-/* Begins something that nests; false: give up. To be followed by p->depth--. */
-bool tmpl_parse_enter(struct parser *p);
-
-struct node *tmpl_parse_expression(struct parser *p);
-
-enum tuple_of {
-    OF_TARGETS,    /* what can be assigned to */
-    OF_UNBRANCHED, /* expressions to which an "if" behind them does not belong */
-    OF_EXPRESSIONS
-};
-/* One thing, or a tuple if there are commas; a comma may stand at its end, before the word `end`
- * (NULL: none) or the end of the tag. */
-struct node *tmpl_parse_tuple(struct parser *p, enum tuple_of what, const char *end);
-/* "| name(...)", as often as it comes, around a. */
-struct node *tmpl_parse_filters(struct parser *p, struct node *a);
-/* The template as statements; NULL after an error or for an empty one. */
-struct node *tmpl_parse(struct work *w, struct text source, bool *parts);
-
 /* ---- running -------------------------------------------------------------------------------- */
 
 struct arguments {
@@ -399,12 +274,11 @@ struct value tmpl_call_builtin(struct run *r, const struct builtin *b, struct va
 int64_t tmpl_integer_arg(struct call *c, int i, int64_t if_absent);
 struct text tmpl_text_arg(struct call *c, int i, struct text if_absent);
 
-struct value tmpl_eval(struct run *r, const struct node *n);
 /* value.name and value[key], as the sandbox of Jinja finds them. */
 struct value tmpl_attribute(struct run *r, struct value of, struct text name);
 struct value tmpl_item(struct run *r, struct value of, struct value key);
-struct value tmpl_call_macro(struct run *r, const struct macro *m, const struct arguments *all);
-/* Runs a template with these variables; what it writes goes to r->out. */
-void tmpl_execute(struct run *r, const struct node *body, struct dict *variables);
+void tmpl_fail_undefined(struct run *r, struct value v);
+/* The value of a key, or undefined. */
+struct value tmpl_look_up(struct run *r, const struct dict *d, struct text key);
 
 #endif

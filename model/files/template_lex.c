@@ -1,6 +1,6 @@
 /* A template as tokens. What Jinja's lexer does with white space around tags, as transformers sets
  * it (trim_blocks, lstrip_blocks), is all done here. */
-#include "model/files/template_internal.h"
+#include "model/files/template_tree.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -128,16 +128,8 @@ static size_t add_escape(struct lexer *l, struct buffer *out, const char *s, siz
         add_character(l, out, fits ? hex(s + 1, n_hex) : -1);
         return fits ? 1 + (size_t)n_hex : 1;
     }
-    if (*s >= '0' && *s <= '7') {
-        int value = 0;
-        size_t n = 0;
-        for (; n < 3 && n < left && s[n] >= '0' && s[n] <= '7'; n++)
-            value = value * 8 + (s[n] - '0');
-        add_character(l, out, value);
-        return n;
-    }
-    if (*s == 'N')
-        tmpl_fail(l->work, "the escape \\N in a string is not supported");
+    if (*s == 'N' || (*s >= '0' && *s <= '7'))
+        tmpl_fail(l->work, "the escape \\%c in a string is not supported", *s);
     tmpl_add(out, tmpl_text("\\"));
     return 0;
 }

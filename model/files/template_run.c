@@ -1,5 +1,5 @@
 /* Statements: scopes, loops, macros, output. */
-#include "model/files/template_internal.h"
+#include "model/files/template_tree.h"
 
 /* How a statement ends: with the next one, or out of the body of the loop. */
 enum flow { NEXT, BREAK, CONTINUE };
@@ -56,40 +56,13 @@ static void assign(struct run *r, const struct node *target, struct value v) {
     }
 }
 
-/* Runs statements and gives what they write. */
-static struct buffer capture(struct run *r, const struct node *body, enum flow *flow) {
-    struct buffer own = {.work = &r->work}, *out = r->out;
-    r->out = &own;
-    *flow = run_scoped(r, body);
-    r->out = out;
-    return own;
-}
-
 static enum flow run_set_block(struct run *r, const struct node *n) {
-    enum flow flow;
-    struct buffer text = capture(r, n->list, &flow), *out = r->out;
-    if (flow != NEXT)
-        return flow;
+    struct buffer text = {.work = &r->work}, *out = r->out;
     r->out = &text;
-    struct value v = tmpl_eval(r, n->b);
+    enum flow flow = run_scoped(r, n->list);
     r->out = out;
-    assign(r, n->a, v);
-    return NEXT;
-}
-
-static enum flow run_with(struct run *r, const struct node *n) {
-    struct scope *outer = r->scope, *inner;
-    if (!open_scope(r, outer))
-        return NEXT;
-    inner = r->scope;
-    for (const struct node *set = n->other; set; set = set->next) {
-        r->scope = outer; /* values do not see the new names */
-        struct value v = tmpl_eval(r, set->b);
-        r->scope = inner;
-        assign(r, set->a, v);
-    }
-    enum flow flow = run_body(r, n->list);
-    r->scope = outer;
+    if (flow == NEXT)
+        assign(r, n->a, tmpl_string(tmpl_buffer_text(&text)));
     return flow;
 }
 
@@ -209,8 +182,6 @@ static enum flow run_statement(struct run *r, const struct node *n) {
     case N_MACRO:
         define_macro(r, n);
         return NEXT;
-    case N_WITH:
-        return run_with(r, n);
     case N_GENERATION:
         return run_scoped(r, n->list);
     default:

@@ -187,15 +187,6 @@ static struct value string_find(struct call *c) {
     return tmpl_integer(found ? (int64_t)tmpl_length((struct text){t.data, at}) : -1);
 }
 
-static struct value string_count(struct call *c) {
-    struct text t = c->self.as.text, what = tmpl_text_arg(c, 0, (struct text){"", 0});
-    int64_t n = what.n || c->run->work.failed ? 0 : (int64_t)tmpl_length(t) + 1;
-    for (size_t at; what.n && tmpl_spend(c->run, 0) && (at = find(t, what)) < t.n; n++)
-        t = (struct text){t.data + at + what.n, t.n - at - what.n};
-    tmpl_spend(c->run, c->self.as.text.n);
-    return tmpl_integer(n);
-}
-
 /* between.join(strings) */
 static struct value string_join(struct call *c) {
     struct buffer out = {.work = &c->run->work};
@@ -213,7 +204,6 @@ static struct value string_join(struct call *c) {
 
 const struct builtin *tmpl_find_string_method(struct text name) {
     static const struct builtin table[] = {{"capitalize", "", 0, string_capitalize},
-                                           {"count", "sub", 1, string_count},
                                            {"endswith", "suffix", 1, string_endswith},
                                            {"find", "sub", 1, string_find},
                                            {"join", "iterable", 1, string_join},

@@ -1,52 +1,36 @@
 /* Tests: what stands behind "is", and what select and reject are given. */
 #include "model/files/template_internal.h"
 
-static struct value test_defined(struct call *c) {
-    return tmpl_boolean(c->self.kind != V_UNDEFINED);
+/* Tests of the kind of a value alone. */
+static bool is_kind(struct call *c, unsigned kinds) {
+    return kinds >> c->self.kind & 1;
 }
-static struct value test_undefined(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_UNDEFINED);
-}
-static struct value test_none(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_NONE);
-}
-static struct value test_boolean(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_BOOLEAN);
-}
+#define KIND(k) (1u << V_##k)
+#define KIND_TEST(name, kinds)                                                                     \
+    static struct value name(struct call *c) {                                                     \
+        return tmpl_boolean(is_kind(c, kinds));                                                    \
+    }
+KIND_TEST(test_defined, ~KIND(UNDEFINED))
+KIND_TEST(test_undefined, KIND(UNDEFINED))
+KIND_TEST(test_none, KIND(NONE))
+KIND_TEST(test_boolean, KIND(BOOLEAN))
+KIND_TEST(test_integer, KIND(INTEGER))
+KIND_TEST(test_float, KIND(REAL))
+KIND_TEST(test_number, KIND(BOOLEAN) | KIND(INTEGER) | KIND(REAL))
+KIND_TEST(test_string, KIND(STRING))
+KIND_TEST(test_mapping, KIND(DICT))
+/* What has a length and subscripts; in Jinja, undefined has both. */
+KIND_TEST(test_sequence,
+          KIND(UNDEFINED) | KIND(STRING) | KIND(LIST) | KIND(TUPLE) | KIND(RANGE) | KIND(DICT))
+KIND_TEST(test_iterable, KIND(UNDEFINED) | KIND(STRING) | KIND(LIST) | KIND(TUPLE) | KIND(RANGE) |
+                             KIND(VIEW) | KIND(GENERATOR) | KIND(DICT) | KIND(LOOP))
+KIND_TEST(test_callable, KIND(UNDEFINED) | KIND(LOOP) | KIND(MACRO) | KIND(METHOD) | KIND(FUNCTION))
+
 static struct value test_true(struct call *c) {
     return tmpl_boolean(c->self.kind == V_BOOLEAN && c->self.as.boolean);
 }
 static struct value test_false(struct call *c) {
     return tmpl_boolean(c->self.kind == V_BOOLEAN && !c->self.as.boolean);
-}
-static struct value test_integer(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_INTEGER);
-}
-static struct value test_float(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_REAL);
-}
-static struct value test_number(struct call *c) {
-    return tmpl_boolean(tmpl_is_number(c->self));
-}
-static struct value test_string(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_STRING);
-}
-static struct value test_mapping(struct call *c) {
-    return tmpl_boolean(c->self.kind == V_DICT);
-}
-static struct value test_callable(struct call *c) {
-    return tmpl_boolean(c->self.kind >= V_LOOP || c->self.kind == V_UNDEFINED);
-}
-
-/* What has a length and subscripts; in Jinja, undefined has both. */
-static struct value test_sequence(struct call *c) {
-    enum kind k = c->self.kind;
-    return tmpl_boolean(k == V_UNDEFINED || (k >= V_STRING && k <= V_RANGE) || k == V_DICT);
-}
-
-static struct value test_iterable(struct call *c) {
-    enum kind k = c->self.kind;
-    return tmpl_boolean(k == V_UNDEFINED || (k >= V_STRING && k <= V_DICT) || k == V_LOOP);
 }
 
 static int64_t whole(struct call *c) {

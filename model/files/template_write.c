@@ -128,119 +128,87 @@ struct text tmpl_str(struct run *r, struct value v) {
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
 struct json_style {
-    bool ascii, sorted, lines;
+    bool lines;
     struct text indent, comma, colon;
 };
 
-static void write_json_text(struct buffer *b, struct text t, bool ascii) {
+static void write_json_text(struct buffer *b, struct text t) {
     static const char names[] = "\"\"\\\\\bb\ff\nn\rr\tt";
     tmpl_addf(b, "\"");
     while (t.n && !b->work->failed) {
-        int32_t c;
-        size_t n = tmpl_char(t, &c);
-        const char *name = c && c < 128 ? strchr(names, c) : NULL;
-        if (name && (c < 32 || c == '"' || c == '\\'))
+        size_t plain = 0;
+        while (plain < t.n && (unsigned char)t.data[plain] >= 32 && t.data[plain] != '"' &&
+               t.data[plain] != '\\')
+            plain++;
+        tmpl_add(b, (struct text){t.data, plain});
+        if (plain == t.n)
+            break;
+        const char *name = t.data[plain] ? strchr(names, t.data[plain]) : NULL;
+        if (name)
             tmpl_addf(b, "\\%c", name[1]);
-        else if (c < 32 || (ascii && c > 127 && c < 0x10000))
-            tmpl_addf(b, "\\u%04x", (unsigned)c);
-        else if (ascii && c >= 0x10000)
-            tmpl_addf(b, "\\u%04x\\u%04x", 0xd800 + (((unsigned)c - 0x10000) >> 10),
-                      0xdc00 + ((unsigned)c & 0x3ff));
         else
-            tmpl_add(b, (struct text){t.data, n});
-        t = (struct text){t.data + n, t.n - n};
+            tmpl_addf(b, "\\u%04x", (unsigned)t.data[plain]);
+        t = (struct text){t.data + plain + 1, t.n - plain - 1};
     }
     tmpl_addf(b, "\"");
 }
 
-static void new_line(struct run *r, struct buffer *b, const struct json_style *s, int level) {
-    if (!s->lines)
-        return;
-    tmpl_addf(b, "\n");
-    for (int i = 0; i < level && !r->work.failed; i++)
+/* What stands before an item: a comma, but for the first, and a new line. */
+static void begin_item(struct buffer *b, const struct json_style *s, bool first, int level) {
+    if (!first)
+        tmpl_add(b, s->comma);
+    if (s->lines)
+        tmpl_addf(b, "\n");
+    for (int i = 0; s->lines && i < level && !b->work->failed; i++)
         tmpl_add(b, s->indent);
 }
 
-static void write_json(struct run *r, struct buffer *b, struct value v, const struct json_style *s,
-                       int level);
-
-/* The key that comes after `last` by order; NULL: the first. */
-static const struct text *next_key(struct run *r, const struct dict *d, const struct text *last) {
-    const struct text *best = NULL;
-    for (size_t i = 0; i < d->n && tmpl_spend(r, 0); i++) {
-        struct value key = tmpl_string(d->keys[i]);
-        if ((!last || tmpl_compare(r, key, tmpl_string(*last)) > 0) &&
-            (!best || tmpl_compare(r, key, tmpl_string(*best)) < 0))
-            best = &d->keys[i];
-    }
-    return best;
-}
-
-static void write_json_dict(struct run *r, struct buffer *b, const struct dict *d,
-                            const struct json_style *s, int level) {
-    const struct text *key = NULL;
-    for (size_t i = 0; i < d->n && !r->work.failed; i++) {
-        key = s->sorted ? next_key(r, d, key) : &d->keys[i];
-        if (!key)
-            break;
-        if (i)
-            tmpl_add(b, s->comma);
-        new_line(r, b, s, level + 1);
-        write_json_text(b, *key, s->ascii);
-        tmpl_add(b, s->colon);
-        write_json(r, b, d->values[key - d->keys], s, level + 1);
-    }
-    if (d->n)
-        new_line(r, b, s, level);
-}
-
-static void write_json_list(struct run *r, struct buffer *b, const struct list *list,
-                            const struct json_style *s, int level) {
-    for (size_t i = 0; i < list->n && !r->work.failed; i++) {
-        if (i)
-            tmpl_add(b, s->comma);
-        new_line(r, b, s, level + 1);
-        write_json(r, b, list->items[i], s, level + 1);
-    }
-    if (list->n)
-        new_line(r, b, s, level);
-}
-
+/* Level: of nesting. */
 static void write_json(struct run *r, struct buffer *b, struct value v, const struct json_style *s,
                        int level) {
+    bool dict = v.kind == V_DICT;
     if (v.kind == V_STRING && tmpl_spend(r, v.as.text.n)) {
-        write_json_text(b, v.as.text, s->ascii);
+        write_json_text(b, v.as.text);
     } else if (v.kind == V_NONE) {
         tmpl_addf(b, "null");
     } else if (v.kind == V_BOOLEAN) {
         tmpl_addf(b, v.as.boolean ? "true" : "false");
     } else if (v.kind == V_INTEGER || v.kind == V_REAL) {
         tmpl_write_repr(r, b, v);
-    } else if (v.kind != V_LIST && v.kind != V_TUPLE && v.kind != V_DICT) {
+    } else if (!dict && v.kind != V_LIST && v.kind != V_TUPLE) {
         tmpl_fail(&r->work, "tojson: %s has no form in JSON", tmpl_kind_name(v.kind));
     } else if (tmpl_enter(r)) {
-        tmpl_addf(b, v.kind == V_DICT ? "{" : "[");
-        if (v.kind == V_DICT)
-            write_json_dict(r, b, v.as.dict, s, level);
-        else
-            write_json_list(r, b, v.as.list, s, level);
-        tmpl_addf(b, v.kind == V_DICT ? "}" : "]");
+        size_t n = dict ? v.as.dict->n : v.as.list->n;
+        tmpl_addf(b, dict ? "{" : "[");
+        for (size_t i = 0; i < n && !r->work.failed; i++) {
+            begin_item(b, s, i == 0, level + 1);
+            if (dict) {
+                write_json_text(b, v.as.dict->keys[i]);
+                tmpl_add(b, s->colon);
+            }
+            write_json(r, b, dict ? v.as.dict->values[i] : v.as.list->items[i], s, level + 1);
+        }
+        if (n)
+            begin_item(b, s, true, level);
+        tmpl_addf(b, dict ? "}" : "]");
         r->depth--;
     }
 }
 
+static bool is_given(struct value v) {
+    return v.kind != V_ABSENT && v.kind != V_NONE;
+}
+
 static void set_indent(struct call *c, struct json_style *s) {
     struct buffer spaces = {.work = &c->run->work};
-    int64_t n = 0;
-    s->lines = c->arg[1].kind != V_ABSENT && c->arg[1].kind != V_NONE;
-    s->indent = s->lines && c->arg[1].kind == V_STRING ? c->arg[1].as.text : (struct text){"", 0};
-    if (s->lines)
-        s->comma = tmpl_text(",");
-    if (!s->lines || c->arg[1].kind == V_STRING)
+    s->lines = true;
+    s->comma = tmpl_text(",");
+    if (c->arg[1].kind == V_STRING) {
+        s->indent = c->arg[1].as.text;
         return;
-    if (!tmpl_as_integer(c->arg[1], &n) || n > 100)
-        tmpl_fail(&c->run->work, "tojson: indent must be a number up to 100, or a string");
-    for (; n > 0 && !c->run->work.failed; n--)
+    }
+    int64_t n = tmpl_integer_arg(c, 1, 0);
+    for (; n > 0 && tmpl_spend(c->run, 0); n--)
         tmpl_addf(&spaces, " ");
     s->indent = tmpl_buffer_text(&spaces);
 }
@@ -250,21 +218,17 @@ static void set_indent(struct call *c, struct json_style *s) {
 struct value tmpl_filter_tojson(struct call *c) {
     struct json_style s = {.comma = {", ", 2}, .colon = {": ", 2}};
     struct buffer out = {.work = &c->run->work};
-    struct value separators = c->arg[2];
-    s.ascii = tmpl_truth(c->arg[0]);
-    s.sorted = tmpl_truth(c->arg[3]);
-    set_indent(c, &s);
-    if (separators.kind == V_LIST || separators.kind == V_TUPLE) {
-        const struct list *two = separators.as.list;
-        if (two->n == 2 && two->items[0].kind == V_STRING && two->items[1].kind == V_STRING) {
-            s.comma = two->items[0].as.text;
-            s.colon = two->items[1].as.text;
-        } else {
-            tmpl_fail(&c->run->work, "tojson: separators must be two strings");
-        }
-    } else if (separators.kind != V_ABSENT && separators.kind != V_NONE) {
+    struct value two = c->arg[2];
+    if (is_given(c->arg[1]))
+        set_indent(c, &s);
+    if (is_given(two) && (two.kind == V_LIST || two.kind == V_TUPLE) && two.as.list->n == 2) {
+        s.comma = tmpl_str(c->run, two.as.list->items[0]);
+        s.colon = tmpl_str(c->run, two.as.list->items[1]);
+    } else if (is_given(two)) {
         tmpl_fail(&c->run->work, "tojson: separators must be two strings");
     }
+    if (tmpl_truth(c->arg[0]) || tmpl_truth(c->arg[3]))
+        tmpl_fail(&c->run->work, "tojson: ensure_ascii and sort_keys are not supported");
     write_json(c->run, &out, c->self, &s, 0);
     return tmpl_string(tmpl_buffer_text(&out));
 }
