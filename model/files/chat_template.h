@@ -3,13 +3,17 @@
  * messages into the text that the model was trained on.
  *
  * An interpreter of the part of Jinja 3.1 that published checkpoints use: if, for (with loop, a
- * condition, else, break and continue), set, set blocks, macro, with, generation; all operators but
+ * condition, else, break and continue), set and set blocks, macro, generation; all operators but
  * `**`; slices, conditional expressions, namespace, dict, range, raise_exception, strftime_now; the
- * filters, tests and methods that template_filters.c, template_tests.c and template_strings.c list.
- * Environment and variables are those of transformers (5.23): trim_blocks, lstrip_blocks, its own
- * tojson, tools and documents none where there are none. What is not in the subset is refused with
- * its line. A template reaches nothing but the variables it is given and the date, and it has
- * limits for steps, memory, depth and output.
+ * filters, tests and methods in the tables of template_filters.c, template_tests.c and
+ * template_strings.c. Environment and variables are those of transformers (5.23): trim_blocks,
+ * lstrip_blocks, its own tojson. What is not in the subset is refused with its line. Known
+ * differences: the filter safe gives a plain string, which no later "+" escapes; the condition of a
+ * loop is asked for all items before the first turn; an error in what a filter like map would give
+ * is one even if nobody reads it.
+ *
+ * A template reaches nothing but the variables it is given and the date, and it has limits for
+ * steps, memory, depth and output.
  *
  * Rules for the caller: a template never changes after it is parsed, so any number of threads may
  * render with one.
