@@ -10,7 +10,8 @@
  * lstrip_blocks, its own tojson. What is not in the subset is refused with its line. Known
  * differences: the filter safe gives a plain string, which no later "+" escapes; the condition of a
  * loop is asked for all items before the first turn; an error in what a filter like map would give
- * is one even if nobody reads it.
+ * is one even if nobody reads it; a variable from outside stays visible above the line where the
+ * template sets that name.
  *
  * A template reaches nothing but the variables it is given and the date, and it has limits for
  * steps, memory, depth and output.
