@@ -215,6 +215,7 @@ static const char *const refused[][2] = {
     {"{% for x in l %}{{ loop.changed(x) }}{% endfor %}", "loop.changed is not supported"},
     {"{{ {1: 2} }}", "a key that is int"},
     {"{{ '\xc3\x9f'|upper }}", "the case of \xc3\x9f is not supported"},
+    {"{{ '\xc2\xaa'.title() }}", "the case of \xc2\xaa is not supported"},
     {"{{ range }}", "a function cannot be written as text"},
     {"{{ l|map('upper') }}", "a generator cannot be written"},
     /* wrong while it runs */

@@ -13,12 +13,14 @@ static bool is_cased(int32_t c) {
            category == UTF8PROC_CATEGORY_LT || utf8proc_toupper(c) != c || utf8proc_tolower(c) != c;
 }
 
-/* A character with a case that Python changes to several, or by what stands around it. */
-static bool is_special(int32_t c) {
+/* A character with a case that Python changes to several, or by what stands around it; or a small
+ * raised letter, which counts as a letter with a case in title() alone. */
+static bool is_special(int32_t c, enum letters letters) {
     utf8proc_int32_t folded[8];
     int class = 0;
-    return c >= 128 &&
-           (c == 0x3a3 || utf8proc_decompose_char(c, folded, 8, UTF8PROC_CASEFOLD, &class) != 1);
+    bool raised = c == 0xaa || c == 0xba || utf8proc_category(c) == UTF8PROC_CATEGORY_LM;
+    return c >= 128 && ((letters == TITLE_METHOD && raised) || c == 0x3a3 ||
+                        utf8proc_decompose_char(c, folded, 8, UTF8PROC_CASEFOLD, &class) != 1);
 }
 
 /* Text with other letters. `begins` holds before the first character of a word. */
@@ -30,7 +32,7 @@ static struct value with_letters(struct run *r, struct text t, enum letters lett
         int32_t c;
         n = tmpl_char(t, &c);
         bool valid = n > 1 || c < 128;
-        if (valid && is_special(c))
+        if (valid && is_special(c, letters))
             tmpl_fail(&r->work, "the case of %.*s is not supported", (int)n, t.data);
         bool raised = letters == UPPER || (letters != LOWER && begins);
         int32_t to = !raised                                       ? utf8proc_tolower(c)
