@@ -70,7 +70,8 @@ static struct value type_attribute(struct run *r, struct value of, struct text n
     return (struct value){V_UNDEFINED, {.text = name}};
 }
 
-struct value tmpl_look_up(struct run *r, const struct dict *d, struct text key) {
+/* The value of a key, or undefined. */
+static struct value look_up(struct run *r, const struct dict *d, struct text key) {
     struct value *found = tmpl_spend(r, d->n) ? tmpl_find(d, key) : NULL;
     return found ? *found : (struct value){V_UNDEFINED, {.text = key}};
 }
@@ -86,11 +87,11 @@ struct value tmpl_attribute(struct run *r, struct value of, struct text name) {
     if (r->work.failed)
         return tmpl_undefined("");
     if (of.kind == V_NAMESPACE)
-        return tmpl_look_up(r, of.as.dict, name);
+        return look_up(r, of.as.dict, name);
     if (of.kind == V_LOOP)
         return loop_attribute(r, of.as.loop, name);
     struct value v = type_attribute(r, of, name);
-    return v.kind == V_UNDEFINED && of.kind == V_DICT ? tmpl_look_up(r, of.as.dict, name) : v;
+    return v.kind == V_UNDEFINED && of.kind == V_DICT ? look_up(r, of.as.dict, name) : v;
 }
 
 static struct value character(struct run *r, struct text t, int64_t index) {
@@ -113,7 +114,7 @@ struct value tmpl_item(struct run *r, struct value of, struct value key) {
     if (of.kind == V_UNDEFINED)
         tmpl_fail_undefined(r, of);
     if (of.kind == V_DICT && key.kind == V_STRING) {
-        struct value v = tmpl_look_up(r, of.as.dict, key.as.text);
+        struct value v = look_up(r, of.as.dict, key.as.text);
         return v.kind == V_UNDEFINED ? type_attribute(r, of, key.as.text) : v;
     }
     if (whole && of.kind == V_STRING)

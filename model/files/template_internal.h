@@ -226,10 +226,9 @@ size_t tmpl_size(struct run *r, struct value v);
 /* The items to iterate over, NULL after an error. A generator is used up. */
 struct list *tmpl_items_of(struct run *r, struct value v);
 
-/* str(v), repr(v), and both appended to a buffer. */
+/* str(v), and appended to a buffer. */
 struct text tmpl_str(struct run *r, struct value v);
 void tmpl_write_str(struct run *r, struct buffer *b, struct value v);
-void tmpl_write_repr(struct run *r, struct buffer *b, struct value v);
 
 /* ---- running -------------------------------------------------------------------------------- */
 
@@ -278,7 +277,5 @@ struct text tmpl_text_arg(struct call *c, int i, struct text if_absent);
 struct value tmpl_attribute(struct run *r, struct value of, struct text name);
 struct value tmpl_item(struct run *r, struct value of, struct value key);
 void tmpl_fail_undefined(struct run *r, struct value v);
-/* The value of a key, or undefined. */
-struct value tmpl_look_up(struct run *r, const struct dict *d, struct text key);
 
 #endif

@@ -63,13 +63,15 @@ static void write_repr_text(struct buffer *b, struct text t) {
     tmpl_add(b, (struct text){&quote, 1});
 }
 
+static void write_repr(struct run *r, struct buffer *b, struct value v);
+
 static void write_repr_list(struct run *r, struct buffer *b, struct value v) {
     const struct list *list = v.as.list;
     tmpl_addf(b, v.kind == V_LIST ? "[" : "(");
     for (size_t i = 0; i < list->n && !r->work.failed; i++) {
         if (i)
             tmpl_addf(b, ", ");
-        tmpl_write_repr(r, b, list->items[i]);
+        write_repr(r, b, list->items[i]);
     }
     tmpl_addf(b, v.kind == V_LIST ? "]" : list->n == 1 ? ",)" : ")");
 }
@@ -81,12 +83,12 @@ static void write_repr_dict(struct run *r, struct buffer *b, const struct dict *
             tmpl_addf(b, ", ");
         write_repr_text(b, d->keys[i]);
         tmpl_addf(b, ": ");
-        tmpl_write_repr(r, b, d->values[i]);
+        write_repr(r, b, d->values[i]);
     }
     tmpl_addf(b, "}");
 }
 
-void tmpl_write_repr(struct run *r, struct buffer *b, struct value v) {
+static void write_repr(struct run *r, struct buffer *b, struct value v) {
     if (!tmpl_enter(r))
         return;
     if (v.kind == V_UNDEFINED)
@@ -114,7 +116,7 @@ void tmpl_write_str(struct run *r, struct buffer *b, struct value v) {
     if (v.kind == V_STRING && tmpl_spend(r, v.as.text.n))
         tmpl_add(b, v.as.text);
     else if (v.kind != V_STRING && v.kind != V_UNDEFINED)
-        tmpl_write_repr(r, b, v);
+        write_repr(r, b, v);
 }
 
 struct text tmpl_str(struct run *r, struct value v) {
@@ -174,7 +176,7 @@ static void write_json(struct run *r, struct buffer *b, struct value v, const st
     } else if (v.kind == V_BOOLEAN) {
         tmpl_addf(b, v.as.boolean ? "true" : "false");
     } else if (v.kind == V_INTEGER || v.kind == V_REAL) {
-        tmpl_write_repr(r, b, v);
+        write_repr(r, b, v);
     } else if (!dict && v.kind != V_LIST && v.kind != V_TUPLE) {
         tmpl_fail(&r->work, "tojson: %s has no form in JSON", tmpl_kind_name(v.kind));
     } else if (tmpl_enter(r)) {
