@@ -399,8 +399,8 @@ NUM_FN float num_divide_near(float x, float l, float reciprocal) {
 }
 
 /* Two results as one, a value or a sum: what each counts for is its share. */
-NUM_FN float num_merge(float before, float old_share, float fresh, float new_share) {
-    return fmaf(fresh, new_share, before * old_share);
+NUM_FN float num_merge(float before, float old_factor, float fresh, float new_factor) {
+    return fmaf(fresh, new_factor, before * old_factor);
 }
 
 /* ---- sampling ---------------------------------------------------------------------------------
