@@ -217,4 +217,4 @@ const struct ops TABLE = {.name = NAME,
                           .close = close_device,
                           .versions = versions,
                           .set_version = set_version,
-                          GPU_OPS(OP, OP).share_out = NULL};
+                          GPU_RUNTIME(OP) GPU_OPS(OP, OP).share_out = NULL};

@@ -303,8 +303,8 @@ static void bad_files_and_ops_are_named(void **state) {
         {"rmsnorm", "none.cu", "/none.cu: no such file\n"},
         {"rmsnorm", "broken.cu", "/broken.cu does not compile\n"},
         {"add", "mine.cu",
-         "/mine.cu defines no gpu_add with the arguments of gpu/gpu.h: void "
-         "gpu_add(struct device *, float *, const float *, const float *, size_t)"},
+         "/mine.cu defines no gpu_add with the arguments of model/ops.h: void "
+         "gpu_add(struct device *dev, float *y, const float *x, const float *z, size_t count)"},
     };
     write_file("broken.cu", "__global__ void kernel(float *y) { y[0] = x[0]; }\n");
     write_changed("mine.cu", "mine", "mine");

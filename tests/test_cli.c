@@ -94,10 +94,10 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "Ops with versions: snap_rows, linear, "));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel rope=9 --prompt x",
+    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel silu_mul=9 --prompt x",
                      build_folder(NULL));
     assert_int_equal(c.status, 2);
-    assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
+    assert_non_null(strstr(c.err, "silu_mul has versions 1 to 2"));
     command_free(&c);
     c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x",
                      build_folder(NULL));
