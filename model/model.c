@@ -5,6 +5,7 @@
 #include "model/numerics.h"
 #include "model/rope_table.h"
 
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,28 +26,25 @@ struct weight {
 
 /* ---- which tensors a model has -------------------------------------------------------------- */
 
-static struct weight *add(struct model *m, struct matrix *matrix, float **vector, int n, int k) {
+static void add(struct model *m, struct matrix *matrix, float **vector, int n, int k,
+                const char *name, ...) {
     struct weight *w = &m->weights[m->n_weights++];
+    va_list args;
     *w = (struct weight){.matrix = matrix, .vector = vector, .n = n, .k = k};
-    return w;
-}
-
-static void add_named(struct model *m, const char *name, struct matrix *matrix, float **vector,
-                      int n, int k) {
-    snprintf(add(m, matrix, vector, n, k)->name, NAME_BYTES, "%s", name);
+    va_start(args, name);
+    vsnprintf(w->name, NAME_BYTES, name, args);
+    va_end(args);
 }
 
 static void add_norm(struct model *m, int layer, const char *part, float **gain, int n) {
-    snprintf(add(m, NULL, gain, n, 0)->name, NAME_BYTES, "model.layers.%d.%s.weight", layer, part);
+    add(m, NULL, gain, n, 0, "model.layers.%d.%s.weight", layer, part);
 }
 
 static void add_linear(struct model *m, int layer, const char *part, struct matrix *matrix,
                        float **bias, int n, int k) {
-    snprintf(add(m, matrix, NULL, n, k)->name, NAME_BYTES, "model.layers.%d.%s.weight", layer,
-             part);
+    add(m, matrix, NULL, n, k, "model.layers.%d.%s.weight", layer, part);
     if (bias)
-        snprintf(add(m, NULL, bias, n, 0)->name, NAME_BYTES, "model.layers.%d.%s.bias", layer,
-                 part);
+        add(m, NULL, bias, n, 0, "model.layers.%d.%s.bias", layer, part);
 }
 
 static void list_layer(struct model *m, int i) {
@@ -79,10 +77,10 @@ static int list_weights(struct model *m, const struct checkpoint *from, struct e
         return error_set(err, "out of memory");
     bool only_output =
         c->tied && !checkpoint_find(from, EMBEDDING) && checkpoint_find(from, OUTPUT);
-    add_named(m, only_output ? OUTPUT : EMBEDDING, &m->embedding, NULL, c->vocab_size, c->hidden);
+    add(m, &m->embedding, NULL, c->vocab_size, c->hidden, only_output ? OUTPUT : EMBEDDING);
     if (!c->tied)
-        add_named(m, OUTPUT, &m->output, NULL, c->vocab_size, c->hidden);
-    add_named(m, "model.norm.weight", NULL, &m->final_norm, c->hidden, 0);
+        add(m, &m->output, NULL, c->vocab_size, c->hidden, OUTPUT);
+    add(m, NULL, &m->final_norm, c->hidden, 0, "model.norm.weight");
     for (int i = 0; i < c->n_layers; i++)
         list_layer(m, i);
     return 0;
@@ -142,34 +140,26 @@ static int read_matrix(struct device *dev, struct matrix *w, const struct tensor
     if (r.out_of_memory)
         return error_set(err, "%s: out of memory", t->file);
     if (r.first_bad < n)
-        return error_set(err,
-                         "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
-                         "1.7e38. Is the file damaged?",
-                         t->file, t->name, r.first_bad);
+        return tensor_refuse(t, err,
+                             ", row %d holds a NaN, an infinity or a value above 1.7e38. Is the "
+                             "file damaged?",
+                             r.first_bad);
     return 0;
 }
 
 static int read_vector(struct device *dev, float **out, const struct tensor *t, struct error *err) {
-    int n = (int)t->shape[0], result = -1;
-    float *x = malloc(sizeof *x * (size_t)n);
-    if (!x) {
-        error_set(err, "%s: out of memory", t->file);
-        goto done;
-    }
-    if (tensor_read_f32(x, t, 0, n, err))
-        goto done;
-    for (int i = 0; i < n; i++)
-        if (num_magnitude(x[i]) >= 0x7f800000u) {
-            error_set(err, "%s: tensor \"%s\", element %d is a NaN or an infinity", t->file,
-                      t->name, i);
-            goto done;
-        }
-    *out = dev->ops->alloc(dev, sizeof *x * (size_t)n, t->name, err);
-    if (!*out)
-        goto done;
-    dev->ops->upload(dev, *out, x, sizeof *x * (size_t)n);
-    result = 0;
-done:
+    int n = (int)t->shape[0];
+    size_t bytes = sizeof(float) * (size_t)n;
+    float *x = malloc(bytes);
+    int result =
+        x ? tensor_read_f32(x, t, 0, n, err) : error_set(err, "%s: out of memory", t->file);
+    for (int i = 0; i < n && !result; i++)
+        if (num_magnitude(x[i]) >= 0x7f800000u)
+            result = tensor_refuse(t, err, ", element %d is a NaN or an infinity", i);
+    if (!result && !(*out = dev->ops->alloc(dev, bytes, t->name, err)))
+        result = -1;
+    if (!result)
+        dev->ops->upload(dev, *out, x, bytes);
     free(x);
     return result;
 }
@@ -197,14 +187,13 @@ static int refuse_unread(const struct checkpoint *c, struct error *err) {
         if (checkpoint_was_needed(c, i) || is_harmless(c, t))
             continue;
         if (!strcmp(t->name, OUTPUT))
-            return error_set(err,
-                             "%s: tensor \"%s\" differs from \"%s\", but config.json says "
-                             "\"tie_word_embeddings\"",
-                             t->file, t->name, EMBEDDING);
-        return error_set(err,
-                         "%s: tensor \"%s\" belongs to no part of the model that config.json "
-                         "describes. Is this checkpoint for another config?",
-                         t->file, t->name);
+            return tensor_refuse(t, err,
+                                 " differs from \"%s\", but config.json says "
+                                 "\"tie_word_embeddings\"",
+                                 EMBEDDING);
+        return tensor_refuse(t, err,
+                             " belongs to no part of the model that config.json describes. Is "
+                             "this checkpoint for another config?");
     }
     return 0;
 }
@@ -286,34 +275,28 @@ int model_reserve_positions(struct model *m, int n_positions, struct error *err)
                          n_positions, m->config.max_positions);
     int n = n_positions > 2 * m->n_rope ? n_positions : 2 * m->n_rope;
     n = n < m->config.max_positions ? n : m->config.max_positions;
-    int half = m->config.head_dim / 2, result = -1;
-    size_t count = (size_t)n * (size_t)half, bytes = sizeof(float) * count;
-    float *host = malloc(2 * bytes), *inverse = malloc(sizeof *inverse * (size_t)half);
-    float *cosine = ops->alloc(m->dev, bytes, "rotary tables", err);
-    float *sine = ops->alloc(m->dev, bytes, "rotary tables", err);
-    if (!host || !inverse) {
-        error_set(err, "out of memory for the rotary tables");
-        goto done;
+    size_t half = (size_t)m->config.head_dim / 2, count = (size_t)n * half;
+    float *host = malloc(sizeof *host * (2 * count + half));
+    float *cosine = ops->alloc(m->dev, sizeof *host * count, "rotary tables", err);
+    float *sine = ops->alloc(m->dev, sizeof *host * count, "rotary tables", err);
+    if (!host || !cosine || !sine) {
+        free_vector(m, cosine, count);
+        free_vector(m, sine, count);
+        free(host);
+        return cosine && sine ? error_set(err, "out of memory for the rotary tables") : -1;
     }
-    if (!cosine || !sine)
-        goto done;
+    float *inverse = host + 2 * count;
     rope_inverse_frequencies(inverse, &m->config.rope, m->config.head_dim);
-    rope_fill(host, host + count, inverse, half, n);
-    ops->upload(m->dev, cosine, host, bytes);
-    ops->upload(m->dev, sine, host + count, bytes);
-    free_vector(m, m->rope_cos, (size_t)m->n_rope * (size_t)half);
-    free_vector(m, m->rope_sin, (size_t)m->n_rope * (size_t)half);
+    rope_fill(host, host + count, inverse, (int)half, n);
+    ops->upload(m->dev, cosine, host, sizeof *host * count);
+    ops->upload(m->dev, sine, host + count, sizeof *host * count);
+    free_vector(m, m->rope_cos, (size_t)m->n_rope * half);
+    free_vector(m, m->rope_sin, (size_t)m->n_rope * half);
+    free(host);
     m->rope_cos = cosine;
     m->rope_sin = sine;
     m->n_rope = n;
-    cosine = sine = NULL;
-    result = 0;
-done:
-    ops->free(m->dev, cosine, bytes);
-    ops->free(m->dev, sine, bytes);
-    free(inverse);
-    free(host);
-    return result;
+    return 0;
 }
 
 const struct matrix *model_output(const struct model *model) {

@@ -30,7 +30,7 @@ static struct block_memory of_thread(struct device *dev, int head_dim) {
 
 void *ref_block_scratch(struct device *dev, int head_dim, const char *op) {
     struct block_memory one = of_thread(dev, head_dim);
-    return ref_scratch(dev, SCRATCH_SOFTMAX, block_bytes(&one) * (size_t)ref_n_threads(dev), op);
+    return ref_scratch(dev, SCRATCH_X, block_bytes(&one) * (size_t)ref_n_threads(dev), op);
 }
 
 struct block_memory ref_block_memory(struct device *dev, void *scratch, int head_dim, int worker) {

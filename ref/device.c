@@ -202,8 +202,10 @@ static void matrix_put(struct device *dev, struct matrix *w, int first_row, int 
     memcpy(w->exponents + first_row, exponents, (size_t)n_rows);
 }
 
+#define ENTRY(name) .name = ref_##name,
 const struct ops ref_ops = {
-    .name = "cpu",
+    REF_OPS(ENTRY) /* the ops that have files of their own */
+        .name = "cpu",
     .open = open_device,
     .close = close_device,
     .versions = versions,
@@ -212,7 +214,6 @@ const struct ops ref_ops = {
     .free = release,
     .alloc_host_visible = allocate, /* all of its memory is the host's */
     .free_host_visible = release,
-    .available = ref_available,
     .upload = copy_bytes,
     .download = copy_bytes,
     .copy = copy_bytes,
@@ -221,28 +222,4 @@ const struct ops ref_ops = {
     .matrix_create = matrix_create,
     .matrix_put = matrix_put,
     .matrix_free = matrix_release,
-    .embed = ref_embed,
-    .take_rows = ref_take_rows,
-    .snap_rows = ref_snap_rows,
-    .linear = ref_linear,
-    .linear_parts = ref_linear_parts,
-    .add_bias = ref_add_bias,
-    .rmsnorm = ref_rmsnorm,
-    .add_rmsnorm = ref_add_rmsnorm,
-    .rope = ref_rope,
-    .norm_rope = ref_norm_rope,
-    .kv_append = ref_kv_append,
-    .kv_gather = ref_kv_gather,
-    .attention = ref_attention,
-    .attention_plan_new = ref_attention_plan_new,
-    .attention_plan_free = ref_attention_plan_free,
-    .attention_plan = ref_attention_plan,
-    .attention_plan_form = ref_attention_plan_form,
-    .attend = ref_attend,
-    .merge_states = ref_merge_states,
-    .finish_states = ref_finish_states,
-    .kv_convert = ref_kv_convert,
-    .silu_mul = ref_silu_mul,
-    .add = ref_add,
-    .sample = ref_sample,
 };

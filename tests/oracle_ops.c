@@ -81,7 +81,7 @@ static void norm_rope(struct device *dev, const struct head_rows *q, const struc
     }
 }
 
-/* Of a contiguous bfp16 cache. */
+/* For a contiguous bfp16 cache. */
 static void kv_append(struct device *dev, const struct kv_views *kv, const float *k, const float *v,
                       const int64_t *slots, int n_tokens, int page_size, int n_kv_heads,
                       int head_dim, int site_k, int site_v) {

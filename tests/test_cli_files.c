@@ -277,7 +277,7 @@ static void rows_come_one_by_one(void **state) {
     command_free(&c);
 }
 
-/* Of a long table the first and the last rows are shown; --json has all. */
+/* A long table shows its first and last rows; --json has all. */
 static void long_tables_are_abridged(void **state) {
     (void)state;
     struct error err;

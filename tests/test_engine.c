@@ -388,7 +388,7 @@ static void metrics_are_what_their_names_say(void **state) {
         assert_spread(m.queue, mean, p50, p95, p99);
         assert_spread(m.ttft, mean + 1, p50 + 1, p95 + 1, p99 + 1);
         assert_true(fabs(m.latency.mean - (1.01 * n / 2 + (2 * n + 1) / (n + 1))) < 1e-9);
-        /* Of the n that drew more than one. */
+        /* Over the n that drew more than one token. */
         assert_spread(m.ms_per_token, (n + 1) / 2, ceil(n / 2), ceil(0.95 * n), ceil(0.99 * n));
     }
 }

@@ -78,9 +78,6 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
 /* The id of exactly this token (as it is spelled in the file), or -1. */
 int32_t tokenizer_id(const struct tokenizer *t, const char *token);
 
-/* Whether the file calls this token special. False for ids that do not exist. */
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
-
 /* Whether the chat template is ChatML: it names <|im_start|> and <|im_end|> and both are added
  * tokens. See model/files/chat.h. */
 bool tokenizer_has_chatml(const struct tokenizer *t);

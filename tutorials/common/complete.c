@@ -82,29 +82,29 @@ static int answer_request(struct demo *demo, int i, const struct request *r, con
 
 int complete_prompts(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
-    struct workload w;
+    struct workload w = {0};
     int result = demo_read_requests(demo, demo->options.prompts, &w, err) ||
                  demo_check_untimed(&w, demo->options.prompts, err);
     for (int i = 0; i < w.n && !result && !demo_interrupted(demo); i++)
-        result = answer_request(demo, i, &w.requests[i], w.titles[i], &output, err);
+        result = answer_request(demo, i, &w.requests[i], w.requests[i].title, &output, err);
     workload_free(&w);
     return close_output(&output, result, err);
 }
 
-static int tokenize_line(void *context, const json_t *value, const char *where, struct error *err) {
+static int tokenize_line(void *context, const struct json_source *line) {
     int32_t *ids;
-    size_t n;
-    if (!json_is_string(value))
-        return error_set(err, "%s: must be a JSON string", where);
-    if (tokenizer_encode(context, json_string_value(value), json_string_length(value), true, &ids,
-                         &n, err))
+    size_t n, length = json_string_length(line->object);
+    if (!json_is_string(line->object))
+        return json_refuse(line, "must be a JSON string");
+    if (tokenizer_encode(context, json_string_value(line->object), length, true, &ids, &n,
+                         line->err))
         return -1;
     printf("[");
     for (size_t i = 0; i < n; i++)
         printf("%s%d", i ? ", " : "", ids[i]);
     printf("]\n");
     free(ids);
-    return ferror(stdout) ? output_flush_stdout(err) : 0;
+    return ferror(stdout) ? output_flush_stdout(line->err) : 0;
 }
 
 int tokenize_lines(const struct tokenizer *tokenizer, const char *path, struct error *err) {

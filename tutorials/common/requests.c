@@ -39,7 +39,7 @@ int demo_check_untimed(const struct workload *w, const char *path, struct error 
     for (int i = 0; i < w->n; i++)
         if (w->requests[i].n_stops || w->requests[i].arrival > 0)
             return error_set(err, "%s: \"%s\" has %s: make phase3 builds a demo for that", path,
-                             w->titles[i], w->requests[i].n_stops ? "stop" : "an arrival");
+                             w->requests[i].title, w->requests[i].n_stops ? "stop" : "an arrival");
     return 0;
 }
 
@@ -54,13 +54,4 @@ int demo_draw_requests(const struct demo *demo, struct workload *w, struct error
         mix.most_answer = min_int(mix.most_answer, o->longest);
     return workload_random(w, o->random, &mix, tokenizer_vocab_size(demo->tokenizer), &o->sampling,
                            o->sampling.seed, err);
-}
-
-int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
-                             struct error *err) {
-    struct workload more = {0};
-    int result = demo_read_requests(demo, path, w, err) ||
-                 demo_read_requests(demo, path, &more, err) || workload_append(w, &more, err);
-    workload_free(&more);
-    return result ? -1 : 0;
 }

@@ -4,7 +4,7 @@
  * What takes long is measured between rows, and each row is shown when it is there:
  *
  *     demo_table_begin(demo, "sweep", "Title", columns, n_columns);
- *     demo_table_row(demo, json_pack(...));    // again and again
+ *     demo_table_row(demo, json_pack("[sf]", ...));    // again and again
  *     demo_table_end(demo);
  */
 #ifndef SAMEBITS_TABLE_H
@@ -32,7 +32,8 @@ struct table {
 void demo_table_begin(struct demo *demo, const char *key, const char *title,
                       const struct column *columns, int n_columns);
 
-/* Shows a row, also into a pipe, and keeps it. Takes over the reference. */
+/* Shows a row, also into a pipe, and keeps it: an object, or a list of a value for each column.
+ * Takes over the reference. */
 void demo_table_row(struct demo *demo, json_t *row);
 
 void demo_table_end(struct demo *demo);
