@@ -217,4 +217,5 @@ const struct ops TABLE = {.name = NAME,
                           .close = close_device,
                           .versions = versions,
                           .set_version = set_version,
-                          GPU_RUNTIME(OP) GPU_OPS(OP, OP).share_out = NULL};
+                          .share_out = NULL,
+                          GPU_RUNTIME(OP) GPU_OPS(OP, OP)};

@@ -140,10 +140,10 @@ static int read_matrix(struct device *dev, struct matrix *w, const struct tensor
     if (r.out_of_memory)
         return error_set(err, "%s: out of memory", t->file);
     if (r.first_bad < n)
-        return error_set(err,
-                         "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
-                         "1.7e38. Is the file damaged?",
-                         t->file, t->name, r.first_bad);
+        return tensor_refuse(t, err,
+                             ", row %d holds a NaN, an infinity or a value above 1.7e38. Is the "
+                             "file damaged?",
+                             r.first_bad);
     return 0;
 }
 

@@ -136,6 +136,12 @@ struct ops {
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 
+    /* Host code that the device's threads share out: run(context, item) once for each item
+     * 0 ... n_items - 1; returns when all are done. Items may call matrix_put, of rows of their own.
+     * NULL on a device whose ops are called from one thread only. */
+    void (*share_out)(struct device *dev, int n_items, void (*run)(void *context, int item),
+                      void *context);
+
     /* At least 64-byte aligned, contents undefined. NULL with err set (`what` names the purpose)
      * when there is not enough; bytes = 0 gives a valid pointer. free takes the same bytes; NULL is
      * fine. */
@@ -376,12 +382,6 @@ struct ops {
                        const struct paged_batch *pages,   /* host */
                        const int32_t *token_ids,          /* host [n_sequences] */
                        struct error *err);
-
-    /* Host code that the device's threads share out: run(context, item) once for each item
-     * 0 ... n_items - 1; returns when all are done. Items may call matrix_put, of rows of their own.
-     * NULL on a device whose ops are called from one thread only. */
-    void (*share_out)(struct device *dev, int n_items, void (*run)(void *context, int item),
-                      void *context);
 };
 
 /* The tables that exist. Which of the last two a program has is decided when it is linked: of a

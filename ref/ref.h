@@ -65,6 +65,10 @@ int ref_blas_default_threads(void);
  * would wait for memory for ever. Returns 0, or -1 with err set when they do not fit. */
 int ref_blas_reserve(int n_threads, struct error *err);
 
+/* linear_parts, version 2. */
+void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts,
+                    struct bfp_rows x, int n_tokens);
+
 /* The entries of ref_ops: model/ops.h has their types and contracts. */
 /* clang-format off */
 #define REF_OPS(X) \
@@ -78,9 +82,5 @@ int ref_blas_reserve(int n_threads, struct error *err);
 #define REF_DECLARE(name) __typeof__(*((struct ops *)0)->name) ref_##name;
 REF_OPS(REF_DECLARE)
 #undef REF_DECLARE
-
-/* linear_parts, version 2. */
-void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts,
-                    struct bfp_rows x, int n_tokens);
 
 #endif

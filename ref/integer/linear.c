@@ -6,8 +6,11 @@
 #include "ref/ref.h"
 
 enum {
-    BLOCK = 256,  /* rows whose digits are kept */
-    GROUP = 64,   /* of these at once, so that their digits stay in the second cache */
+    BLOCK = 256,            /* rows whose digits are kept */
+    GROUP_BYTES = 24 << 10, /* of the digits of rows that are multiplied at once: they stay in the
+                               first cache */
+    LEAST_GROUP = 4,
+    MOST_GROUP = 64,
     OUTPUTS = 48, /* at once: whole lines, and whole tiles of 1, 2, 4 and 6 */
     MOST_PIECE = 8 * OUTPUTS,
     PIECES = 4, /* for each thread and matrix, where there are so many */
@@ -21,6 +24,7 @@ struct call {
     struct bfp_rows x;
     int first, n_rows; /* of x, in this block */
     struct digit_rows digits;
+    int group; /* rows that are multiplied at once */
 };
 
 static int smaller(int a, int b) {
@@ -39,7 +43,7 @@ static void split_rows(void *context, int item, int worker) {
 static void multiply(const struct call *c, const struct linear_part *part, int first, int n,
                      int first_row, int n_rows) {
     const struct matrix *w = part->w;
-    double sums[GROUP * OUTPUTS];
+    double sums[MOST_GROUP * OUTPUTS];
     const int16_t *rows = (const int16_t *)w->mantissas + (size_t)first * (size_t)w->k;
     c->kernels->dots(sums, OUTPUTS, &c->digits, first_row, n_rows, rows, (size_t)w->k, n);
     for (int r = 0; r < n_rows; r++) {
@@ -61,8 +65,8 @@ static void run_piece(void *context, int item, int worker) {
     int first = (item - c->first_item[p]) * c->piece[p];
     int end = smaller(first + c->piece[p], part->w->n);
     for (int i = first; i < end; i += OUTPUTS)
-        for (int r = 0; r < c->n_rows; r += GROUP)
-            multiply(c, part, i, smaller(end - i, OUTPUTS), r, smaller(c->n_rows - r, GROUP));
+        for (int r = 0; r < c->n_rows; r += c->group)
+            multiply(c, part, i, smaller(end - i, OUTPUTS), r, smaller(c->n_rows - r, c->group));
 }
 
 static void cut_into_pieces(struct call *c, int n_threads) {
@@ -76,13 +80,16 @@ static void cut_into_pieces(struct call *c, int n_threads) {
 
 void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts,
                     struct bfp_rows x, int n_tokens) {
-    struct call c = {((struct ref_device *)dev)->kernels, parts, n_parts, {0}, {0}, x, 0, 0, {0}};
+    struct call c = {
+        .kernels = ((struct ref_device *)dev)->kernels, .parts = parts, .n_parts = n_parts, .x = x};
     int k = parts[0].w->k;
     c.digits = (struct digit_rows){
         ref_scratch(dev, SCRATCH_X, digits_bytes(smaller(n_tokens, BLOCK), k), "linear"), k,
         digits_padded(k)};
     if (!c.digits.digits)
         return;
+    int fit = smaller((int)(GROUP_BYTES / digits_bytes(1, k)), MOST_GROUP);
+    c.group = fit > LEAST_GROUP ? fit / 2 * 2 : LEAST_GROUP;
     cut_into_pieces(&c, ref_n_threads(dev));
     for (; c.first < n_tokens; c.first += BLOCK) {
         c.n_rows = smaller(n_tokens - c.first, BLOCK);
