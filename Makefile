@@ -102,6 +102,9 @@ help:
 	@echo "make test-all      all of them, in every version of the kernels (15 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
+	@echo "make lab5          your block allocator in the engine, graded (0 to 11: tutorials/labs.md)"
+	@echo "make labs          how far you are with the labs"
+	@echo "make grade DIR=submissions LAB=5   a folder of files, graded into a CSV"
 	@echo "make mutate        break the kernels, one small break at a time: caught? (an hour)"
 	@echo "make bench         all measurements, each beside its limit (tests/bench/README.md)"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
@@ -202,6 +205,7 @@ build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
+include tests/labs/labs.mk
 include tests/tests.mk
 
 .SECONDARY:

@@ -336,7 +336,7 @@ void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     if (variant->m) /* a state is without the scale: finish_states has it */
         c.kv.v.scale = 1;
     c.memory = ref_block_scratch(dev, plan->shape.head_dim, "attention");
-    c.max = ref_scratch(dev, SCRATCH_STATE, 2 * sizeof *c.max * n_rows, "attention");
+    c.max = ref_scratch(dev, SCRATCH_Y, 2 * sizeof *c.max * n_rows, "attention");
     if (!c.memory || !c.max)
         return;
     c.l = c.max + n_rows;

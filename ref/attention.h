@@ -29,7 +29,7 @@ static inline size_t block_doubles(int head_dim) {
 
 static inline double *ref_block_scratch(struct device *dev, int head_dim, const char *op) {
     size_t n = block_doubles(head_dim) * (size_t)ref_n_threads(dev);
-    return ref_scratch(dev, SCRATCH_SOFTMAX, sizeof(double) * n, op);
+    return ref_scratch(dev, SCRATCH_X, sizeof(double) * n, op);
 }
 
 static inline struct block_memory ref_block_memory(double *scratch, int head_dim, int worker) {

@@ -14,8 +14,9 @@
 
 #include <pthread.h>
 
-/* Scratch areas that ops use at the same time; each grows to the largest size ever asked for. */
-enum ref_scratch { SCRATCH_X, SCRATCH_Y, SCRATCH_Q, SCRATCH_SOFTMAX, SCRATCH_STATE, N_SCRATCH };
+/* Scratch areas: all ops share the two, because one op runs at a time and none needs more. Each
+ * grows to the largest size ever asked for. */
+enum ref_scratch { SCRATCH_X, SCRATCH_Y, N_SCRATCH };
 
 struct ref_device {
     struct device base;

@@ -6,8 +6,10 @@ ALL_MODULES  := $(MODULES_11)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
-TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c \
-                  tests/programs.c,$(wildcard tests/*.c))
+# Of make check: the grader, which has no kernels, and the program that runs kernels for it.
+GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
+                  tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 DEMOS        := $(PHASES:%=build/release/demo%)
@@ -56,12 +58,13 @@ test: deps
 	    $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    $(call short_of,asan) $(call short_of,release) $(on_gpu)
+	    "tests/labs/test 5" $(call short_of,asan) $(call short_of,release) $(on_gpu)
 
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call all_of,release) $(call all_of,asan) \
+	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
 
 test-slow: deps
@@ -85,8 +88,9 @@ mutate: deps
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel) build/release/emu-demo4 build/release/emu-demo11 \
-            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
+              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 \
+            build/release/emu-demo11 \
+            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
 	@for b in $^; do $$b || exit 1; done
@@ -107,7 +111,9 @@ build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu
 build/$(1)/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(PROGRAMS),X($(p)))'
 build/$(1)/tests/programs.o: build/settings/programs
 build/$(1)/tests/programs: $$(call objects,$(1),$$(TEST_SOURCES) $$(SLOW_SOURCES))
-build/$(1)/tests/programs build/$(1)/tests/check_kernel: build/$(1)/tests/%: build/$(1)/tests/%.o \
+build/$(1)/tests/check_kernel: $$(call objects,$(1),$$(GRADER) $$(TEST_HELPERS) $$(ALL_MODULES))
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+build/$(1)/tests/programs build/$(1)/tests/check_candidate: build/$(1)/tests/%: build/$(1)/tests/%.o \
         $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 $(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
@@ -129,22 +135,35 @@ build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/p
 $(PROGRAMS:%=build/gpu/tests/%): build/gpu/tests/programs
 	@ln -sf programs $@
 
-# make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the two targets below it, with KERNELS=gpu
-# or emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
+# make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the targets below it, with KERNELS=gpu or
+# emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
 CHECK      := build/check/$(KERNELS)/$(OP)
 READER_emu := g++ $(filter-out -Werror,$(CXXFLAGS)) $(release_KERNEL_FLAGS) -x c++
 READER_gpu := $(NVCC) $(filter-out -Werror=%,$(NVCC_FLAGS)) -x cu
+RUNTIME    := $(filter build/release/gpu/emu/%,$(call kernel_objects,release,11))
 check: deps
 	@MAKE='$(MAKE)' tests/check '$(OP)' '$(KERNEL)' $(if $(HAVE_GPU),$(KERNELS),emu)
 check-reader:
 	@mkdir -p $(CHECK)
 	$(if $(V),,@)$(READER_$(KERNELS)) -include tests/check_reader.h -DCHECK_OP=$(OP) \
 	    -c '$(KERNEL)' -o $(CHECK)/reader.o
-	@nm $(CHECK)/reader.o | awk '$$2 == "T" && $$3 != "check_use_reader" \
-	    {print $$3, "reader_" $$3}' >$(CHECK)/names
-	@objcopy --redefine-syms=$(CHECK)/names $(CHECK)/reader.o
-$(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(ALL_MODULES)) \
-                $(call kernel_objects,release,11) $(CHECK)/reader.o
+# What our kernels call, and define; and what is no kernel's to define.
+build/check/$(KERNELS)/names: $(filter-out $(RUNTIME),$(call kernel_objects,release,11))
+	@mkdir -p $(@D)
+	@nm $^ | awk 'NF >= 2 && $$(NF - 1) ~ /[A-Z]/ {print $$NF}' | LC_ALL=C sort -u >$@
+build/check/$(KERNELS)/runtime: $(RUNTIME)
+	@mkdir -p $(@D)
+	@$(if $^,nm $^,:) | awk 'NF == 3 && $$2 ~ /[TDBR]/ {print $$3}' | LC_ALL=C sort -u >$@
+$(CHECK)/renamed.o: $(CHECK)/reader.o
+	@nm $< | awk 'NF == 3 && $$2 ~ /[TDBR]/ && $$3 != "check_use_reader" {print $$3, "reader_" $$3}' \
+	    >$(CHECK)/renamed
+	@objcopy --redefine-syms=$(CHECK)/renamed $< $@
+CANDIDATE := $(call objects,release,tests/check_candidate.c $(TEST_HELPERS) $(ALL_MODULES)) \
+             $(call kernel_objects,release,11)
+$(CHECK)/candidate: $(CANDIDATE) $(CHECK)/renamed.o
+build/check/$(KERNELS)/ours: $(CANDIDATE)
+$(CHECK)/candidate build/check/$(KERNELS)/ours:
+	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
 .PHONY: check check-reader
 

@@ -66,12 +66,8 @@ static uint32_t combine(enum emu_reduce how, uint32_t a, uint32_t b) {
         return a + b;
     case EMU_MAX:
         return max(a, b);
-    case EMU_MIN:
-        return min(a, b);
     case EMU_MAX_SIGNED:
         return (uint32_t)max((int32_t)a, (int32_t)b);
-    case EMU_MIN_SIGNED:
-        return (uint32_t)min((int32_t)a, (int32_t)b);
     }
     return 0;
 }
@@ -229,14 +225,13 @@ static void complete_mma_f16(struct emu_warp_op *const *ops, uint32_t lanes) {
 struct load_op : emu_warp_op {
     uint32_t *out;
     const void *row;
-    int n_matrices;
     bool transpose;
 };
 
 static void complete_load(struct emu_warp_op *const *ops, uint32_t lanes) {
     need_all_lanes(ops[__builtin_ctz(lanes)], lanes);
     const struct load_op *first = static_cast<struct load_op *>(ops[0]);
-    for (int i = 0; i < first->n_matrices; i++) {
+    for (int i = 0; i < 4; i++) {
         uint16_t matrix[8][8];
         for (int row = 0; row < 8; row++) {
             struct load_op *op = static_cast<struct load_op *>(ops[8 * i + row]);
@@ -290,10 +285,8 @@ uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, i
 
 uint32_t emu_warp_reduce(enum emu_reduce how, uint32_t mask, uint32_t value, const char *file,
                          int line) {
-    static const char *const names[] = {"__reduce_add_sync", "__reduce_max_sync",
-                                        "__reduce_min_sync", "__reduce_max_sync",
-                                        "__reduce_min_sync"};
-    struct reduce_op op = {{names[how], file, line, mask, complete_reduce, false}, how, value, 0};
+    const char *name = how == EMU_ADD ? "__reduce_add_sync" : "__reduce_max_sync";
+    struct reduce_op op = {{name, file, line, mask, complete_reduce, false}, how, value, 0};
     emu_warp_wait(&op);
     return op.result;
 }
@@ -317,11 +310,10 @@ void emu_mma_f16(float *d, const uint32_t *a, const uint32_t *b, const char *fil
     emu_warp_wait(&op);
 }
 
-void emu_load_matrices(uint32_t *out, int n_matrices, bool transpose, const void *row,
-                       const char *file, int line) {
+void emu_load_matrices(uint32_t *out, bool transpose, const void *row, const char *file, int line) {
     need_instruction("ldmatrix");
     struct load_op op = {
-        {"ldmatrix", file, line, all_lanes, complete_load, false}, out, row, n_matrices, transpose};
+        {"ldmatrix", file, line, all_lanes, complete_load, false}, out, row, transpose};
     emu_warp_wait(&op);
 }
 

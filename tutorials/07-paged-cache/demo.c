@@ -56,7 +56,7 @@ static int memory_and_speed(struct demo *demo, const struct workload *w, struct 
     demo_table_begin(demo, "memory_and_speed",
                      "Phase 7: caches of their own and one pool, at the fullest moment", columns,
                      7);
-    for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 4 : 2)
+    for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 8 : 2)
         result = compare(demo, w, n, err);
     return demo_table_end(demo, result);
 }
@@ -75,8 +75,9 @@ static int shrinking_pool(struct demo *demo, const struct workload *w, struct er
     int result =
         paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &serving, &first, err);
     int needed = first.most_used, least = longest_request(demo, w);
+    int n_rows = demo->options.quick ? 4 : 8;
     demo_table_begin(demo, "shrinking_pool", "The pool shrinks; the bits stay", columns, 8);
-    for (int i = 0; i < 8 && !result && !demo_interrupted(demo); i++) {
+    for (int i = 0; i < n_rows && !result && !demo_interrupted(demo); i++) {
         int n = needed * percents[i / 2] / 100;
         n = n < least ? least : n;
         options.preempt = i % 2 ? PREEMPT_SWAP : PREEMPT_RECOMPUTE;
@@ -125,7 +126,7 @@ static int tables(struct demo *demo, struct error *err) {
     struct workload once = {0}, doubled = {0};
     const char *path = demo_requests_file(demo);
     int result = demo_read_requests(demo, path, &doubled, err) || /* twice: 32 can run at once */
-                 demo_read_requests(demo, path, &doubled, err) ||
+                 (!demo->options.quick && demo_read_requests(demo, path, &doubled, err)) ||
                  memory_and_speed(demo, &doubled, err);
     workload_free(&doubled);
     if (result || demo_interrupted(demo))

@@ -3,8 +3,7 @@
 
 #include <stdlib.h>
 
-/* ---- the arrays, in one piece -----------------------------------------------------------------
- */
+/* ---- the arrays, in one piece --------------------------------------------------------------- */
 
 /* Makes room for `bytes` behind *at and moves it on. */
 static size_t place(size_t *at, size_t bytes) {
@@ -67,8 +66,7 @@ static int reserve_partial(struct device *dev, struct attention_plan *p, struct 
     return p->partial ? 0 : -1;
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
+/* ---- the plan ------------------------------------------------------------------------------- */
 
 static void fill_sequences(const struct layout *l, unsigned char *at, const struct paged_batch *b,
                            struct attention_plan *p) {
@@ -84,7 +82,7 @@ static void fill_sequences(const struct layout *l, unsigned char *at, const stru
         p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
         for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
             token_sequence[t] = i;
-        p->n_long += attention_plan_is_long(p, b, i);
+        p->n_prompts += attention_plan_is_prompt(p, b, i);
     }
 }
 
@@ -120,7 +118,7 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
 
 /* The plan is then of no sequences: what it knows of the batch before must not be run. */
 static void clear(struct attention_plan *p) {
-    p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_own = p->n_partial = 0;
+    p->n_tokens = p->n_groups = p->n_prompts = p->n_splits = p->n_own = p->n_partial = 0;
     p->shared.cascade.n_stretches = 0;
     p->prompts.n_work = 0;
     p->prompts.chains = false;
@@ -140,8 +138,8 @@ static int divide(struct device *dev, struct attention_plan *p, const struct lay
 static int fill(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
                 const struct attention_shape *shape, struct error *err) {
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
-    p->short_tokens = MOST_SHORT_ROWS / heads_per_group;
-    p->short_tokens = p->short_tokens > SHORT_TOKENS ? p->short_tokens : (int)SHORT_TOKENS;
+    p->decode_tokens = DECODE_ROWS / heads_per_group;
+    p->decode_tokens = p->decode_tokens > DECODE_TOKENS ? p->decode_tokens : (int)DECODE_TOKENS;
     int n_groups = attention_plan_count_groups(p, b, heads_per_group);
     int dim = decode_dim(shape->head_dim, true);
     int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type);
@@ -190,8 +188,7 @@ int gpu_attention_plan_form(const struct attention_plan *p) {
     return attention_plan_has_cascade(p);
 }
 
-/* ---- where rows lie ---------------------------------------------------------------------------
- */
+/* ---- where rows lie ------------------------------------------------------------------------- */
 
 /* Whether all steps are whole rows, and exponents lie as the rows do. */
 static bool in_rows(const struct kv_view *v, int head_dim) {

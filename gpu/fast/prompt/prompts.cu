@@ -63,8 +63,7 @@ static struct prompt prompt_of(const struct attention_plan *p, const struct page
     return s;
 }
 
-/* ---- how much ---------------------------------------------------------------------------------
- */
+/* ---- how much ------------------------------------------------------------------------------- */
 
 /* How many tiles an item of each sequence has, when `each` is the mean. */
 static void cut(struct prompt *s, int n, int each) {
@@ -118,8 +117,7 @@ static struct work_sizes balance(const struct attention_plan *p, const struct pa
     return n;
 }
 
-/* ---- the arrays -------------------------------------------------------------------------------
- */
+/* ---- the arrays ----------------------------------------------------------------------------- */
 
 /* Tiles, row lists and items of a sequence. base: where its work begins. */
 static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,
@@ -216,13 +214,13 @@ int attention_plan_prompts(struct device *dev, struct attention_plan *p,
                            const struct paged_batch *b, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     int blocks = gpu->n_processors * 2 / p->shape.n_kv_heads, n = 0;
-    if (!p->n_long || !gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
+    if (!p->n_prompts || !gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
         return 0;
-    struct prompt *all = (struct prompt *)malloc(sizeof *all * (size_t)p->n_long);
+    struct prompt *all = (struct prompt *)malloc(sizeof *all * (size_t)p->n_prompts);
     if (!all)
         return error_set(err, "out of memory for the plan of attention");
     for (int i = 0; i < b->n_sequences; i++)
-        if (attention_plan_is_long(p, b, i))
+        if (attention_plan_is_prompt(p, b, i))
             all[n++] = prompt_of(p, b, i);
     struct work_sizes sizes = balance(p, b, all, n, blocks > 0 ? blocks : 1);
     p->prompts.chains = sizes.chains > 0;

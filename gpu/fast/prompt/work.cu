@@ -9,8 +9,7 @@
 
 #include <stdlib.h>
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 /* An array of n elements begins *bytes behind the piece's beginning; *bytes moves behind it. */
 template <class T> static void place(T **array, unsigned char *piece, size_t *bytes, int n) {
@@ -95,8 +94,7 @@ void work_plan_upload(struct device *dev, struct work_plan *w) {
     dev->ops->upload(dev, w->device_bytes, w->host_bytes, w->bytes);
 }
 
-/* ---- row lists and items ----------------------------------------------------------------------
- */
+/* ---- row lists and items -------------------------------------------------------------------- */
 
 int work_items_of(int n_tiles, int each) {
     return n_tiles > each ? blocks_of(n_tiles, each) : 1;
@@ -151,8 +149,7 @@ struct attention_work work_plan_work(const struct work_plan *w, const struct wor
     return work;
 }
 
-/* ---- the launch of a prompt kernel -------------------------------------------------------------
- */
+/* ---- the launch of a prompt kernel ---------------------------------------------------------- */
 
 void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_kernel *k,
                                  const struct attention_arguments *a, const struct kv_views *kv,
