@@ -110,10 +110,11 @@ static int make_sequence(struct engine *e, int i, int fork_of, struct error *err
     int context = e->generator->context;
     e->in_memory[i] =
         (struct memory_request){s, positions < context ? (int)positions : context, fork_of};
-    return sequence_start(s, (uint32_t)e->n_submitted, &r->sampling, err) ||
-                   sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err)
-               ? -1
-               : 0;
+    if (sequence_start(s, (uint32_t)e->n_submitted, &r->sampling, err) ||
+        sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err))
+        return -1;
+    s->ignore_stop = r->ignore_stop;
+    return 0;
 }
 
 int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err) {
@@ -127,8 +128,10 @@ int engine_submit(struct engine *e, const struct request *request, int fork_of, 
         return error_set(err, "request %ld: %s", e->n_submitted, why.text);
     e->n = i < e->n ? e->n : i + 1;
     e->requests[i] = request;
-    if (make_sequence(e, i, fork_of, err))
+    if (make_sequence(e, i, fork_of, err)) {
+        e->requests[i] = NULL;
         return -1;
+    }
     e->n_submitted++;
     if (generator_check_prompt(e->generator, &e->answers[i].sequence, &e->answers[i].error))
         scheduler_stop(&e->scheduler, i, FINISH_ERROR, engine_now(e));

@@ -66,7 +66,7 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
  */
 static void tell_of_template(const struct demo *demo) {
     const struct options *o = &demo->options;
-    bool has_prompts = !o->random && !o->messages && !o->chat;
+    bool has_prompts = !o->random && !o->messages && !o->chat && o->serve < 0;
     if (has_prompts && !o->raw && !tokenizer_has_chatml(demo->tokenizer))
         fprintf(stderr,
                 "%s: no ChatML template in tokenizer_config.json or chat_template.jinja: prompts "
@@ -169,6 +169,8 @@ static int run_task(struct demo *demo, struct error *err) {
         return verify_prompt(demo, err);
     if (o->prompt)
         return complete_prompt(demo, err);
+    if (o->serve >= 0)
+        return demo->phase->serve(demo, err);
     if (o->random)
         return demo->phase->prompts(demo, err);
     if (o->prompts)
