@@ -202,6 +202,9 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 
+# The compiler does not tell that the page is in it.
+build/release/tutorials/12-server/page.o build/asan/tutorials/12-server/page.o: tutorials/12-server/page.html
+
 build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@

@@ -185,6 +185,7 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
         e->most_cache_bytes = memory->bytes;
     for (int i = 0; i < n; i++) {
         int job = entries[i].job;
+        e->drawn += entries[i].draws;
         if (entries[i].draws && decode(e, job, err))
             return -1;
         if (entries[i].draws && e->options->drew)

@@ -64,9 +64,9 @@ struct engine {
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
     struct plan_entry *plan;          /* [max_running] */
     struct pass_part *parts;          /* [max_running] */
-    long steps, passes;
-    int64_t most_cache_bytes; /* of all requests together, at the fullest moment */
-    double began;             /* clock_now at the start */
+    long steps, passes, drawn;        /* drawn: tokens */
+    int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */
+    double began;                     /* clock_now at the start */
 };
 
 /* An engine without requests, for `capacity` of them at once. The generator and the options, with

@@ -19,6 +19,7 @@ struct service {
     struct ticket *inbox, **inbox_end; /* in the order in which they came */
     int n_inbox;
     bool cancels; /* a ticket has been marked */
+    bool poked;
     bool stopping, ended;
     double stop_at;      /* seconds of the run: cancel what still runs then */
     struct error failed; /* why the engine ended; or empty */
@@ -180,7 +181,7 @@ static void count_now(struct service *s) {
 static bool receive(struct service *s, bool idle, struct ticket **inbox, bool *cancels, bool *all) {
     pthread_mutex_lock(&s->lock);
     count_now(s);
-    while (idle && !s->inbox && !s->cancels && !s->stopping)
+    while (idle && !s->inbox && !s->cancels && !s->stopping && !s->poked)
         pthread_cond_wait(&s->news, &s->lock);
     *inbox = s->inbox;
     *cancels = s->cancels || s->options.wait_limit > 0;
@@ -188,7 +189,7 @@ static bool receive(struct service *s, bool idle, struct ticket **inbox, bool *c
     s->inbox_end = &s->inbox;
     s->metrics.waiting += s->n_inbox;
     s->n_inbox = 0;
-    s->cancels = false;
+    s->cancels = s->poked = false;
     *all = s->stopping && engine_now(&s->engine) >= s->stop_at;
     bool goes_on = !s->stopping || s->tickets_left || *inbox;
     pthread_mutex_unlock(&s->lock);
@@ -322,6 +323,13 @@ void service_cancel(struct service *s, struct ticket *t) {
     pthread_mutex_lock(&s->lock);
     t->cancelled = true;
     s->cancels = true;
+    pthread_cond_signal(&s->news);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void service_poke(struct service *s) {
+    pthread_mutex_lock(&s->lock);
+    s->poked = true;
     pthread_cond_signal(&s->news);
     pthread_mutex_unlock(&s->lock);
 }

@@ -86,6 +86,9 @@ enum service_answer service_submit(struct service *s, struct ticket *tickets[], 
 /* The request ends within a step, if it has not ended already; done is called as ever. */
 void service_cancel(struct service *s, struct ticket *t);
 
+/* The engine thread calls `stepped` soon, also if there is nothing to do. */
+void service_poke(struct service *s);
+
 /* A copy of the counts. */
 void service_measure(struct service *s, struct service_metrics *out);
 

@@ -51,12 +51,12 @@ void live_view_update(struct live_view *view, const struct engine *e) {
     pthread_mutex_unlock(&view->lock);
     if (!wanted && view->made > 0)
         return;
-    json_t *state =
-        json_pack("{si si si sI si sI so so}", "step", (int)e->steps, "block_size",
-                  m->pool->block_size, "blocks", a->stats.total, "used", (json_int_t)a->stats.used,
-                  "waiting", e->scheduler.queue_end - e->scheduler.queue_first, "preemptions",
-                  (json_int_t)m->stats.preemptions, "references", references_json(a), "requests",
-                  requests_json(e));
+    json_t *state = json_pack("{si sI si si sI si sI so so}", "step", (int)e->steps, "tokens",
+                              (json_int_t)e->drawn, "block_size", m->pool->block_size, "blocks",
+                              a->stats.total, "used", (json_int_t)a->stats.used, "waiting",
+                              e->scheduler.queue_end - e->scheduler.queue_first, "preemptions",
+                              (json_int_t)m->stats.preemptions, "references", references_json(a),
+                              "requests", requests_json(e));
     char *text = state ? json_dumps(state, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(state);
     pthread_mutex_lock(&view->lock);

@@ -108,6 +108,7 @@ static enum MHD_Result page(struct exchange *x) {
 }
 
 static enum MHD_Result state(struct exchange *x) {
+    service_poke(x->server->service);
     char *text = live_view_text(&x->server->view);
     if (!text)
         return MHD_NO;
