@@ -263,6 +263,7 @@ int main(int argc, char **argv) {
         .prompts = paged_prompts,
         .serve = serve,
         .begin = paged_begin,
+        .fingerprint = 0x1693d29f628f8640,
     };
     return demo_main(argc, argv, &phase);
 }
