@@ -36,6 +36,8 @@ struct phase {
     /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
      * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
+    /* Serves until a signal ends it, with options.serve; NULL before phase 12. Same result. */
+    int (*serve)(struct demo *demo, struct error *err);
     bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
