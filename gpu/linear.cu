@@ -10,12 +10,14 @@
  *    dot = 65536 * high.high + 256 * (high.low + low.high) + low.low
  * 4  for few rows: weights are read once, and multiplied on tensor cores
  *    (gpu/fast/linear/few_rows.cu). Needs k % 8 == 0
+ * 5  for many rows: four products of digits on wgmma, which meet in registers
+ *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute capability 9.0
  *
- * The choice (version 0): 4 for up to 32 rows, else 3; 2 where those do not apply (measured:
- * tests/bench/README.md).
+ * The choice (version 0): 4 for up to 16 rows (32 where k is below 2048 or 5 does not apply), then
+ * 5, or 3 where 5 does not apply; 2 where these do not (measured: tests/bench/README.md).
  *
- * linear_parts: several matrices, one input. Version 4 takes them in one launch, the others one
- * after the other.
+ * linear_parts: several matrices, one input. Versions 4 and 5 take them in one launch, the others
+ * one after the other.
  */
 #include "gpu/blas.h"
 #include "gpu/fast/linear/linear.h"
@@ -97,7 +99,6 @@ static void linear_2(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 /* ---- 3: cuBLAS int8 ---------------------------------------------------------------------------
  */
 
-enum { MOST_FEW_ROWS = 32 }; /* of version 4 */
 enum { INT8_ROWS = 1024, INT8_MAX_K = 131008 }; /* 128 * 128 * k stays below 2^31 */
 
 /* sums [2 * n_tokens, 2 * n]: high and low digits of x by high and low digits of W. */
@@ -144,7 +145,7 @@ static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_to
     int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
     bool many_fit = gpu_linear_many_rows_fits(gpu, w);
     if (!version)
-        version = n_tokens <= MOST_FEW_ROWS ? 4 : many_fit ? 5 : 3;
+        version = n_tokens <= (many_fit && padded >= 2048 ? 16 : 32) ? 4 : many_fit ? 5 : 3;
     if ((version == 5 && !many_fit) || (version == 4 && !gpu_linear_few_rows_fits(gpu, w)))
         version = 3;
     if (version == 3 && (padded > INT8_MAX_K || w->n % 2))

@@ -89,7 +89,4 @@ int model_config_parse(struct model_config *out, const char *json, size_t n, con
 int model_config_parse_generation(struct model_config *c, const char *json, size_t n,
                                   const char *where, struct error *err);
 
-/* "LlamaForCausalLM", …: the name Hugging Face gives the architecture. Static. */
-const char *arch_name(enum arch arch);
-
 #endif

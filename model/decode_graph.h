@@ -25,7 +25,7 @@ struct pass_parts {
                 const struct probe *probe);
 };
 
-/* Runs the batch where it is a decoding pass and the device has a way to do that in one go: what
+/* Runs the batch in one go where it is a decoding pass and the device can: what
  * parts do, and the same bits. Returns 1; 0 when it must be run otherwise; -1 with err set. */
 int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct pass_parts *parts, struct error *err);

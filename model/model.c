@@ -1,9 +1,12 @@
 #include "model/model.h"
 
+#include "model/arithmetic.h"
 #include "model/files/checkpoint.h"
 #include "model/numerics.h"
 #include "model/rope_table.h"
 
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +14,7 @@
 #define EMBEDDING "model.embed_tokens.weight"
 #define OUTPUT "lm_head.weight"
 
-enum { NAME_BYTES = 80, ROWS_AT_ONCE = 64, LAYER_WEIGHTS = 18, OTHER_WEIGHTS = 3 };
+enum { NAME_BYTES = 80, ROWS_AT_ONCE = 32, LAYER_WEIGHTS = 18, OTHER_WEIGHTS = 3 };
 
 /* One tensor of the checkpoint, and where it goes: a matrix [n, k] or a vector [n]. */
 struct weight {
@@ -23,28 +26,25 @@ struct weight {
 
 /* ---- which tensors a model has -------------------------------------------------------------- */
 
-static struct weight *add(struct model *m, struct matrix *matrix, float **vector, int n, int k) {
+static void add(struct model *m, struct matrix *matrix, float **vector, int n, int k,
+                const char *name, ...) {
     struct weight *w = &m->weights[m->n_weights++];
+    va_list args;
     *w = (struct weight){.matrix = matrix, .vector = vector, .n = n, .k = k};
-    return w;
-}
-
-static void add_named(struct model *m, const char *name, struct matrix *matrix, float **vector,
-                      int n, int k) {
-    snprintf(add(m, matrix, vector, n, k)->name, NAME_BYTES, "%s", name);
+    va_start(args, name);
+    vsnprintf(w->name, NAME_BYTES, name, args);
+    va_end(args);
 }
 
 static void add_norm(struct model *m, int layer, const char *part, float **gain, int n) {
-    snprintf(add(m, NULL, gain, n, 0)->name, NAME_BYTES, "model.layers.%d.%s.weight", layer, part);
+    add(m, NULL, gain, n, 0, "model.layers.%d.%s.weight", layer, part);
 }
 
 static void add_linear(struct model *m, int layer, const char *part, struct matrix *matrix,
                        float **bias, int n, int k) {
-    snprintf(add(m, matrix, NULL, n, k)->name, NAME_BYTES, "model.layers.%d.%s.weight", layer,
-             part);
+    add(m, matrix, NULL, n, k, "model.layers.%d.%s.weight", layer, part);
     if (bias)
-        snprintf(add(m, NULL, bias, n, 0)->name, NAME_BYTES, "model.layers.%d.%s.bias", layer,
-                 part);
+        add(m, NULL, bias, n, 0, "model.layers.%d.%s.bias", layer, part);
 }
 
 static void list_layer(struct model *m, int i) {
@@ -77,10 +77,10 @@ static int list_weights(struct model *m, const struct checkpoint *from, struct e
         return error_set(err, "out of memory");
     bool only_output =
         c->tied && !checkpoint_find(from, EMBEDDING) && checkpoint_find(from, OUTPUT);
-    add_named(m, only_output ? OUTPUT : EMBEDDING, &m->embedding, NULL, c->vocab_size, c->hidden);
+    add(m, &m->embedding, NULL, c->vocab_size, c->hidden, only_output ? OUTPUT : EMBEDDING);
     if (!c->tied)
-        add_named(m, OUTPUT, &m->output, NULL, c->vocab_size, c->hidden);
-    add_named(m, "model.norm.weight", NULL, &m->final_norm, c->hidden, 0);
+        add(m, &m->output, NULL, c->vocab_size, c->hidden, OUTPUT);
+    add(m, NULL, &m->final_norm, c->hidden, 0, "model.norm.weight");
     for (int i = 0; i < c->n_layers; i++)
         list_layer(m, i);
     return 0;
@@ -88,63 +88,78 @@ static int list_weights(struct model *m, const struct checkpoint *from, struct e
 
 /* ---- reading them --------------------------------------------------------------------------- */
 
-static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
-                       struct error *err) {
-    int n = (int)t->shape[0], k = (int)t->shape[1], result = -1;
-    float *x = malloc(sizeof *x * ROWS_AT_ONCE * (size_t)k);
-    int16_t *q = malloc(sizeof *q * ROWS_AT_ONCE * (size_t)k);
+/* A matrix that is read, in items of ROWS_AT_ONCE. */
+struct reading {
+    struct device *dev;
+    struct matrix *w;
+    const struct tensor *tensor;
+    atomic_int first_bad; /* the lowest row that cannot be stored; w->n: none */
+    atomic_bool out_of_memory;
+};
+
+static void note_bad_row(struct reading *r, int row) {
+    int known = atomic_load(&r->first_bad);
+    while (row < known && !atomic_compare_exchange_weak(&r->first_bad, &known, row))
+        continue;
+}
+
+static void read_rows(void *context, int item) {
+    struct reading *r = context;
+    int k = r->w->k, first = item * ROWS_AT_ONCE, left = r->w->n - first;
+    int n_rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
     int8_t exponents[ROWS_AT_ONCE];
-    if (!x || !q) {
-        error_set(err, "%s: out of memory", t->file);
-        goto done;
+    float *x = malloc(sizeof *x * (size_t)k);
+    int16_t *q = malloc(sizeof *q * (size_t)n_rows * (size_t)k);
+    for (int i = 0; x && q && i < n_rows; i++) {
+        tensor_read_f32(x, r->tensor, (int64_t)(first + i) * k, k, NULL);
+        int e = num_snap_row(q + (size_t)i * (size_t)k, x, k);
+        if (e > BFP_MAX_EXPONENT)
+            note_bad_row(r, first + i);
+        exponents[i] = (int8_t)e;
     }
-    if (dev->ops->matrix_create(dev, w, n, k, err))
-        goto done;
-    for (int first = 0; first < n; first += ROWS_AT_ONCE) {
-        int rows = n - first < ROWS_AT_ONCE ? n - first : ROWS_AT_ONCE;
-        if (tensor_read_f32(x, t, (int64_t)first * k, (int64_t)rows * k, err))
-            goto done;
-        for (int r = 0; r < rows; r++) {
-            int e = num_snap_row(q + (size_t)r * (size_t)k, x + (size_t)r * (size_t)k, k);
-            if (e > BFP_MAX_EXPONENT) {
-                error_set(err,
-                          "%s: tensor \"%s\", row %d holds a NaN, an infinity or a value above "
-                          "1.7e38. Is the file damaged?",
-                          t->file, t->name, first + r);
-                goto done;
-            }
-            exponents[r] = (int8_t)e;
-        }
-        dev->ops->matrix_put(dev, w, first, rows, q, exponents);
-    }
-    result = 0;
-done:
+    if (x && q)
+        r->dev->ops->matrix_put(r->dev, r->w, first, n_rows, q, exponents);
+    else
+        atomic_store(&r->out_of_memory, true);
     free(q);
     free(x);
-    return result;
+}
+
+static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
+                       struct error *err) {
+    int n = (int)t->shape[0], k = (int)t->shape[1], n_items = (n + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    struct reading r = {.dev = dev, .w = w, .tensor = t, .first_bad = n};
+    /* Nothing is read yet: whether its type can be. */
+    if (tensor_read_f32(NULL, t, 0, 0, err) || dev->ops->matrix_create(dev, w, n, k, err))
+        return -1;
+    if (dev->ops->share_out)
+        dev->ops->share_out(dev, n_items, read_rows, &r);
+    else
+        for (int i = 0; i < n_items; i++)
+            read_rows(&r, i);
+    if (r.out_of_memory)
+        return error_set(err, "%s: out of memory", t->file);
+    if (r.first_bad < n)
+        return tensor_refuse(t, err,
+                             ", row %d holds a NaN, an infinity or a value above 1.7e38. Is the "
+                             "file damaged?",
+                             r.first_bad);
+    return 0;
 }
 
 static int read_vector(struct device *dev, float **out, const struct tensor *t, struct error *err) {
-    int n = (int)t->shape[0], result = -1;
-    float *x = malloc(sizeof *x * (size_t)n);
-    if (!x) {
-        error_set(err, "%s: out of memory", t->file);
-        goto done;
-    }
-    if (tensor_read_f32(x, t, 0, n, err))
-        goto done;
-    for (int i = 0; i < n; i++)
-        if (num_magnitude(x[i]) >= 0x7f800000u) {
-            error_set(err, "%s: tensor \"%s\", element %d is a NaN or an infinity", t->file,
-                      t->name, i);
-            goto done;
-        }
-    *out = dev->ops->alloc(dev, sizeof *x * (size_t)n, t->name, err);
-    if (!*out)
-        goto done;
-    dev->ops->upload(dev, *out, x, sizeof *x * (size_t)n);
-    result = 0;
-done:
+    int n = (int)t->shape[0];
+    size_t bytes = sizeof(float) * (size_t)n;
+    float *x = malloc(bytes);
+    int result =
+        x ? tensor_read_f32(x, t, 0, n, err) : error_set(err, "%s: out of memory", t->file);
+    for (int i = 0; i < n && !result; i++)
+        if (num_magnitude(x[i]) >= 0x7f800000u)
+            result = tensor_refuse(t, err, ", element %d is a NaN or an infinity", i);
+    if (!result && !(*out = dev->ops->alloc(dev, bytes, t->name, err)))
+        result = -1;
+    if (!result)
+        dev->ops->upload(dev, *out, x, bytes);
     free(x);
     return result;
 }
@@ -172,14 +187,13 @@ static int refuse_unread(const struct checkpoint *c, struct error *err) {
         if (checkpoint_was_needed(c, i) || is_harmless(c, t))
             continue;
         if (!strcmp(t->name, OUTPUT))
-            return error_set(err,
-                             "%s: tensor \"%s\" differs from \"%s\", but config.json says "
-                             "\"tie_word_embeddings\"",
-                             t->file, t->name, EMBEDDING);
-        return error_set(err,
-                         "%s: tensor \"%s\" belongs to no part of the model that config.json "
-                         "describes. Is this checkpoint for another config?",
-                         t->file, t->name);
+            return tensor_refuse(t, err,
+                                 " differs from \"%s\", but config.json says "
+                                 "\"tie_word_embeddings\"",
+                                 EMBEDDING);
+        return tensor_refuse(t, err,
+                             " belongs to no part of the model that config.json describes. Is "
+                             "this checkpoint for another config?");
     }
     return 0;
 }
@@ -220,7 +234,8 @@ int model_load(struct model *out, struct device *dev, const char *dir,
                const struct progress *progress, struct error *err) {
     struct checkpoint *checkpoint;
     *out = (struct model){.dev = dev};
-    if (model_config_load(&out->config, dir, err) || checkpoint_open(&checkpoint, dir, err))
+    if (arithmetic_check(err) || model_config_load(&out->config, dir, err) ||
+        checkpoint_open(&checkpoint, dir, err))
         return -1;
     int result = load_weights(out, checkpoint, progress, err);
     checkpoint_close(checkpoint);
@@ -260,34 +275,28 @@ int model_reserve_positions(struct model *m, int n_positions, struct error *err)
                          n_positions, m->config.max_positions);
     int n = n_positions > 2 * m->n_rope ? n_positions : 2 * m->n_rope;
     n = n < m->config.max_positions ? n : m->config.max_positions;
-    int half = m->config.head_dim / 2, result = -1;
-    size_t count = (size_t)n * (size_t)half, bytes = sizeof(float) * count;
-    float *host = malloc(2 * bytes), *inverse = malloc(sizeof *inverse * (size_t)half);
-    float *cosine = ops->alloc(m->dev, bytes, "rotary tables", err);
-    float *sine = ops->alloc(m->dev, bytes, "rotary tables", err);
-    if (!host || !inverse) {
-        error_set(err, "out of memory for the rotary tables");
-        goto done;
+    size_t half = (size_t)m->config.head_dim / 2, count = (size_t)n * half;
+    float *host = malloc(sizeof *host * (2 * count + half));
+    float *cosine = ops->alloc(m->dev, sizeof *host * count, "rotary tables", err);
+    float *sine = ops->alloc(m->dev, sizeof *host * count, "rotary tables", err);
+    if (!host || !cosine || !sine) {
+        free_vector(m, cosine, count);
+        free_vector(m, sine, count);
+        free(host);
+        return cosine && sine ? error_set(err, "out of memory for the rotary tables") : -1;
     }
-    if (!cosine || !sine)
-        goto done;
+    float *inverse = host + 2 * count;
     rope_inverse_frequencies(inverse, &m->config.rope, m->config.head_dim);
-    rope_fill(host, host + count, inverse, half, n);
-    ops->upload(m->dev, cosine, host, bytes);
-    ops->upload(m->dev, sine, host + count, bytes);
-    free_vector(m, m->rope_cos, (size_t)m->n_rope * (size_t)half);
-    free_vector(m, m->rope_sin, (size_t)m->n_rope * (size_t)half);
+    rope_fill(host, host + count, inverse, (int)half, n);
+    ops->upload(m->dev, cosine, host, sizeof *host * count);
+    ops->upload(m->dev, sine, host + count, sizeof *host * count);
+    free_vector(m, m->rope_cos, (size_t)m->n_rope * half);
+    free_vector(m, m->rope_sin, (size_t)m->n_rope * half);
+    free(host);
     m->rope_cos = cosine;
     m->rope_sin = sine;
     m->n_rope = n;
-    cosine = sine = NULL;
-    result = 0;
-done:
-    ops->free(m->dev, cosine, bytes);
-    ops->free(m->dev, sine, bytes);
-    free(inverse);
-    free(host);
-    return result;
+    return 0;
 }
 
 const struct matrix *model_output(const struct model *model) {

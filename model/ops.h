@@ -60,7 +60,7 @@ struct fault {
 /* Weights W[n][k] of a linear layer, each output row snapped to BFP16, in the device's own form. */
 struct matrix {
     int n, k;
-    void *mantissas;   /* cpu: double [n, k], integer-valued, as dgemm wants them */
+    void *mantissas;   /* cpu: int16 [n, k] */
     int8_t *exponents; /* [n] */
 };
 
@@ -131,11 +131,16 @@ struct ops {
     void (*close)(struct device *dev);
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
-     * how many the op of that name has (the reference: none, 0, but of attention_plan:
-     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with err
-     * set when there is no such op or version. */
+     * how many the op of that name has (0: one only). set_version picks one by number, 0 lets the
+     * op choose; -1 with err set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
+
+    /* Host code that the device's threads share out: run(context, item) once for each item
+     * 0 ... n_items - 1; returns when all are done. Items may call matrix_put, of rows of their own.
+     * NULL on a device whose ops are called from one thread only. */
+    void (*share_out)(struct device *dev, int n_items, void (*run)(void *context, int item),
+                      void *context);
 
     /* At least 64-byte aligned, contents undefined. NULL with err set (`what` names the purpose)
      * when there is not enough; bytes = 0 gives a valid pointer. free takes the same bytes; NULL is
@@ -206,7 +211,7 @@ struct ops {
                    struct bfp_rows x,            /* [n_tokens, w->k] */
                    const struct matrix *w, int n_tokens);
 
-    /* The same for several matrices, all with the same k, in one op: 1 to MOST_LINEAR_PARTS. */
+    /* linear for 1 to MOST_LINEAR_PARTS matrices that have one k, in one op. */
     void (*linear_parts)(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                          int n_parts, struct bfp_rows x, int n_tokens);
 

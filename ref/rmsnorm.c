@@ -6,7 +6,7 @@ void ref_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
                  const float *x,               /* [n_rows, n_cols] */
                  const float *gain,            /* [n_cols] */
                  int n_rows, int n_cols, int rows_per_token, double eps, int site) {
-    int16_t *q = ref_scratch(dev, SCRATCH_Q, sizeof *q * (size_t)n_cols, "rmsnorm");
+    int16_t *q = ref_scratch(dev, SCRATCH_X, sizeof *q * (size_t)n_cols, "rmsnorm");
     if (!q)
         return;
     for (int row = 0; row < n_rows; row++) {

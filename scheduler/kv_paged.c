@@ -109,9 +109,9 @@ int kv_paged_missing(const struct kv_paged *c, int n_positions) {
 /* Copies the keys and values of a whole block, in all layers. */
 static void copy_block(struct kv_pool *p, int32_t to, int32_t from) {
     for (int i = 0; i < p->n_layers; i++) {
-        struct kv_block t = kv_pool_block(p, i, to), f = kv_pool_block(p, i, from);
+        struct kv_parts t = kv_pool_block(p, i, to), f = kv_pool_block(p, i, from);
         for (int part = 0; part < 4; part++)
-            p->dev->ops->copy(p->dev, t.parts[part], f.parts[part], t.bytes[part]);
+            p->dev->ops->copy(p->dev, t.at[part], f.at[part], t.bytes[part]);
     }
 }
 
@@ -183,12 +183,12 @@ int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positio
 /* Copies a block from the pool to host memory, or from there into the pool. */
 static void transfer_block(struct kv_pool *p, int32_t block, unsigned char *host, bool out) {
     for (int i = 0; i < p->n_layers; i++) {
-        struct kv_block b = kv_pool_block(p, i, block);
+        struct kv_parts b = kv_pool_block(p, i, block);
         for (int part = 0; part < 4; part++) {
             if (out)
-                p->dev->ops->download(p->dev, host, b.parts[part], b.bytes[part]);
+                p->dev->ops->download(p->dev, host, b.at[part], b.bytes[part]);
             else
-                p->dev->ops->upload(p->dev, b.parts[part], host, b.bytes[part]);
+                p->dev->ops->upload(p->dev, b.at[part], host, b.bytes[part]);
             host += b.bytes[part];
         }
     }

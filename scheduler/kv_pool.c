@@ -17,20 +17,14 @@ int block_size_check(int block_size, struct error *err) {
 
 /* ---- poison ---------------------------------------------------------------------------------- */
 
-struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
-    const struct kv_layer *l = &p->layers[layer];
-    size_t rows = (size_t)p->block_size * (size_t)p->n_kv_heads;
-    size_t bytes = rows * (size_t)p->head_dim * (size_t)kv_type_bytes(p->type);
-    size_t exponents = kv_type_has_exponents(p->type) ? rows : 0;
-    size_t b = (size_t)block;
-    return (struct kv_block){{(char *)l->k + b * bytes, (char *)l->v + b * bytes,
-                              l->k_exponents + b * exponents, l->v_exponents + b * exponents},
-                             {bytes, bytes, exponents, exponents}};
+struct kv_parts kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
+    return kv_layer_parts(&p->layers[layer], block * p->block_size, p->block_size, p->n_kv_heads,
+                          p->head_dim, p->type);
 }
 
 /* One array serves all kinds of data: elements (INT16_MIN, INT8_MIN or NaNs), then exponents. */
 static int make_junk(struct kv_pool *p, struct error *err) {
-    struct kv_block b = kv_pool_block(p, 0, 0);
+    struct kv_parts b = kv_pool_block(p, 0, 0);
     p->junk = malloc(b.bytes[0] + b.bytes[2]);
     if (!p->junk)
         return error_set(err, "out of memory for the poison of a KV pool");
@@ -43,9 +37,9 @@ static int make_junk(struct kv_pool *p, struct error *err) {
 
 void kv_pool_poison(struct kv_pool *p, int32_t block) {
     for (int i = 0; i < p->n_layers && p->poison; i++) {
-        struct kv_block b = kv_pool_block(p, i, block);
+        struct kv_parts b = kv_pool_block(p, i, block);
         for (int part = 0; part < 4; part++)
-            p->dev->ops->upload(p->dev, b.parts[part], p->junk + (part < 2 ? 0 : b.bytes[0]),
+            p->dev->ops->upload(p->dev, b.at[part], p->junk + (part < 2 ? 0 : b.bytes[0]),
                                 b.bytes[part]);
     }
 }

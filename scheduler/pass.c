@@ -7,13 +7,13 @@
 
 /* The host arrays of a batch and of what is drawn. */
 struct pass_arrays {
-    int32_t *token_ids, *positions; /* [n_tokens] */
+    int32_t *token_ids, *positions; /* [n_tokens]; the other integers lie behind token_ids */
     int32_t *qo_indptr;             /* [n + 1] */
     int32_t *logit_rows, *drawn;    /* [n] */
+    int *kv_lens;                   /* [n] positions that are read of each sequence */
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n] */
     float *logits;                  /* [n_draws, vocab_size] */
-    int *kv_lens;                   /* [n] positions that are read of each sequence */
     struct page_table table;        /* with g->fused only */
     struct paged_batch paged;       /* the same for the ops: views of the table */
 };
@@ -24,32 +24,26 @@ static int rows_of(const struct pass_part *part) {
 
 static void free_arrays(struct pass_arrays *a) {
     free(a->token_ids);
-    free(a->positions);
-    free(a->qo_indptr);
-    free(a->logit_rows);
-    free(a->drawn);
     free(a->caches);
     free(a->how);
     free(a->logits);
-    free(a->kv_lens);
     page_table_end(&a->table);
 }
 
 static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_logits,
                       struct error *err) {
-    a->token_ids = malloc(sizeof *a->token_ids * n_tokens);
-    a->positions = malloc(sizeof *a->positions * n_tokens);
-    a->qo_indptr = malloc(sizeof *a->qo_indptr * (n + 1));
-    a->logit_rows = malloc(sizeof *a->logit_rows * n);
-    a->drawn = malloc(sizeof *a->drawn * n);
+    a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 4 * n + 1));
     a->caches = malloc(sizeof *a->caches * n);
     a->how = malloc(sizeof *a->how * n);
-    a->kv_lens = malloc(sizeof *a->kv_lens * n);
     a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
-    if (a->token_ids && a->positions && a->qo_indptr && a->logit_rows && a->drawn && a->caches &&
-        a->how && a->kv_lens && a->logits)
-        return 0;
-    return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
+    if (!a->token_ids || !a->caches || !a->how || !a->logits)
+        return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
+    a->positions = a->token_ids + n_tokens;
+    a->qo_indptr = a->positions + n_tokens;
+    a->logit_rows = a->qo_indptr + n + 1;
+    a->drawn = a->logit_rows + n;
+    a->kv_lens = a->drawn + n;
+    return 0;
 }
 
 static struct sampling sampling_of(const struct pass_part *part) {
@@ -121,7 +115,7 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
         return -1;
     if (logits)
         fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
-    if (is_stop(&g->model->config, drawn) && !g->ignore_stop)
+    if (is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
         s->finish = FINISH_STOP;
     else if (sequence_new_tokens(s) >= s->max_new)
         s->finish = FINISH_LENGTH;

@@ -226,7 +226,7 @@ void assert_matrix(struct load_fixture *f, const struct matrix *w, const char *n
     const struct writer_tensor *t = writer_find(&f->writer, name);
     assert_int_equal(w->n, t->shape[0]);
     assert_int_equal(w->k, t->shape[1]);
-    const double *mantissas = w->mantissas;
+    const int16_t *mantissas = w->mantissas;
     for (int i = 0; i < w->n; i++)
         for (int j = 0; j < w->k; j++) {
             double found = ldexp(mantissas[i * w->k + j], w->exponents[i] - 15);

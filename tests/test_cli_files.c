@@ -42,7 +42,7 @@ static void bad_files_are_named(void **state) {
         {"messages", "{}", "list"},
         {"messages", "[]", "empty"},
         {"messages", "[{\"role\": \"user\"}]", "content"},
-        {"messages", "[{\"role\": \"king\", \"content\": \"x\"}]", "king"},
+        {"messages", "[{\"role\": 3, \"content\": \"x\"}]", "role"},
         {"messages", "[{\"role\": \"user\", \"content\": \"x\"}", "line 1"},
         {"tokenize", "3", "string"},
         {"tokenize", "\"open", "line 1"},
@@ -277,7 +277,7 @@ static void rows_come_one_by_one(void **state) {
     command_free(&c);
 }
 
-/* Of a long table the first and the last rows are shown; --json has all. */
+/* A long table shows its first and last rows; --json has all. */
 static void long_tables_are_abridged(void **state) {
     (void)state;
     struct error err;

@@ -2,12 +2,14 @@
 
 # One program per file, but all are linked as one, with every module and the helpers; the others are
 # links to it (tests/programs.c).
-ALL_MODULES  := $(MODULES_11)
+ALL_MODULES  := $(MODULES_12)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
-TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c tests/check_kernel.c \
-                  tests/programs.c,$(wildcard tests/*.c))
+# Of make check: the grader, which has no kernels, and the program that runs kernels for it.
+GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
+TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
+                  tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 DEMOS        := $(PHASES:%=build/release/demo%)
@@ -34,16 +36,23 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # `make test` leaves out what takes longest, where another program, build or device does a share of
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
+                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
                 test_shared_decoding test_golden test_check
-SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=20
+SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
+BATCHES_release := 60
+BATCHES_asan    := 15
 on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
                   $(foreach t,test_golden test_shared_decoding,"SAMEBITS_DEVICE=gpu build/gpu/tests/$(t)"))
+# On the CPU, the tests of the ops once more for version 1 and for each set of instructions.
+CPU_ISAS     := plain $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2)
+on_cpu        = $(foreach t,test_ops test_shapes test_limits test_attention test_attend test_attend_faults, \
+                  "SAMEBITS_BATCHES=20 SAMEBITS_KERNEL=1 $(1)/tests/$(t)" \
+                  $(foreach i,$(CPU_ISAS),"SAMEBITS_BATCHES=20 SAMEBITS_ISA=$(i) $(1)/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
                 $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
 short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
-                $(EMU_TESTS:%=build/$(1)/%) "SAMEBITS_BATCHES=100 build/$(1)/tests/test_attention_paged"
+                $(EMU_TESTS:%=build/$(1)/%) "SAMEBITS_BATCHES=$(BATCHES_$(1)) build/$(1)/tests/test_attention_paged"
 
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
@@ -54,12 +63,15 @@ test: deps
 	    $(foreach v,1 2 3 4,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    $(call short_of,asan) $(call short_of,release) $(on_gpu)
+	    "tests/labs/test 5" $(call on_cpu,build/release) $(call short_of,asan) \
+	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
-	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call all_of,release) $(call all_of,asan) \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
+	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
+	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
 
 test-slow: deps
@@ -75,6 +87,17 @@ test-slow: deps
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
 
+# The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
+ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
+                $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
+ARM64_DEMOS  := 0 1 8 11
+test-arm64: deps
+	@tests/arm64 install
+	@$(ARM64_MAKE) $(PARALLEL) build/arm64/tests/programs $(ARM64_DEMOS:%=build/arm64/demo%)
+	@$(MAKE) --no-print-directory $(PARALLEL) $(ARM64_DEMOS:%=build/release/emu-demo%)
+	@tests/arm64 run $(ARM64_DEMOS)
+.PHONY: test-arm64
+
 # Breaks the kernels on purpose, one by one: do the tests notice?
 .PHONY: mutate
 mutate: deps
@@ -83,8 +106,9 @@ mutate: deps
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel) build/release/emu-demo4 build/release/emu-demo11 \
-            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) \
+              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 \
+            build/release/emu-demo11 \
+            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
 	@for b in $^; do $$b || exit 1; done
@@ -93,19 +117,22 @@ fuzz: deps
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
-	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts || exit 1; \
+	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
+	        tests/fixtures/chat_templates || exit 1; \
 	done
 
 define test_rules
 build/$(1)/tests/emu/%.cu.o: tests/emu/%.cu
 	@mkdir -p $$(@D)
-	$$(call say,g++)g++ $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_KERNEL_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 build/$(1)/tests/emu/%: build/$(1)/tests/emu/%.cu.o $$(filter build/$(1)/gpu/emu/%,$$(call emu_objects,$(1),11))
-	$$(call say,g++)g++ $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+	$$(call say,g++)$$(CXX) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(PROGRAMS),X($(p)))'
 build/$(1)/tests/programs.o: build/settings/programs
 build/$(1)/tests/programs: $$(call objects,$(1),$$(TEST_SOURCES) $$(SLOW_SOURCES))
-build/$(1)/tests/programs build/$(1)/tests/check_kernel: build/$(1)/tests/%: build/$(1)/tests/%.o \
+build/$(1)/tests/check_kernel: $$(call objects,$(1),$$(GRADER) $$(TEST_HELPERS) $$(ALL_MODULES))
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
+build/$(1)/tests/programs build/$(1)/tests/check_candidate: build/$(1)/tests/%: build/$(1)/tests/%.o \
         $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 $(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
@@ -114,6 +141,10 @@ endef
 $(eval $(call setting,programs,$(PROGRAMS)))
 $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
+$(eval $(call test_rules,arm64))
+
+$(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
 
 build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
@@ -127,28 +158,41 @@ build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/p
 $(PROGRAMS:%=build/gpu/tests/%): build/gpu/tests/programs
 	@ln -sf programs $@
 
-# make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the two targets below it, with KERNELS=gpu
-# or emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
+# make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the targets below it, with KERNELS=gpu or
+# emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
 CHECK      := build/check/$(KERNELS)/$(OP)
 READER_emu := g++ $(filter-out -Werror,$(CXXFLAGS)) $(release_KERNEL_FLAGS) -x c++
 READER_gpu := $(NVCC) $(filter-out -Werror=%,$(NVCC_FLAGS)) -x cu
+RUNTIME    := $(filter build/release/gpu/emu/%,$(call kernel_objects,release,11))
 check: deps
 	@MAKE='$(MAKE)' tests/check '$(OP)' '$(KERNEL)' $(if $(HAVE_GPU),$(KERNELS),emu)
 check-reader:
 	@mkdir -p $(CHECK)
 	$(if $(V),,@)$(READER_$(KERNELS)) -include tests/check_reader.h -DCHECK_OP=$(OP) \
 	    -c '$(KERNEL)' -o $(CHECK)/reader.o
-	@nm $(CHECK)/reader.o | awk '$$2 == "T" && $$3 != "check_use_reader" \
-	    {print $$3, "reader_" $$3}' >$(CHECK)/names
-	@objcopy --redefine-syms=$(CHECK)/names $(CHECK)/reader.o
-$(CHECK)/check: $(call objects,release,tests/check_kernel.c $(TEST_HELPERS) $(ALL_MODULES)) \
-                $(call kernel_objects,release,11) $(CHECK)/reader.o
+# What our kernels call, and define; and what is no kernel's to define.
+build/check/$(KERNELS)/names: $(filter-out $(RUNTIME),$(call kernel_objects,release,11))
+	@mkdir -p $(@D)
+	@nm $^ | awk 'NF >= 2 && $$(NF - 1) ~ /[A-Z]/ {print $$NF}' | LC_ALL=C sort -u >$@
+build/check/$(KERNELS)/runtime: $(RUNTIME)
+	@mkdir -p $(@D)
+	@$(if $^,nm $^,:) | awk 'NF == 3 && $$2 ~ /[TDBR]/ {print $$3}' | LC_ALL=C sort -u >$@
+$(CHECK)/renamed.o: $(CHECK)/reader.o
+	@nm $< | awk 'NF == 3 && $$2 ~ /[TDBR]/ && $$3 != "check_use_reader" {print $$3, "reader_" $$3}' \
+	    >$(CHECK)/renamed
+	@objcopy --redefine-syms=$(CHECK)/renamed $< $@
+CANDIDATE := $(call objects,release,tests/check_candidate.c $(TEST_HELPERS) $(ALL_MODULES)) \
+             $(call kernel_objects,release,11)
+$(CHECK)/candidate: $(CANDIDATE) $(CHECK)/renamed.o
+build/check/$(KERNELS)/ours: $(CANDIDATE)
+$(CHECK)/candidate build/check/$(KERNELS)/ours:
+	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_$(KERNELS)) $(LIBS) -lcmocka
 .PHONY: check check-reader
 
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c) \
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)

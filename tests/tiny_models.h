@@ -22,7 +22,7 @@ enum { N_TINY_MODELS = 4 }; /* MHA, GQA and MQA; head dims 16 to 128; contexts o
 void tiny_model_open(struct tiny_model *t, int which);
 void tiny_model_close(struct tiny_model *t);
 
-/* The same for the model in data/model. */
+/* tiny_model_open for the model in data/model. */
 void shipped_model_open(struct tiny_model *t);
 void shipped_model_close(struct tiny_model *t);
 
@@ -32,8 +32,8 @@ void shipped_model_close(struct tiny_model *t);
 struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint32_t id,
                              int max_prompt, int max_new);
 
-/* The request's prompt and options answered by generate() alone; with its id only if it has no seed.
- * The caller ends it. */
+/* The request's prompt and options answered by generate() alone; with its id only if it has no
+ * seed. The caller ends it. */
 struct sequence tiny_alone(struct tiny_model *t, const struct sequence *request);
 
 /* Fails unless both have the same ids, end and fingerprint. */

@@ -24,7 +24,7 @@ struct run_counts {
 void check_random_workloads(struct tiny_model *model, struct random *r, int n,
                             enum run_caches caches, struct run_counts *counts);
 
-/* The same on the model in data/model. */
+/* check_random_workloads on the model in data/model. */
 void check_shipped_workloads(uint64_t seed, int n, enum run_caches caches);
 
 /* A clock for the engine: context is a double, the time, which moves a little whenever somebody

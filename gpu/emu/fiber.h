@@ -16,7 +16,7 @@
 #include <stddef.h>
 
 /* -DFIBER_USES_UCONTEXT takes the portable way everywhere, to test it. */
-#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(FIBER_USES_UCONTEXT)
+#if !defined(__x86_64__) && !defined(FIBER_USES_UCONTEXT)
 #define FIBER_USES_UCONTEXT
 #endif
 

@@ -36,8 +36,8 @@ static int common_tiles(const struct paged_batch *b, int i, int j, int tile, int
     return common < 0 ? 0 : common < most ? common : most;
 }
 
-/* Of members[begin ... end - 1], those that go on alike from `tile` become stretches of that depth;
- * they stay in this part of the members, in another order. */
+/* The members begin ... end - 1 that go on alike from `tile` become stretches of that depth; they
+ * stay in this part of the members, in another order. */
 static void find_stretches(struct cascade *c, const struct paged_batch *b, int begin, int end,
                            int tile, int depth) {
     int32_t *members = c->members;

@@ -52,13 +52,13 @@ static void bench_rows(void) {
     }
     for (int v = 1; v <= 2; v++) {
         use_version("add_rmsnorm", v);
-        print_memory(
-            "add_rmsnorm", v,
-            seconds(8,
-                    [&](int) {
-                        dev->ops->add_rmsnorm(dev, y, snapped, x, z, gain, ROWS, COLS, 1e-6, 0, 1);
-                    }),
-            18.0 * (double)count);
+        print_memory("add_rmsnorm", v,
+                     seconds(8,
+                             [&](int) {
+                                 dev->ops->add_rmsnorm(dev, y, snapped, x, z, gain, ROWS, COLS,
+                                                       1e-6, 0, 1);
+                             }),
+                     18.0 * (double)count);
     }
     for (int v = 1; v <= 2; v++) {
         use_version("silu_mul", v);
@@ -66,16 +66,12 @@ static void bench_rows(void) {
                      seconds(8, [&](int) { dev->ops->silu_mul(dev, y, x, z, count); }),
                      12.0 * (double)count);
     }
-    for (int v = 1; v <= 2; v++) {
-        use_version("rope", v);
-        print_memory("rope", v,
-                     seconds(8,
-                             [&](int) {
-                                 dev->ops->rope(dev, y, positions, table, table, ROWS, COLS / 128,
-                                                128);
-                             }),
-                     8.0 * (double)count);
-    }
+    print_memory("rope", 1,
+                 seconds(8,
+                         [&](int) {
+                             dev->ops->rope(dev, y, positions, table, table, ROWS, COLS / 128, 128);
+                         }),
+                 8.0 * (double)count);
     for (int v = 1; v <= 2; v++) {
         use_version("snap_rows", v);
         print_memory("snap_rows", v,
@@ -139,36 +135,7 @@ static void bench_linear(void) {
     printf("\nlinear, N = K = %d: 2 bytes a weight; cuBLAS bf16 of the same shape beside it\n"
            "rows    version         us  weights TB/s  of a copy   TFLOP/s   bf16 TFLOP/s\n",
            N);
-    if (getenv("L5_SMALL")) {
-        for (int k : {256, 512, 1024, 2048}) {
-            std::vector<struct matrix> u;
-            for (int i = 0; i < COPIES; i++)
-                u.push_back(random_matrix(N, k, (unsigned)i + 1));
-            for (int m : {16, 32, 64, 128}) {
-                printf("k %d, rows %d: v3 ", k, m);
-                auto one = [&](int i) { dev->ops->linear(dev, y, snapped, &u[(size_t)(i % COPIES)], m); };
-                use_version("linear", 3);
-                printf("%.1f v4 ", graph_seconds(COPIES * 2, one) * 1e6);
-                use_version("linear", 4);
-                printf("%.1f; ", graph_seconds(COPIES * 2, one) * 1e6);
-                use_version("linear", 5);
-                const char *name[] = {"0", "1", "2", "3", "4"};
-                for (int t = 1; t < 5; t++)
-                    for (int i = 1; i < 4; i++) {
-                        setenv("L5_TILE", name[t], 1);
-                        setenv("L5_SPLIT", name[i], 1);
-                        printf(" %d/%d: %.1f", t, 8 >> i, graph_seconds(COPIES * 2, one) * 1e6);
-                    }
-                unsetenv("L5_TILE");
-                unsetenv("L5_SPLIT");
-                printf("\n");
-            }
-        }
-        return;
-    }
     for (int m : rows) {
-        if (getenv("L5_ROWS") && m != atoi(getenv("L5_ROWS")))
-            continue;
         double bf16 = bf16_seconds(m), flop = 2.0 * m * N * N;
         for (int v = 2; v <= dev->ops->versions("linear"); v++) {
             if (v == 4 && m > 256)
@@ -177,21 +144,6 @@ static void bench_linear(void) {
             auto one = [&](int i) {
                 dev->ops->linear(dev, y, snapped, &w[(size_t)(i % COPIES)], m);
             };
-            if (v < 5 || getenv("L5_ROWS"))
-                if (v != 5)
-                    continue;
-            if (v == 5 && m > 8 && m <= 256) {
-                const char *name[] = {"0", "1", "2", "3", "4"};
-                for (int t = 1; t < 5; t++)
-                    for (int i = 1; i < 4; i++) {
-                        setenv("L5_TILE", name[t], 1);
-                        setenv("L5_SPLIT", name[i], 1);
-                        printf("  %d/%d: %.1f", t, 8 >> i, graph_seconds(COPIES * 2, one) * 1e6);
-                    }
-                unsetenv("L5_TILE");
-                unsetenv("L5_SPLIT");
-                printf("\n");
-            }
             double s = v == 2 ? seconds(2, one) : graph_seconds(COPIES * 2, one);
             printf("%-7d %7d %10.1f %13.2f %8.0f %% %9.1f %14.1f\n", m, v, s * 1e6,
                    2.0 * N * N / s / 1e12, 2.0 * N * N / s / 1e12 / copy_tbs * 100, flop / s / 1e12,

@@ -1,0 +1,112 @@
+#include "tests/labs/grade.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *lab_how_name(enum lab_how how) {
+    static const char *const names[] = {
+        [LAB_PASSED] = "passed",   [LAB_WRONG] = "wrong",   [LAB_UNWRITTEN] = "not written",
+        [LAB_MEMORY] = "memory",   [LAB_LEAKED] = "leak",   [LAB_UNDEFINED] = "undefined",
+        [LAB_HUNG] = "endless",    [LAB_CRASHED] = "crash", [LAB_STOPPED] = "stopped",
+        [LAB_SKIPPED] = "skipped",
+    };
+    return names[how];
+}
+
+/* The line on which the learner's file defines a function: the name is not indented there. 0: none.
+ */
+static int line_of(const char *source, const char *function) {
+    char line[1024], call[128];
+    int number = 0, found = 0;
+    FILE *file = fopen(source, "r");
+    snprintf(call, sizeof call, "%s(", function);
+    while (file && !found && fgets(line, sizeof line, file)) {
+        number++;
+        const char *at = strstr(line, call);
+        if (at && !strchr(" \t/*#", line[0]) && !strchr(line, ';'))
+            found = number;
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+/* {name} becomes the name and the line of that function. */
+static void print_hint(const char *hint, const char *source) {
+    while (*hint) {
+        size_t n = strcspn(hint, "{");
+        printf("%.*s", (int)n, hint);
+        hint += n;
+        const char *end = *hint ? strchr(hint, '}') : NULL;
+        if (!end)
+            break;
+        char name[96];
+        snprintf(name, sizeof name, "%.*s", (int)(end - hint - 1), hint + 1);
+        int line = line_of(source, name);
+        printf("%s", name);
+        if (line)
+            printf(" (%s:%d)", source, line);
+        hint = end + 1;
+    }
+    printf("\n");
+}
+
+static void print_difference(const struct lab_finding *f, const char *indent) {
+    printf("%s%s", indent, f->label);
+    if (f->unit[0])
+        printf(", %s %ld", f->unit, f->index);
+    if (f->expected[0] == '#')
+        printf(": other bits than expected\n");
+    else
+        printf(": expected %s, found %s\n", f->expected, f->found);
+    for (int i = 0; i < 2; i++)
+        if (f->where[i][0])
+            printf("%s%s: %s\n", indent, i ? "found   " : "expected", f->where[i]);
+}
+
+static void print_failure(const struct lab_finding *f, const char *indent) {
+    static const char *const what[] = {
+        [LAB_MEMORY] = "memory that is not yours",
+        [LAB_UNDEFINED] = "undefined behaviour",
+        [LAB_LEAKED] = "a leak",
+        [LAB_CRASHED] = "a crash",
+        [LAB_HUNG] = "an endless loop",
+        [LAB_STOPPED] = "no end",
+    };
+    printf("%s%s: %s\n", indent, what[f->how], f->report);
+    if (f->label[0])
+        printf("%sthe last note before it: %s\n", indent, f->label);
+}
+
+/* The function's task once, then its name. */
+static void print_not_written(const struct lab_finding *f, const char *indent) {
+    bool is_known = false;
+    for (const struct lab_finding *other = f->all; other < f && !is_known; other++)
+        is_known = other->how == LAB_UNWRITTEN && !strcmp(other->report, f->report);
+    int n = is_known ? (int)strcspn(f->report, ":") : (int)strlen(f->report);
+    printf("%snot written yet: %.*s\n", indent, n, f->report);
+}
+
+void lab_explain(const struct lab_finding *f, const char *source, int level, const char *indent) {
+    if (f->how == LAB_UNWRITTEN) {
+        print_not_written(f, indent);
+        return;
+    }
+    if (f->how == LAB_SKIPPED) {
+        printf("%snot run\n", indent);
+        return;
+    }
+    printf("%sthe smallest input that shows it: %s = %d\n", indent, f->check->input, f->size);
+    if (f->how == LAB_WRONG)
+        print_difference(f, indent);
+    else
+        print_failure(f, indent);
+    if (!f->cause)
+        return;
+    for (int i = 0; i < level; i++) {
+        printf("%shint %d: ", indent, i + 1);
+        print_hint(f->cause->hints[i], source);
+    }
+    if (level < 3)
+        printf("%s        (HINT=%d says more)\n", indent, level + 1);
+}
