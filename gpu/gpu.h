@@ -60,6 +60,12 @@ enum gpu_scratch {
 };
 
 enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
+enum { N_SPLITS = 3 };        /* of a sum in linear: 4, 2, 1 parts */
+
+/* Clusters of n_blocks blocks, of which at_once run at the same time; 0: not asked for. */
+struct linear_clusters {
+    int n_blocks, at_once;
+};
 
 struct gpu_device {
     struct device base;
@@ -92,6 +98,7 @@ struct gpu_device {
             int n_blocks, at_once; /* at_once: clusters of so many blocks that run at once */
         } clusters[N_CLUSTER_SIZES];
     } step;
+    struct linear_clusters linear_clusters[3][N_SPLITS]; /* of linear_5, for each kind of tile */
     struct {
         void *data;
         size_t bytes;

@@ -109,8 +109,9 @@ inline int __reduce_max_sync(unsigned mask, int value, EMU_PLACE) {
 
 /* ---- what gpu/ptx/tensor_core.h calls ------------------------------------------------------- */
 
+/* n: as many matrices b, one after the other; those of d, too. */
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
-             const char *file, int line);
+             const char *file, int line, int n = 1);
 void emu_mma_f16(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line);
 void emu_load_matrices(uint32_t *out, bool transpose, const void *row, const char *file, int line);
 void emu_copy_start(void *to, const void *from, size_t from_bytes);

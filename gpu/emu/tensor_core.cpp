@@ -105,6 +105,7 @@ struct mma_op : emu_warp_op {
     int32_t *d;
     const uint32_t *a, *b;
     bool a_signed, b_signed;
+    int n; /* matrices b */
 };
 
 /* Both operands by their k: the bytes that the lanes hold, and what they mean. */
@@ -119,6 +120,27 @@ static void widen(int16_t *to, const uint8_t *from, int n, bool is_signed) {
         to[i] = (int16_t)((from[i] ^ sign) - sign);
 }
 
+/* The product with matrix number `which` of b. */
+static void multiply(struct emu_warp_op *const *ops, struct mma_operands *x, bool b_signed,
+                     int which) {
+    for (int lane = 0; lane < WARP; lane++) {
+        const uint32_t *b = static_cast<const struct mma_op *>(ops[lane])->b + 2 * which;
+        memcpy(&x->b_bytes[lane / 4][lane % 4 * 4], &b[0], 4);
+        memcpy(&x->b_bytes[lane / 4][lane % 4 * 4 + 16], &b[1], 4);
+    }
+    widen(x->b[0], x->b_bytes[0], MMA_N * MMA_K, b_signed);
+    for (int lane = 0; lane < WARP; lane++) {
+        int32_t *d = static_cast<const struct mma_op *>(ops[lane])->d + 4 * which;
+        for (int i = 0; i < 4; i++) {
+            const int16_t *row = x->a[lane / 4 + i / 2 * 8], *column = x->b[lane % 4 * 2 + i % 2];
+            int32_t sum = 0;
+            for (int k = 0; k < MMA_K; k++)
+                sum += row[k] * column[k];
+            d[i] = (int32_t)((uint32_t)d[i] + (uint32_t)sum);
+        }
+    }
+}
+
 /* Collects a and b from all lanes, multiplies, and hands out d. */
 static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
     const struct mma_op *first = static_cast<struct mma_op *>(ops[__builtin_ctz(lanes)]);
@@ -131,21 +153,10 @@ static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
         memcpy(&x.a_bytes[g + 8][k], &op->a[1], 4);
         memcpy(&x.a_bytes[g][k + 16], &op->a[2], 4);
         memcpy(&x.a_bytes[g + 8][k + 16], &op->a[3], 4);
-        memcpy(&x.b_bytes[g][k], &op->b[0], 4);
-        memcpy(&x.b_bytes[g][k + 16], &op->b[1], 4);
     }
     widen(x.a[0], x.a_bytes[0], MMA_M * MMA_K, first->a_signed);
-    widen(x.b[0], x.b_bytes[0], MMA_N * MMA_K, first->b_signed);
-    for (int lane = 0; lane < WARP; lane++) {
-        struct mma_op *op = static_cast<struct mma_op *>(ops[lane]);
-        for (int i = 0; i < 4; i++) {
-            const int16_t *row = x.a[lane / 4 + i / 2 * 8], *column = x.b[lane % 4 * 2 + i % 2];
-            int32_t sum = 0;
-            for (int k = 0; k < MMA_K; k++)
-                sum += row[k] * column[k];
-            op->d[i] = (int32_t)((uint32_t)op->d[i] + (uint32_t)sum);
-        }
-    }
+    for (int i = 0; i < first->n; i++)
+        multiply(ops, &x, first->b_signed, i);
 }
 
 enum { MMA_F16_K = 16 };
@@ -260,10 +271,10 @@ void emu_warp_sync(uint32_t mask, const char *file, int line) {
 }
 
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
-             const char *file, int line) {
+             const char *file, int line, int n) {
     need_instruction("mma");
     struct mma_op op = {
-        {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed};
+        {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed, n};
     emu_warp_wait(&op);
 }
 
