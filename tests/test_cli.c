@@ -37,7 +37,8 @@ static void bad_options_are_named(void **state) {
         {"--cache paged --prompt x", "--cache paged", "dynamic or static"},
         {"--device tpu --prompt x", "--device tpu", "cpu"},
         {"--kernel linear --prompt x", "--kernel linear", "OP=N"},
-        {"--kernel linear=2 --prompt x", "--kernel linear=2", "one version"},
+        {"--kernel embed=2 --prompt x", "--kernel embed=2", "one version"},
+        {"--kernel linear=3 --prompt x", "--kernel linear=3", "versions 1 and 2"},
         {"--kernel nosuch=0 --prompt x", "\"nosuch\"", "attention_plan, which has 1 and 2"},
         {"--kernel attention_plan=1 --kernel nosuch=1 --prompt x", "nosuch=1", "attention_plan"},
         {"--kernel nosuch=1 --kernel attention_plan=1 --prompt x", "nosuch=1", "attention_plan"},
@@ -94,10 +95,10 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "Ops with versions: snap_rows, linear, "));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel rope=9 --prompt x",
+    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel add=9 --prompt x",
                      build_folder(NULL));
     assert_int_equal(c.status, 2);
-    assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
+    assert_non_null(strstr(c.err, "add has versions 1 to 2"));
     command_free(&c);
     c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x",
                      build_folder(NULL));
