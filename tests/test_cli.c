@@ -39,7 +39,7 @@ static void bad_options_are_named(void **state) {
         {"--kernel linear --prompt x", "--kernel linear", "OP=N"},
         {"--kernel embed=2 --prompt x", "--kernel embed=2", "one version"},
         {"--kernel linear=3 --prompt x", "--kernel linear=3", "versions 1 and 2"},
-        {"--kernel nosuch=0 --prompt x", "\"nosuch\"", "attention_plan, which has 1 and 2"},
+        {"--kernel nosuch=0 --prompt x", "\"nosuch\"", "attention_plan have 1 and 2"},
         {"--kernel attention_plan=1 --kernel nosuch=1 --prompt x", "nosuch=1", "attention_plan"},
         {"--kernel nosuch=1 --kernel attention_plan=1 --prompt x", "nosuch=1", "attention_plan"},
         {"--kernel attention_plan=1 --kernel attention_plan=2 --prompt x",
