@@ -6,9 +6,9 @@ WERROR   ?= -Werror
 # The bits do not depend on the instruction set (tutorials/numerics.md), so the release build may
 # use all of this machine's; the sanitizer build uses the oldest, and the tests compare the two.
 ARCH     := -march=native
-PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash
+PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash libmicrohttpd
 APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev libutf8proc-dev \
-            libxxhash-dev libcmocka-dev
+            libxxhash-dev libmicrohttpd-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 # The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
@@ -55,7 +55,7 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
@@ -81,6 +81,9 @@ CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
 $(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))
 CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
+MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
+              $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
+CUDA_12   := $(CUDA_10)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -104,6 +107,7 @@ help:
 	@echo "make phase9        build ./demo: attention over any cache layout, with any mask and score"
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
+	@echo "make phase12       build ./demo: a server that clients of OpenAI's API talk to"
 	@echo "make test          the tests, as release and under ASan and UBSan (5 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (15 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
@@ -219,6 +223,9 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 $(eval $(call rules,arm64))
+
+# The compiler does not tell that the page is in it.
+build/release/tutorials/12-server/page.o build/asan/tutorials/12-server/page.o: tutorials/12-server/page.html
 
 build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)

@@ -45,7 +45,8 @@ static __device__ __forceinline__ float dot_with_key(const struct kv_layer *kv, 
     return (float)(dot & -256);
 }
 
-__global__ static void __launch_bounds__(TILE)
+/* (One block a processor is promised: registers for 16 loads at a time.) */
+__global__ static void __launch_bounds__(TILE, 1)
     attention_1(struct attention_arguments a, struct kv_layer kv) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);

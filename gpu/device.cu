@@ -218,4 +218,4 @@ const struct ops TABLE = {.name = NAME,
                           .versions = versions,
                           .set_version = set_version,
                           .share_out = NULL,
-                          GPU_OPS(OP, OP)};
+                          GPU_RUNTIME(OP) GPU_OPS(OP, OP)};

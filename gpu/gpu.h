@@ -216,15 +216,18 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
 }
 
 /*
- * The ops, in the order of struct ops (model/ops.h), which describes them; each is a function
- * gpu_... with the type that it has there. LATER_OP: those of phase 8 and later.
+ * The functions of the table, in the order of struct ops (model/ops.h), which describes them; each
+ * is called gpu_... and has the type that it has there. LATER_OP: those of phase 8 and later.
+ * (tests/check reads the names of the ops here.)
  */
 /* clang-format off */
-#define GPU_OPS(OP, LATER_OP)                                                                      \
+#define GPU_RUNTIME(OP)                                                                            \
     OP(alloc) OP(free) OP(alloc_host_visible) OP(free_host_visible) OP(available)                  \
     OP(upload) OP(download) OP(copy) OP(sync)                                                      \
     OP(graph_begin) OP(graph_end) OP(graph_run) OP(graph_free) OP(memory_changes)                  \
-    OP(matrix_create) OP(matrix_put) OP(matrix_free)                                               \
+    OP(matrix_create) OP(matrix_put) OP(matrix_free)
+
+#define GPU_OPS(OP, LATER_OP)                                                                      \
     OP(embed) OP(take_rows) OP(snap_rows) OP(linear) OP(linear_parts) OP(add_bias)                 \
     OP(rmsnorm) OP(add_rmsnorm) OP(rope) OP(norm_rope) OP(kv_append) OP(kv_gather) OP(attention)   \
     LATER_OP(attention_plan_new) LATER_OP(attention_plan_free) LATER_OP(attention_plan)            \
@@ -233,6 +236,7 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
 /* clang-format on */
 
 #define DECLARE_OP(name) std::remove_pointer_t<decltype(ops::name)> gpu_##name;
+GPU_RUNTIME(DECLARE_OP)
 GPU_OPS(DECLARE_OP, DECLARE_OP)
 #undef DECLARE_OP
 

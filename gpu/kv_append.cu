@@ -4,16 +4,26 @@
  * and a second one (y = 1) for its values; a warp takes the row of a head, and then of others.
  *
  * It runs once in each layer of every step, and is so short that the time goes into waiting for
- * single instructions. So the engine's own type has a kernel of its own, a division has 32 bits or
- * is left out, and the slot is looked up before the kernel that makes the rows has ended.
+ * single instructions. So what the engine has, rows of bfp16, has a kernel of its own; a row stays
+ * in registers; and the slot is looked up before the kernel that makes the rows has ended.
  */
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { MOST_WARPS = 8 };
+enum { MOST_WARPS = 8, EACH = 4 /* elements of a row that a lane has at a time */ };
 
-/* BFP16: both views are of that type. */
-template <bool BFP16>
+/* The elements of a row from number `first` on that a lane has; zeros behind the end. */
+static __device__ __forceinline__ void load(float (&x)[EACH], const float *from, int first,
+                                            int head_dim) {
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int d = first + (int)threadIdx.x + 32 * i;
+        x[i] = d < head_dim ? from[d] : 0;
+    }
+}
+
+/* ROWS: both views are of bfp16, rows in one piece. */
+template <bool ROWS>
 __global__ static void __launch_bounds__(MOST_WARPS * 32)
     kv_append_1(struct kv_views kv, const float *k, const float *v, const int64_t *slots,
                 int page_size, int n_kv_heads, int head_dim, int site_k, int site_v,
@@ -23,31 +33,50 @@ __global__ static void __launch_bounds__(MOST_WARPS * 32)
     bool values = blockIdx.y == 1;
     int64_t slot = slots[token]; /* which a copy has brought, no kernel */
     const struct kv_view to = values ? kv.v : kv.k;
-    enum kv_type type = BFP16 ? KV_BFP16 : to.type;
-    bool in_one_piece = to.element_step == 1 && to.group_step == to.x;
+    enum kv_type type = ROWS ? KV_BFP16 : to.type;
     int64_t page = slot <= INT32_MAX ? (int)slot / page_size : slot / page_size;
     int64_t position = slot - page * page_size;
     wait_for_previous_kernel();
     if (slot < 0)
         return;
+    UNROLL_1
     for (int head = (int)threadIdx.y; head < n_kv_heads; head += (int)blockDim.y) {
         const float *from = (values ? v : k) +
                             ((size_t)token * (size_t)n_kv_heads + (size_t)head) * (size_t)head_dim;
         int64_t row = kv_view_row(&to, page, position, head);
         uint32_t largest = 0;
-        for (int d = lane; d < head_dim; d += 32)
-            largest = max(largest, num_magnitude(from[d]));
+        float x[EACH];
+        UNROLL_1
+        for (int first = 0; first < head_dim; first += 32 * EACH) {
+            load(x, from, first, head_dim);
+            UNROLL
+            for (int i = 0; i < EACH; i++)
+                largest = max(largest, num_magnitude(x[i]));
+        }
         int e = kv_stored_exponent(type, warp_max(largest));
         bool bad = e > BFP_MAX_EXPONENT; /* it becomes a row of zeros */
-        for (int d = lane; d < head_dim; d += 32)
-            kv_store_bits(to.data, type, row + (in_one_piece ? d : kv_view_element(&to, d)),
-                          bad ? 0 : kv_bits(type, from[d], e, to.scale));
+        UNROLL_1
+        for (int first = 0; first < head_dim; first += 32 * EACH) {
+            if (head_dim > 32 * EACH)
+                load(x, from, first, head_dim);
+            UNROLL
+            for (int i = 0; i < EACH; i++) {
+                int d = first + lane + 32 * i;
+                if (d < head_dim)
+                    kv_store_bits(to.data, type, row + (ROWS ? d : kv_view_element(&to, d)),
+                                  bad ? 0 : kv_bits(type, x[i], e, to.scale));
+            }
+        }
         if (bad && lane == 0)
             gpu_fault(fault, values ? site_v : site_k, token);
         if (kv_type_has_exponents(type) && lane == 0)
             to.exponents[kv_view_exponent(&to, page, position, head)] =
                 (int8_t)(bad ? BFP_MIN_EXPONENT : e);
     }
+}
+
+static bool is_row(const struct kv_view *v) {
+    return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x;
 }
 
 void gpu_kv_append(struct device *dev, const struct kv_views *kv,
@@ -57,8 +86,8 @@ void gpu_kv_append(struct device *dev, const struct kv_views *kv,
                    int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
                    int site_v) {
     struct gpu_device *gpu = gpu_of(dev);
-    bool bfp16 = kv->k.type == KV_BFP16 && kv->v.type == KV_BFP16;
-    auto kv_append = bfp16 ? kv_append_1<true> : kv_append_1<false>;
+    bool rows = is_row(&kv->k) && is_row(&kv->v);
+    auto kv_append = rows ? kv_append_1<true> : kv_append_1<false>;
     if (n_tokens)
         GPU_LAUNCH_EARLY(gpu, kv_append, dim3((unsigned)n_tokens, 2),
                          dim3(32, (unsigned)min(n_kv_heads, (int)MOST_WARPS)), 0, *kv, k, v, slots,

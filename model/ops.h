@@ -131,8 +131,8 @@ struct ops {
     void (*close)(struct device *dev);
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
-     * how many the op of that name has (0: one only). set_version picks one by number, 0 lets the op
-     * choose; -1 with err set when there is no such op or version. */
+     * how many the op of that name has (0: one only). set_version picks one by number, 0 lets the
+     * op choose; -1 with err set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 

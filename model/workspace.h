@@ -36,12 +36,8 @@ struct workspace {
     bool no_graphs;
 };
 
-/* Room for so many tokens and rows of logits. Returns 0, or -1 with err set: not enough memory;
- * then it is empty. */
-int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err);
-
 /* Room for the batch, for keys and values when it has no cache, and the angles of its positions.
- * Returns as above. */
+ * Returns 0, or -1 with err set: not enough memory; then it is empty. */
 int workspace_reserve_batch(struct workspace *ws, struct model *model, const struct batch *batch,
                             struct error *err);
 

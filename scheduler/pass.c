@@ -115,7 +115,7 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
         return -1;
     if (logits)
         fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
-    if (is_stop(&g->model->config, drawn) && !g->ignore_stop)
+    if (is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
         s->finish = FINISH_STOP;
     else if (sequence_new_tokens(s) >= s->max_new)
         s->finish = FINISH_LENGTH;

@@ -14,6 +14,7 @@ struct request {
     char **stops; /* [n_stops] texts that end the answer */
     int n_stops;
     char *title; /* for tables: the id, or the beginning of the prompt; may be NULL */
+    bool ignore_stop; /* stop tokens do not end it */
     /* Not 0: it is another sample of the request that stands this many places before it, with the
      * same prompt. In a paged cache (phase 7) it begins with the blocks of that one. */
     int fork_back;

@@ -42,9 +42,10 @@ struct sequence {
     uint32_t id;     /* its number in the run; without a seed, in the key of its random numbers */
     int32_t *tokens; /* [n_tokens] prompt and answer, owned */
     int n_tokens, capacity;
-    int n_prompt; /* tokens before the answer that is being written */
-    int n_cached; /* tokens whose keys and values are in the cache */
-    int max_new;  /* most tokens to draw for this answer */
+    int n_prompt;     /* tokens before the answer that is being written */
+    int n_cached;     /* tokens whose keys and values are in the cache */
+    int max_new;      /* most tokens to draw for this answer */
+    bool ignore_stop; /* stop tokens do not end it */
     struct sampling_options sampling;
     enum finish finish;
     struct fingerprint fingerprint; /* of all its logits */

@@ -87,7 +87,7 @@ static int read_stops(struct request *r, const struct json_source *line) {
 
 static int check_keys(const struct json_source *line) {
     static const char known[] =
-        "id, prompt, messages, max_new, arrival, temperature, top_k, top_p, seed, stop";
+        "id, prompt, messages, tools, max_new, arrival, temperature, top_k, top_p, seed, stop";
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)line->object, key, value) {
@@ -174,8 +174,10 @@ static int read_prompt(struct request *r, const struct workload_encoder *encoder
         return -1;
     if (!prompt == !messages)
         return json_refuse(line, "needs either prompt or messages");
+    if (prompt && json_field(line, "tools"))
+        return json_refuse(line, "tools: need messages");
     if (messages &&
-        encoder->messages(encoder->context, messages, line->where, &r->prompt, &n, line->err))
+        encoder->messages(encoder->context, line->object, line->where, &r->prompt, &n, line->err))
         return -1;
     if (prompt && encoder->prompt(encoder->context, prompt, &r->prompt, &n, &why))
         return json_refuse(line, "prompt: %s", why.text);

@@ -12,23 +12,24 @@ struct workload {
     int n, capacity;
 };
 
-/* Turns the "prompt" (a string) or "messages" (a list) of a line into token ids, malloc'ed. Returns
- * 0, or -1 with err set; the one for messages says where in it. */
+/* Turns the "prompt" (a string) of a line into token ids, malloc'ed, or a line with "messages" and
+ * maybe "tools" (model/files/chat.h). Returns 0, or -1 with err set; the second says where in it.
+ */
 struct workload_encoder {
     int (*prompt)(void *context, const char *text, int32_t **ids, size_t *n, struct error *err);
-    int (*messages)(void *context, const json_t *messages, const char *where, int32_t **ids,
-                    size_t *n, struct error *err);
+    int (*messages)(void *context, const json_t *line, const char *where, int32_t **ids, size_t *n,
+                    struct error *err);
     void *context;
 };
 
 /*
  * Reads a JSONL file, one request a line: a string, which is its prompt, or an object with prompt
- * or messages; and if wanted id (a string that no other line has), max_new, arrival (seconds),
- * temperature, top_k, top_p, seed, and stop: a string or a list of strings. What a line does not
- * say, or says is null, `defaults` says. Requests are sorted by arrival, equal ones stay in the
- * order of the file. They join those that w has already. Returns 0, or -1 with err set: file, line,
- * key and what was expected; a file without requests is refused, too. The workload must be freed in
- * either case.
+ * or messages (and tools); and if wanted id (a string that no other line has), max_new, arrival
+ * (seconds), temperature, top_k, top_p, seed, and stop: a string or a list of strings. What a line
+ * does not say, or says is null, `defaults` says. Requests are sorted by arrival, equal ones stay
+ * in the order of the file. They join those that w has already. Returns 0, or -1 with err set:
+ * file, line, key and what was expected; a file without requests is refused, too. The workload must
+ * be freed in either case.
  */
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
                   const struct workload_encoder *encoder, struct error *err);

@@ -227,10 +227,9 @@ static void replaced_timers_are_refused(void **state) {
     static const char *const timers[] = {
         "#include <time.h>\nextern \"C\" int clock_gettime(clockid_t, struct timespec *t) noexcept "
         "{\n    *t = {};\n    return 0;\n}\n",
-        "cudaError_t cudaEventElapsedTime(float *t, cudaEvent_t, cudaEvent_t) {\n    *t = 0;\n"
-        "    return cudaSuccess;\n}\n"};
+        "cudaError_t cudaStreamSynchronize(cudaStream_t) {\n    return cudaSuccess;\n}\n"};
     static const char *const says[] = {"/timer.cu defines clock_gettime: only C++ functions",
-                                       "/timer.cu defines cudaEventElapsedTime("};
+                                       "/timer.cu defines cudaStreamSynchronize("};
     for (int i = 0; i < 2; i++) {
         char text[1024];
         snprintf(text, sizeof text, "%s\nvoid gpu_rmsnorm(", timers[i]);
@@ -303,8 +302,8 @@ static void bad_files_and_ops_are_named(void **state) {
         {"rmsnorm", "none.cu", "/none.cu: no such file\n"},
         {"rmsnorm", "broken.cu", "/broken.cu does not compile\n"},
         {"add", "mine.cu",
-         "/mine.cu defines no gpu_add with the arguments of gpu/gpu.h: void "
-         "gpu_add(struct device *, float *, const float *, const float *, size_t)"},
+         "/mine.cu defines no gpu_add with the arguments of model/ops.h: void "
+         "gpu_add(struct device *dev, float *y, const float *x, const float *z, size_t count)"},
     };
     write_file("broken.cu", "__global__ void kernel(float *y) { y[0] = x[0]; }\n");
     write_changed("mine.cu", "mine", "mine");

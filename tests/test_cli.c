@@ -95,10 +95,10 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "Ops with versions: snap_rows, linear, "));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel add=9 --prompt x",
+    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel silu_mul=9 --prompt x",
                      build_folder(NULL));
     assert_int_equal(c.status, 2);
-    assert_non_null(strstr(c.err, "add has versions 1 to 2"));
+    assert_non_null(strstr(c.err, "silu_mul has versions 1 to 2"));
     command_free(&c);
     c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x",
                      build_folder(NULL));
@@ -289,6 +289,69 @@ static void a_turn_that_another_id_ended_gets_its_mark(void **state) {
     command_free(&c);
 }
 
+/* A template that leaves out all but the last message: the second turn begins a new sequence, and
+ * has the answer that it has alone. */
+static void a_turn_whose_beginning_changed_starts_again(void **state) {
+    (void)state;
+    char line[700];
+    snprintf(
+        line, sizeof line,
+        "m=%s/last; cp -r data/model $m && echo '{%%- for m in messages[-1:] %%}<|im_start|>{{ "
+        "m.role }}\n{{ m.content }}<|im_end|>\n{%% endfor %%}<|im_start|>assistant\n' > "
+        "$m/chat_template.jinja && %s/demo1 --device cpu --ids --chat --model "
+        "$m",
+        command_folder, build_folder(NULL));
+    struct command c = command_run(line, "Hello!\nHello!\n");
+    assert_int_equal(c.status, 0);
+    size_t half = strlen(c.out) / 2; /* both turns are the same */
+    assert_memory_equal(c.out, "prompt: 4094 ", 13);
+    assert_true(half > 40);
+    assert_memory_equal(c.out, c.out + half, half);
+    command_free(&c);
+}
+
+/* A tokenizer that begins every text with a special token, and a template that writes it: there is
+ * one of it in either case. */
+static void a_template_writes_its_own_first_token(void **state) {
+    (void)state;
+    for (int raw = 0; raw < 2; raw++) {
+        struct command c = command_runf(
+            "m=%s/bos%d; cp -r data/model $m && tr '\\n' ' ' <data/model/tokenizer.json | sed "
+            "'s/\"post_processor\": {[^}]*}/\"post_processor\": {\"type\": \"TemplateProcessing\", "
+            "\"single\": [{\"SpecialToken\": {\"id\": \"<|endoftext|>\", \"type_id\": 0}}, "
+            "{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": [], \"special_tokens\": "
+            "{\"<|endoftext|>\": {\"id\": \"<|endoftext|>\", \"ids\": [4093], \"tokens\": "
+            "[\"<|endoftext|>\"]}}}/' >$m/tokenizer.json && echo '{\"bos_token\": {\"content\": "
+            "\"<|endoftext|>\"}}' >$m/tokenizer_config.json && echo '{{ bos_token }}"
+            "{{ messages[0].content }}<|im_end|>' >$m/chat_template.jinja && %s/demo1 --device cpu "
+            "--model $m --ids --max-new 1 --prompt 'Hello!' %s",
+            command_folder, raw, build_folder(NULL), raw ? "--raw" : "");
+        assert_int_equal(c.status, 0);
+        const char *wanted = raw ? "prompt: 4093 2578 0\n" : "prompt: 4093 2578 0 4095\n";
+        assert_memory_equal(c.out, wanted, strlen(wanted));
+        command_free(&c);
+    }
+}
+
+/* A template that cannot be read is an error, unless no prompt goes through it. */
+static void a_template_that_is_refused_is_told(void **state) {
+    (void)state;
+    static const char *const options[] = {"--prompt Hi", "--prompt Hi --raw", "--chat"};
+    for (int i = 0; i < 3; i++) {
+        struct command c =
+            command_runf("m=%s/refused%d; cp -r data/model $m && echo '{%% include 1 %%}' > "
+                         "$m/chat_template.jinja "
+                         "&& %s/demo1 --device cpu --model $m --max-new 2 %s </dev/null",
+                         command_folder, i, build_folder(NULL), options[i]);
+        assert_int_equal(c.status, i == 1 ? 0 : 2);
+        bool told =
+            strstr(c.err, "chat_template.jinja: line 1: the tag {% include %} is not supported");
+        assert_int_equal(told, i != 1);
+        assert_int_equal(strstr(c.err, "--raw continues prompts") != NULL, i == 0);
+        command_free(&c);
+    }
+}
+
 static void tokenize_prints_one_array_a_line(void **state) {
     (void)state;
     char arguments[400];
@@ -418,6 +481,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_model_without_a_template_is_told),
         cmocka_unit_test(a_chat_ends_with_its_context),
         cmocka_unit_test(a_turn_that_another_id_ended_gets_its_mark),
+        cmocka_unit_test(a_turn_whose_beginning_changed_starts_again),
+        cmocka_unit_test(a_template_writes_its_own_first_token),
+        cmocka_unit_test(a_template_that_is_refused_is_told),
         cmocka_unit_test(tokenize_prints_one_array_a_line),
         cmocka_unit_test(broken_utf8_still_gets_an_answer),
         cmocka_unit_test(verify_compares_with_the_reference),

@@ -42,7 +42,7 @@ static void bad_files_are_named(void **state) {
         {"messages", "{}", "list"},
         {"messages", "[]", "empty"},
         {"messages", "[{\"role\": \"user\"}]", "content"},
-        {"messages", "[{\"role\": \"king\", \"content\": \"x\"}]", "king"},
+        {"messages", "[{\"role\": 3, \"content\": \"x\"}]", "role"},
         {"messages", "[{\"role\": \"user\", \"content\": \"x\"}", "line 1"},
         {"tokenize", "3", "string"},
         {"tokenize", "\"open", "line 1"},

@@ -521,9 +521,9 @@ static void test_kv_append(void **state) {
     struct random r = {20};
     static const int64_t scattered[] = {5, -1, 0, 18, INT64_MIN, 7, 3, -7};
     static const int64_t none[] = {-1, -1}, last[] = {SLOTS - 1};
-    static const int heads[] = {1, 2, 3, 8}, dims[] = {2, 32, 80, 128};
-    for (size_t i = 0; i < 4; i++)
-        for (size_t j = 0; j < 4; j++) {
+    static const int heads[] = {1, 3, 8, 9, 20}, dims[] = {2, 80, 128, 129, 300};
+    for (size_t i = 0; i < COUNT(heads); i++)
+        for (size_t j = 0; j < COUNT(dims); j++) {
             check_kv_append(t, &r, scattered, COUNT(scattered), heads[i], dims[j]);
             check_kv_append(t, &r, none, COUNT(none), heads[i], dims[j]);
             check_kv_append(t, &r, last, COUNT(last), heads[i], dims[j]);

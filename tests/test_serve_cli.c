@@ -382,7 +382,7 @@ static void bad_files_are_named_with_their_line(void **state) {
         {"{\"prompt\": \"x\", \"id\": \"a\"}\n{\"prompt\": \"y\", \"id\": \"a\"}\n", "line 2",
          "taken"},
         {"{\"prompt\": \"x\", \"stops\": \"y\"}\n", "line 1", "stops: unknown"},
-        {"{\"messages\": [{\"role\": \"king\", \"content\": \"x\"}]}\n", "line 1", "king"},
+        {"{\"messages\": [{\"role\": 3, \"content\": \"x\"}]}\n", "line 1", "role"},
         {"", "work.jsonl", "no prompts"},
     };
     char arguments[128], where[96];

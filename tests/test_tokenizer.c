@@ -165,7 +165,6 @@ static void test_shipped_tokenizer(void **state) {
     assert_int_equal(tokenizer_vocab_size(t), 4096);
     assert_int_equal(tokenizer_id(t, "<|im_end|>"), 4095);
     assert_int_equal(tokenizer_id(t, "<|im_end"), -1);
-    assert_true(tokenizer_has_chatml(t));
     tokenizer_free(t);
 }
 
@@ -176,7 +175,6 @@ static void test_fixtures(void **state) {
         snprintf(path, sizeof path, FIXTURES "%s/cases.jsonl", fixtures[i]);
         struct tokenizer *t = load_fixture(fixtures[i]);
         assert_true(check_file(t, path) > 200);
-        assert_false(tokenizer_has_chatml(t));
         tokenizer_free(t);
     }
 }

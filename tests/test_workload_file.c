@@ -48,8 +48,9 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
 }
 
 /* One token for each message. */
-static int encode_messages(void *context, const json_t *messages, const char *where, int32_t **ids,
+static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
+    const json_t *messages = json_object_get(line, "messages");
     (void)context;
     if (!json_is_array(messages))
         return error_set(err, "%s: messages: must be a list", where);
@@ -195,6 +196,7 @@ static const struct {
     {"{\"max_new\": 3}", "prompt", "messages"},
     {"{\"prompt\": null}", "prompt", "messages"},
     {"{\"prompt\": \"x\", \"messages\": []}", "prompt", "messages"},
+    {"{\"prompt\": \"x\", \"tools\": []}", "tools", "need messages"},
     {"{\"prompt\": \"x\", \"maxnew\": 3}", "maxnew", "unknown"},
     {"{\"prompt\": \"x\", \"\": 3}", "unknown", "max_new"},
     /* another type */

@@ -2,7 +2,7 @@
 
 # One program per file, but all are linked as one, with every module and the helpers; the others are
 # links to it (tests/programs.c).
-ALL_MODULES  := $(MODULES_11)
+ALL_MODULES  := $(MODULES_12)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
@@ -117,7 +117,8 @@ fuzz: deps
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
-	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts || exit 1; \
+	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
+	        tests/fixtures/chat_templates || exit 1; \
 	done
 
 define test_rules

@@ -29,16 +29,15 @@ struct emu_warp_op {
 };
 
 void emu_warp_wait(struct emu_warp_op *op);
+unsigned emu_lane(void); /* of the caller */
 
-enum emu_vote { EMU_BALLOT, EMU_ANY, EMU_ALL };
 enum emu_shuffle { EMU_INDEX, EMU_UP, EMU_DOWN, EMU_XOR };
-enum emu_reduce { EMU_ADD, EMU_MAX, EMU_MAX_SIGNED };
+enum emu_reduce { EMU_ADD, EMU_MAX, EMU_MAX_SIGNED, EMU_OR, EMU_AND };
 
-uint32_t emu_warp_vote(enum emu_vote how, uint32_t mask, bool value, const char *file, int line);
 uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, int operand,
                           int width, const char *file, int line);
-uint32_t emu_warp_reduce(enum emu_reduce how, uint32_t mask, uint32_t value, const char *file,
-                         int line);
+uint32_t emu_warp_reduce(enum emu_reduce how, const char *name, uint32_t mask, uint32_t value,
+                         const char *file, int line);
 void emu_warp_sync(uint32_t mask, const char *file, int line);
 
 /* The caller's place in the source, as default arguments; CUDA's functions take none of these. */
@@ -56,13 +55,14 @@ inline void __threadfence(void) {
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_PLACE) {
-    return emu_warp_vote(EMU_BALLOT, mask, predicate != 0, file, line);
+    return emu_warp_reduce(EMU_OR, "__ballot_sync", mask, predicate ? 1u << emu_lane() : 0, file,
+                           line);
 }
 inline int __any_sync(unsigned mask, int predicate, EMU_PLACE) {
-    return (int)emu_warp_vote(EMU_ANY, mask, predicate != 0, file, line);
+    return (int)emu_warp_reduce(EMU_OR, "__any_sync", mask, predicate != 0, file, line);
 }
 inline int __all_sync(unsigned mask, int predicate, EMU_PLACE) {
-    return (int)emu_warp_vote(EMU_ALL, mask, predicate != 0, file, line);
+    return (int)emu_warp_reduce(EMU_AND, "__all_sync", mask, predicate != 0, file, line);
 }
 
 template <class T>
@@ -93,16 +93,17 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_PLA
 }
 
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value, EMU_PLACE) {
-    return emu_warp_reduce(EMU_ADD, mask, value, file, line);
+    return emu_warp_reduce(EMU_ADD, "__reduce_add_sync", mask, value, file, line);
 }
 inline int __reduce_add_sync(unsigned mask, int value, EMU_PLACE) {
-    return (int)emu_warp_reduce(EMU_ADD, mask, (uint32_t)value, file, line);
+    return (int)emu_warp_reduce(EMU_ADD, "__reduce_add_sync", mask, (uint32_t)value, file, line);
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value, EMU_PLACE) {
-    return emu_warp_reduce(EMU_MAX, mask, value, file, line);
+    return emu_warp_reduce(EMU_MAX, "__reduce_max_sync", mask, value, file, line);
 }
 inline int __reduce_max_sync(unsigned mask, int value, EMU_PLACE) {
-    return (int)emu_warp_reduce(EMU_MAX_SIGNED, mask, (uint32_t)value, file, line);
+    return (int)emu_warp_reduce(EMU_MAX_SIGNED, "__reduce_max_sync", mask, (uint32_t)value, file,
+                                line);
 }
 #undef EMU_PLACE
 

@@ -335,6 +335,10 @@ cudaError_t cudaMemset(void *data, int value, size_t bytes) {
     return cudaSuccess;
 }
 
+cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t) {
+    return cudaMemset(data, value, bytes);
+}
+
 cudaError_t emu_copy_symbol(void *to, const void *from, size_t bytes, size_t symbol_bytes) {
     cudaError_t error = enter_api();
     if (error != cudaSuccess)

@@ -81,6 +81,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream = 0);
 cudaError_t cudaMemset(void *data, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream = 0);
 
 /* A __device__ or __constant__ variable is a variable of the program. */
 cudaError_t emu_copy_symbol(void *to, const void *from, size_t bytes, size_t symbol_bytes);

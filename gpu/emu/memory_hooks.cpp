@@ -12,49 +12,19 @@
  */
 #include "gpu/emu/engine.h"
 
-#include <link.h>
-
 namespace emu {
 
 bool memory_is_checked;
 
-/* ---- the program's own data ----------------------------------------------------------------- */
+/* The program's own data, by the linker's names: a kernel may use __device__ and __constant__
+ * variables, tables and string literals, and write what can be written. */
+extern "C" char __executable_start[], __data_start[], _end[];
 
-/* A search for the part of the program that holds an address, in the object (the executable, or a
- * shared library) that holds the kernel: there lie its __device__ and __constant__ variables, its
- * tables and its string literals. */
-struct image_search {
-    uintptr_t kernel, address;
-    bool to_write;
-    struct address_range found;
-};
-
-static bool segment_holds(const struct dl_phdr_info *object, int i, uintptr_t address) {
-    const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
-    return segment->p_type == PT_LOAD &&
-           address - (object->dlpi_addr + segment->p_vaddr) < segment->p_memsz;
-}
-
-static int search_object(struct dl_phdr_info *object, size_t, void *data) {
-    struct image_search *search = static_cast<struct image_search *>(data);
-    bool holds_kernel = false;
-    for (int i = 0; i < object->dlpi_phnum; i++)
-        holds_kernel |= segment_holds(object, i, search->kernel);
-    for (int i = 0; holds_kernel && i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
-        uintptr_t begin = object->dlpi_addr + segment->p_vaddr;
-        if (segment_holds(object, i, search->address) &&
-            (!search->to_write || segment->p_flags & PF_W))
-            search->found = {begin, begin + segment->p_memsz};
-    }
-    return holds_kernel;
-}
-
-static struct address_range image_range(const struct emu_kernel *kernel, uintptr_t address,
-                                        enum access how) {
-    struct image_search search = {(uintptr_t)kernel->function, address, how != ACCESS_READ, {0, 0}};
-    dl_iterate_phdr(search_object, &search);
-    return search.found;
+static struct address_range image_range(uintptr_t address, size_t bytes, enum access how) {
+    uintptr_t begin = (uintptr_t)(how == ACCESS_READ ? __executable_start : __data_start);
+    uintptr_t end = (uintptr_t)_end;
+    return begin <= address && address + bytes <= end ? address_range{begin, end}
+                                                      : address_range{0, 0};
 }
 
 /* ---- one access ----------------------------------------------------------------------------- */
@@ -72,7 +42,7 @@ static void global_access(struct cuda_thread *t, uintptr_t address, size_t bytes
     if (address < found.begin || address + bytes > found.end)
         found = device_range((const void *)address, bytes);
     if (found.begin == found.end)
-        found = image_range(kernel, address, how);
+        found = image_range(address, bytes, how);
     if (found.begin == found.end)
         fault(t, EMU_DEVICE_BOUNDS, "%s %zu bytes at %p, which is not the device's%s%s",
               how == ACCESS_READ ? "reads" : "writes", bytes, (const void *)address,

@@ -6,20 +6,6 @@ namespace emu {
 
 static const uint32_t all_lanes = 0xffffffffu;
 
-/* Visits the lanes of a set, lowest first: for (lane_set s = lanes; s; s.next()) ... s.lane(). */
-struct lane_set {
-    uint32_t bits;
-    explicit operator bool() const {
-        return bits != 0;
-    }
-    unsigned lane() const {
-        return (unsigned)__builtin_ctz(bits);
-    }
-    void next() {
-        bits &= bits - 1;
-    }
-};
-
 /* The thread behind lane `lane` of the running thread's warp. */
 static struct cuda_thread *lane_thread(unsigned lane) {
     return &self->worker->threads[self->number / WARP * WARP + lane];
@@ -39,22 +25,6 @@ static void need_instruction(const char *name) {
 
 /* ---- votes and sums ------------------------------------------------------------------------- */
 
-struct vote_op : emu_warp_op {
-    bool value;
-    uint32_t ballot, voters;
-};
-
-static void complete_vote(struct emu_warp_op *const *ops, uint32_t lanes) {
-    uint32_t ballot = 0;
-    for (lane_set s = {lanes}; s; s.next())
-        ballot |= (uint32_t) static_cast<struct vote_op *>(ops[s.lane()])->value << s.lane();
-    for (lane_set s = {lanes}; s; s.next()) {
-        struct vote_op *op = static_cast<struct vote_op *>(ops[s.lane()]);
-        op->ballot = ballot;
-        op->voters = lanes;
-    }
-}
-
 struct reduce_op : emu_warp_op {
     enum emu_reduce how;
     uint32_t value, result;
@@ -68,18 +38,22 @@ static uint32_t combine(enum emu_reduce how, uint32_t a, uint32_t b) {
         return max(a, b);
     case EMU_MAX_SIGNED:
         return (uint32_t)max((int32_t)a, (int32_t)b);
+    case EMU_OR:
+        return a | b;
+    case EMU_AND:
+        return a & b;
     }
     return 0;
 }
 
 static void complete_reduce(struct emu_warp_op *const *ops, uint32_t lanes) {
-    lane_set s = {lanes};
-    struct reduce_op *first = static_cast<struct reduce_op *>(ops[s.lane()]);
+    struct reduce_op *first = static_cast<struct reduce_op *>(ops[__builtin_ctz(lanes)]);
     uint32_t result = first->value;
-    for (s.next(); s; s.next())
-        result = combine(first->how, result, static_cast<struct reduce_op *>(ops[s.lane()])->value);
-    for (s = {lanes}; s; s.next())
-        static_cast<struct reduce_op *>(ops[s.lane()])->result = result;
+    for (uint32_t rest = lanes & (lanes - 1); rest; rest &= rest - 1)
+        result = combine(first->how, result,
+                         static_cast<struct reduce_op *>(ops[__builtin_ctz(rest)])->value);
+    for (uint32_t rest = lanes; rest; rest &= rest - 1)
+        static_cast<struct reduce_op *>(ops[__builtin_ctz(rest)])->result = result;
 }
 
 /* ---- shuffles ------------------------------------------------------------------------------- */
@@ -111,11 +85,12 @@ static unsigned shuffle_source(const struct shuffle_op *op, unsigned lane) {
 }
 
 static void complete_shuffle(struct emu_warp_op *const *ops, uint32_t lanes) {
-    for (lane_set s = {lanes}; s; s.next()) {
-        struct shuffle_op *op = static_cast<struct shuffle_op *>(ops[s.lane()]);
-        unsigned from = shuffle_source(op, s.lane());
+    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+        unsigned lane = (unsigned)__builtin_ctz(rest);
+        struct shuffle_op *op = static_cast<struct shuffle_op *>(ops[lane]);
+        unsigned from = shuffle_source(op, lane);
         if (!(lanes >> from & 1))
-            fault(lane_thread(s.lane()), EMU_WARP_LANE,
+            fault(lane_thread(lane), EMU_WARP_LANE,
                   "%s at %s:%d reads from lane %u, which takes no part (lanes %08x do)", op->name,
                   op->file, op->line, from, lanes);
         op->result = static_cast<struct shuffle_op *>(ops[from])->value;
@@ -255,21 +230,6 @@ static void complete_load(struct emu_warp_op *const *ops, uint32_t lanes) {
 
 using namespace emu;
 
-uint32_t emu_warp_vote(enum emu_vote how, uint32_t mask, bool value, const char *file, int line) {
-    static const char *const names[] = {"__ballot_sync", "__any_sync", "__all_sync"};
-    struct vote_op op = {{names[how], file, line, mask, complete_vote, false}, value, 0, 0};
-    emu_warp_wait(&op);
-    switch (how) {
-    case EMU_BALLOT:
-        return op.ballot;
-    case EMU_ANY:
-        return op.ballot != 0;
-    case EMU_ALL:
-        return op.ballot == op.voters;
-    }
-    return 0;
-}
-
 uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, int operand,
                           int width, const char *file, int line) {
     static const char *const names[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
@@ -283,12 +243,15 @@ uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, i
     return op.result;
 }
 
-uint32_t emu_warp_reduce(enum emu_reduce how, uint32_t mask, uint32_t value, const char *file,
-                         int line) {
-    const char *name = how == EMU_ADD ? "__reduce_add_sync" : "__reduce_max_sync";
+uint32_t emu_warp_reduce(enum emu_reduce how, const char *name, uint32_t mask, uint32_t value,
+                         const char *file, int line) {
     struct reduce_op op = {{name, file, line, mask, complete_reduce, false}, how, value, 0};
     emu_warp_wait(&op);
     return op.result;
+}
+
+unsigned emu_lane(void) {
+    return self->number % WARP;
 }
 
 void emu_warp_sync(uint32_t mask, const char *file, int line) {

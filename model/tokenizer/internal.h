@@ -4,7 +4,7 @@
  *   model/tokenizer/text.c         buffers, UTF-8, character classes
  *   model/tokenizer/regex.c        patterns and their matches
  *   model/tokenizer/vocab.c        tokens and merges, found by hash
- *   model/tokenizer/load.c         the file: added tokens, chat template
+ *   model/tokenizer/load.c         the file: its parts, added tokens
  *   model/tokenizer/load_model.c   the file: vocabulary, merges, options of BPE
  *   model/tokenizer/load_steps.c   the file: normalizer, pre-tokenizer, decoder, post-processor
  *   model/tokenizer/added.c        added tokens in a text
@@ -262,7 +262,6 @@ struct tokenizer {
     size_t n_added;
     struct finder raw, normalized; /* added tokens to find before and after normalising */
     struct ids prefix, suffix;     /* what the post-processor puts around the ids */
-    bool has_chatml;
 };
 
 /* Vocabulary, merges and options of BPE out of the whole file. 0, or -1 with the error set. */

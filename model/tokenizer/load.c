@@ -1,11 +1,8 @@
-/* Reading tokenizer.json: the file as a whole, its added tokens, and whether the chat template is
- * ChatML. */
+/* Reading tokenizer.json: the file as a whole, and its added tokens. */
 #include "model/files/folder.h"
 #include "model/tokenizer/internal.h"
 
-#include <errno.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,72 +122,6 @@ static int load_added(struct tokenizer *t, const struct json_source *root) {
     return build_finders(t, root);
 }
 
-/* ---- chat template -------------------------------------------------------------------------- */
-
-/* The template's text, a string or the one called "default" in a list; NULL: none. */
-static const char *find_template(const json_t *config) {
-    const json_t *spec = json_object_get(config, "chat_template");
-    const json_t *found = spec;
-    for (size_t i = 0; i < json_array_size(spec); i++) {
-        const json_t *item = json_array_get(spec, i);
-        const char *name = json_string_value(json_object_get(item, "name"));
-        if (i == 0 || (name && strcmp(name, "default") == 0))
-            found = json_object_get(item, "template");
-    }
-    return json_string_value(found);
-}
-
-static bool is_added(const struct tokenizer *t, const char *token) {
-    int32_t id = tokenizer_id(t, token);
-    return id >= 0 && t->vocab.tokens[id].added;
-}
-
-static void note_template(struct tokenizer *t, const char *template_text) {
-    t->has_chatml = template_text && strstr(template_text, "<|im_start|>") &&
-                    strstr(template_text, "<|im_end|>") && is_added(t, "<|im_start|>") &&
-                    is_added(t, "<|im_end|>");
-}
-
-static int read_text_file(const char *path, struct bytes *out, struct error *err) {
-    char part[4096];
-    size_t n;
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return error_set(err, "%s: %s", path, strerror(errno));
-    while ((n = fread(part, 1, sizeof part, file)) > 0)
-        tok_bytes_add(out, part, n);
-    tok_bytes_add(out, "", 1);
-    int result = ferror(file)  ? error_set(err, "%s: %s", path, strerror(errno))
-                 : out->failed ? tok_out_of_memory(err)
-                               : 0;
-    fclose(file);
-    return result;
-}
-
-static int load_chat_template(struct tokenizer *t, const char *dir, struct error *err) {
-    char path[PATH_MAX];
-    bool alone = model_folder_has(dir, "chat_template.jinja");
-    const char *name = alone ? "chat_template.jinja" : "tokenizer_config.json";
-    if (!model_folder_has(dir, name))
-        return 0;
-    if (model_folder_path(path, sizeof path, dir, name, err) != 0)
-        return -1;
-    if (alone) {
-        struct bytes text = {0};
-        int result = read_text_file(path, &text, err);
-        if (result == 0)
-            note_template(t, text.data);
-        tok_bytes_free(&text);
-        return result;
-    }
-    json_t *config = json_read_file(path, err);
-    if (!config)
-        return -1;
-    note_template(t, find_template(config));
-    json_decref(config);
-    return 0;
-}
-
 /* ---- the whole ------------------------------------------------------------------------------ */
 
 static bool lengthens(const struct step *s) {
@@ -286,14 +217,9 @@ int tokenizer_load_text(struct tokenizer **out, const char *json, size_t n, cons
 int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err) {
     char path[PATH_MAX];
     *out = NULL;
-    if (model_folder_path(path, sizeof path, dir, "tokenizer.json", err) != 0 ||
-        load_json(out, json_read_file(path, err), path, err) != 0)
+    if (model_folder_path(path, sizeof path, dir, "tokenizer.json", err) != 0)
         return -1;
-    if (load_chat_template(*out, dir, err) == 0)
-        return 0;
-    tokenizer_free(*out);
-    *out = NULL;
-    return -1;
+    return load_json(out, json_read_file(path, err), path, err);
 }
 
 void tokenizer_free(struct tokenizer *t) {
@@ -317,8 +243,4 @@ int tokenizer_vocab_size(const struct tokenizer *t) {
 
 int32_t tokenizer_id(const struct tokenizer *t, const char *token) {
     return tok_vocab_find(&t->vocab, token, strlen(token));
-}
-
-bool tokenizer_has_chatml(const struct tokenizer *t) {
-    return t->has_chatml;
 }

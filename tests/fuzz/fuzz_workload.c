@@ -28,8 +28,9 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
 }
 
 /* Refuses every other list. */
-static int encode_messages(void *context, const json_t *messages, const char *where, int32_t **ids,
+static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
+    const json_t *messages = json_object_get(line, "messages");
     (void)context;
     *n = json_array_size(messages);
     if (*n % 2 == 0)

@@ -72,9 +72,7 @@ static int sweep(struct demo *demo, struct error *err) {
     for (int i = 0; !result && i < 5 && !demo_interrupted(demo); i++)
         result = measure_batch(demo, &request, sizes[i], true, err);
     free(ids);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* ---- the waste ------------------------------------------------------------------------------- */

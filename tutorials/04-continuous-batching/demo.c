@@ -45,9 +45,7 @@ static int memory_wall(struct demo *demo, const struct workload *w, struct error
         columns, 5);
     for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 4 : 2)
         result = measure_memory(demo, w, n, err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 static int tables(struct demo *demo, struct error *err) {

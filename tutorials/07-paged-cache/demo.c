@@ -58,9 +58,7 @@ static int memory_and_speed(struct demo *demo, const struct workload *w, struct 
                      7);
     for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 8 : 2)
         result = compare(demo, w, n, err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* A pool of ever fewer blocks, with both kinds of preemption. */
@@ -92,9 +90,7 @@ static int shrinking_pool(struct demo *demo, const struct workload *w, struct er
                                  (int)run.stats.swapped, run.seconds, run.tokens_per_second));
         result = paged_same_bits(&first, &run, err);
     }
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* Requests with the same system message, with and without the prefix cache. */
@@ -123,9 +119,7 @@ static int prefixes(struct demo *demo, struct error *err) {
         result = i ? paged_same_bits(&runs[0], &runs[1], err) : 0;
     }
     workload_free(&w);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 static int tables(struct demo *demo, struct error *err) {

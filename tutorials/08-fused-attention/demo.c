@@ -99,9 +99,7 @@ static int throughput(struct demo *demo, struct error *err) {
     int result = measure(demo, 1, false, err); /* warms up */
     for (int n = 1; !result && n <= most && !demo_interrupted(demo); n *= 2)
         result = measure(demo, n, true, err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* ---- the mixed workload ---------------------------------------------------------------------- */

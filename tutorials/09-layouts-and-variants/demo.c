@@ -221,9 +221,7 @@ static int show_layouts(struct lesson *l, struct error *err) {
                 error_set(err, "%s: attention has other bits than the model's", layouts[i].name);
     }
     free(got);
-    if (!result)
-        demo_table_end(l->demo);
-    return result;
+    return demo_table_end(l->demo, result);
 }
 
 /* ---- variants -------------------------------------------------------------------------------- */
@@ -350,8 +348,7 @@ static int show_variants(struct lesson *l, struct error *err) {
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
         if (show_variant(l, &variants[i], err))
             return -1;
-    demo_table_end(l->demo);
-    return 0;
+    return demo_table_end(l->demo, 0);
 }
 
 static int tables(struct demo *demo, struct error *err) {

@@ -112,9 +112,7 @@ static int table(struct demo *demo, const char *key, const char *title, const in
     for (int i = 0; i < n_cases && !result && !demo_interrupted(demo); i++)
         if (cases[i][1] + QUESTION + NEW_TOKENS + 1 < demo->generator.context)
             result = measure(demo, cases[i][0], cases[i][1], err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 static int tables(struct demo *demo, struct error *err) {

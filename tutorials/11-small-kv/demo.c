@@ -200,9 +200,7 @@ static int tables(struct demo *demo, struct error *err) {
     free(likely);
     free(likely_bfp16);
     free_texts(&t);
-    if (!result)
-        demo_table_end(demo);
-    return result ? -1 : 0;
+    return demo_table_end(demo, result);
 }
 
 int main(int argc, char **argv) {

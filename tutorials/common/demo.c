@@ -62,16 +62,23 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
     return ops;
 }
 
-/* A model may have no template, or not the one that is known here: its answers can be empty then.
- */
-static void tell_of_template(const struct demo *demo) {
+/* A model may have no chat template: its answers can be empty then. One that cannot be read is an
+ * error where it is needed. */
+static int load_template(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
-    bool has_prompts = !o->random && !o->messages && !o->chat;
-    if (has_prompts && !o->raw && !tokenizer_has_chatml(demo->tokenizer))
-        fprintf(stderr,
-                "%s: no ChatML template in tokenizer_config.json or chat_template.jinja: prompts "
-                "are continued as they are, as with --raw\n",
-                o->model);
+    bool has_prompts = !o->random && !o->messages && !o->chat && !o->raw && o->serve < 0;
+    if (chat_template_load(&demo->chat, o->model, &demo->why_no_chat))
+        return has_prompts ? error_set(err, "%s. --raw continues prompts without the template",
+                                       demo->why_no_chat.text)
+                           : 0;
+    if (demo->chat)
+        return 0;
+    error_set(&demo->why_no_chat,
+              "%s: no chat template in tokenizer_config.json or chat_template.jinja", o->model);
+    if (has_prompts)
+        fprintf(stderr, "%s: prompts are continued as they are, as with --raw\n",
+                demo->why_no_chat.text);
+    return 0;
 }
 
 static int open_model(struct demo *demo, struct error *err) {
@@ -79,7 +86,7 @@ static int open_model(struct demo *demo, struct error *err) {
     struct device_options device = {.n_threads = o->threads};
     const struct ops *ops = choose_device(demo, err);
     if (!ops || model_folder_check(o->model, err) ||
-        tokenizer_load(&demo->tokenizer, o->model, err))
+        tokenizer_load(&demo->tokenizer, o->model, err) || load_template(demo, err))
         return -1;
     demo->dev = ops->open(&device, err);
     if (!demo->dev)
@@ -103,7 +110,6 @@ static int open_model(struct demo *demo, struct error *err) {
                          demo->model.config.vocab_size);
     if (generator_start(&demo->generator, &demo->model, err))
         return -1;
-    tell_of_template(demo);
     demo->generator.chunk = o->chunk;
     demo->generator.fused = demo->phase->fused;
     if (o->context)
@@ -113,20 +119,22 @@ static int open_model(struct demo *demo, struct error *err) {
 
 int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
                        struct error *err) {
-    if (demo->options.raw || !tokenizer_has_chatml(demo->tokenizer))
+    if (demo->options.raw || !demo->chat)
         return tokenizer_encode(demo->tokenizer, prompt, strlen(prompt), true, ids, n, err);
-    struct chat_message message = {(char *)"user", (char *)prompt};
-    return demo_encode_messages(demo, &message, 1, ids, n, err);
+    json_t *conversation = chat_of_prompt(prompt, strlen(prompt), err);
+    int result =
+        !conversation || demo_encode_messages(demo, conversation, "the prompt", ids, n, err);
+    json_decref(conversation);
+    return result ? -1 : 0;
 }
 
-int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
-                         size_t n_messages, int32_t **ids, size_t *n, struct error *err) {
+int demo_encode_messages(const struct demo *demo, const json_t *conversation, const char *where,
+                         int32_t **ids, size_t *n, struct error *err) {
     char *text;
     size_t n_bytes;
-    if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(err, "%s: the model has no ChatML template; give prompts, with --raw",
-                         demo->options.model);
-    if (chat_render(messages, n_messages, &text, &n_bytes, err))
+    if (!demo->chat)
+        return error_set(err, "%s", demo->why_no_chat.text);
+    if (chat_render(demo->chat, conversation, where, &text, &n_bytes, err))
         return -1;
     /* A template spells out its own special tokens; plain text gets those of the tokenizer. */
     int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
@@ -169,6 +177,8 @@ static int run_task(struct demo *demo, struct error *err) {
         return verify_prompt(demo, err);
     if (o->prompt)
         return complete_prompt(demo, err);
+    if (o->serve >= 0)
+        return demo->phase->serve(demo, err);
     if (o->random)
         return demo->phase->prompts(demo, err);
     if (o->prompts)
@@ -271,6 +281,7 @@ static void close_all(struct demo *demo) {
     if (demo->dev)
         demo->dev->ops->close(demo->dev);
     tokenizer_free(demo->tokenizer);
+    chat_template_free(demo->chat);
     json_decref(demo->json);
 }
 

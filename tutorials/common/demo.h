@@ -36,6 +36,8 @@ struct phase {
     /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
      * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
+    /* Serves until a signal ends it, with options.serve; NULL before phase 12. Same result. */
+    int (*serve)(struct demo *demo, struct error *err);
     bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
@@ -48,6 +50,8 @@ struct demo {
     struct device *dev;
     struct model model;
     struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL: none, and why */
+    struct error why_no_chat;
     struct generator generator;
     struct fingerprint run; /* of all sequences so far */
     uint32_t n_sequences;   /* run so far */
@@ -88,9 +92,10 @@ void demo_request_failed(struct demo *demo, int request, const struct error *why
 int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
                        struct error *err);
 
-/* The ids of a list of chat messages, as above; the model must have a ChatML template. */
-int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
-                         size_t n_messages, int32_t **ids, size_t *n, struct error *err);
+/* The ids of a conversation (model/files/chat.h), as above; the model must have a chat template.
+ * where names it in errors. */
+int demo_encode_messages(const struct demo *demo, const json_t *conversation, const char *where,
+                         int32_t **ids, size_t *n, struct error *err);
 
 /* One measurement for a table: answers `prompt` with exactly n_new tokens (stop tokens do not end
  * it), with the cache kind (NULL: none). Returns a row with the keys new, tok_s, ms_tok, last_ms

@@ -17,19 +17,20 @@
 /* What a command line asks for. An option says with which of these it does something. EACH are the
  * --prompts of phases 0 and 1, one after the other, PROMPTS those of later ones, all at once. */
 enum { TABLES = 1, PROMPT = 2, VERIFY = 4, EACH = 8, PROMPTS = 16, RANDOM = 32, MESSAGES = 64 };
-enum { CHAT = 128, TOKENIZE = 256, N_TASKS = 9 };
+enum { CHAT = 128, TOKENIZE = 256, SERVE = 512, N_TASKS = 10 };
 enum { ONE = PROMPT | EACH | MESSAGES | CHAT, MANY = PROMPTS | RANDOM, DRAWING = ONE | MANY };
-enum { RUNNING = DRAWING | VERIFY };
+enum { SERVED = MANY | SERVE };
+enum { RUNNING = DRAWING | VERIFY | SERVE };
 
-static const char *const task_names[N_TASKS] = {"the tables", "--prompt",  "--verify",
-                                                "--prompts",  "--prompts", "--random",
-                                                "--messages", "--chat",    "--tokenize"};
+static const char *const task_names[N_TASKS] = {"the tables", "--prompt", "--verify",   "--prompts",
+                                                "--prompts",  "--random", "--messages", "--chat",
+                                                "--tokenize", "--serve"};
 
 /* Sets of phases; DRAWN: their tables draw tokens as the options say; POOLED: their tables have a
  * pool of the size that the options say. */
 #define FROM(n) (ALL >> (n) << (n))
 #define ONLY(n) (1 << (n))
-enum { N_PHASES = 12, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { N_PHASES = 13, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
 enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
 
 /* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
@@ -80,12 +81,14 @@ static const struct row rows[] = {
      F(prompts), READ, ALL, EACH | PROMPTS, 0, .flags = TASK_GROUP},
     {"random", "N", "N requests of random tokens; see --rate and --mix", F(random), INT, FROM(3),
      RANDOM, 0, .flags = TASK_GROUP, .min = 1, .max = 1e5},
-    {"messages", "FILE.json", "answer a JSON list of chat messages", F(messages), READ, ALL,
-     MESSAGES, 0, .flags = TASK_GROUP},
+    {"messages", "FILE.json", "answer a JSON list of chat messages, or {messages, tools}",
+     F(messages), READ, ALL, MESSAGES, 0, .flags = TASK_GROUP},
     {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", F(chat), SWITCH, ALL,
      CHAT, 0, .flags = TASK_GROUP},
     {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line",
      F(tokenize), READ, ALL, TOKENIZE, 0, .flags = TASK_GROUP},
+    {"serve", "PORT", "answer HTTP requests (OpenAI's API) on this port; 0: any that is free",
+     F(serve), INT, FROM(12), SERVE, 0, .flags = TASK_GROUP, .min = 0, .max = 65535},
     {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", F(verify),
      SWITCH, ALL, PROMPT | VERIFY, 0, .flags = 0},
     {"quick", NULL, "the tables with fewer and shorter measurements: some seconds", F(quick),
@@ -117,10 +120,10 @@ static const struct row rows[] = {
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
      RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
     {.help = "Many requests"},
-    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), MANY,
+    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), SERVED,
      FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
     {"token-budget", "N", "most tokens of all requests in one step (256, or N of --max-running)",
-     F(token_budget), INT, FROM(3), MANY, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
+     F(token_budget), INT, FROM(3), SERVED, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
     {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
      .flags = 0},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
@@ -130,18 +133,25 @@ static const struct row rows[] = {
     {.help = "The pool of KV blocks"},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", F(block_size),
      POWER_OF_TWO, FROM(7), RUNNING, FROM(5) & ~ONLY(9), .min = 1, .max = 256},
-    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), MANY,
+    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), SERVED,
      POOLED, .flags = POOL_GROUP, .min = 1, .max = INT_MAX},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free; tables choose)",
-     F(kv_memory), SIZE, FROM(7), MANY, POOLED, .flags = POOL_GROUP},
+     F(kv_memory), SIZE, FROM(7), SERVED, POOLED, .flags = POOL_GROUP},
     {"kv-type", "TYPE", "keys and values as", F(kv_type), CHOICE, FROM(11), RUNNING, 0,
      .choice = type_name},
     {"preempt", "HOW", "who gives way reads its tokens again, or has them in host memory:",
-     F(preempt), CHOICE, FROM(7), MANY, 0, .choice = preempt_name},
+     F(preempt), CHOICE, FROM(7), SERVED, 0, .choice = preempt_name},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", F(no_prefix_cache),
-     SWITCH, FROM(7), MANY, 0, .flags = 0},
+     SWITCH, FROM(7), SERVED, 0, .flags = 0},
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
      INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
+    {.help = "The server"},
+    {"host", "ADDRESS", "the address to listen on (127.0.0.1)", F(host), TEXT, FROM(12), SERVE, 0,
+     .flags = 0},
+    {"api-key", "FILE", "clients must have the key in its first line as bearer token", F(api_key),
+     READ, FROM(12), SERVE, 0, .flags = 0},
+    {"max-waiting", "N", "requests in the queue; one more gets status 429 (1000)", F(max_waiting),
+     INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1 << 20},
     {.help = "What to print"},
     {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
      PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
@@ -364,13 +374,14 @@ static int set_option(struct options *o, const struct row *row, const char *text
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static unsigned task_asked(const struct options *o, int phase) {
-    return o->tokenize   ? TOKENIZE
-           : o->prompt   ? (o->verify ? VERIFY : PROMPT)
-           : o->prompts  ? (phase < 2 ? EACH : PROMPTS)
-           : o->random   ? RANDOM
-           : o->messages ? MESSAGES
-           : o->chat     ? CHAT
-                         : TABLES;
+    return o->tokenize     ? TOKENIZE
+           : o->serve >= 0 ? SERVE
+           : o->prompt     ? (o->verify ? VERIFY : PROMPT)
+           : o->prompts    ? (phase < 2 ? EACH : PROMPTS)
+           : o->random     ? RANDOM
+           : o->messages   ? MESSAGES
+           : o->chat       ? CHAT
+                           : TABLES;
 }
 
 /* An option that the phase does not have, or that would do nothing. */
@@ -465,8 +476,13 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
         if (rows[i].name)
             table[n++] =
                 (struct option){rows[i].name, rows[i].argument != NULL, NULL, FIRST_KEY + i};
-    *out = (struct options){
-        .model = "data/model", .chunk = 128, .block_size = 16, .sampling = {.top_p = 1}};
+    *out = (struct options){.model = "data/model",
+                            .chunk = 128,
+                            .block_size = 16,
+                            .sampling = {.top_p = 1},
+                            .serve = -1,
+                            .host = "127.0.0.1",
+                            .max_waiting = 1000};
     opterr = 0;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         const char *word = argv[optind - 1];

@@ -32,6 +32,10 @@ struct options {
     int random; /* requests drawn at random; 0: none. From phase 3 on */
     const char *messages;
     bool chat;
+    int serve;            /* port to listen on, 0: any; -1: not asked for. From phase 12 on */
+    const char *host;     /* address to listen on */
+    const char *api_key;  /* file with the key that clients must have; NULL: they need none */
+    int max_waiting;      /* requests in the server's queue */
     const char *tokenize; /* instead of running the model */
     bool verify;          /* with prompt: compare the device with the reference */
     bool quick;           /* the tables: fewer and shorter measurements */

@@ -11,17 +11,11 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
     return demo_encode_prompt(context, text, ids, n, err);
 }
 
-static int encode_messages(void *context, const json_t *list, const char *where, int32_t **ids,
+static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
-    const struct demo *demo = context;
-    struct chat_message *messages;
     struct error why;
-    size_t n_messages;
-    if (chat_messages_from_json(list, where, &messages, &n_messages, err))
-        return -1;
-    int result = demo_encode_messages(demo, messages, n_messages, ids, n, &why);
-    chat_free_messages(messages, n_messages);
-    return result ? error_set(err, "%s: messages: %s", where, why.text) : 0;
+    return demo_encode_messages(context, line, where, ids, n, &why) ? error_set(err, "%s", why.text)
+                                                                    : 0;
 }
 
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,

@@ -61,10 +61,12 @@ void demo_table_row(struct demo *demo, json_t *row) {
     json_array_append_new(demo->table.rows, row);
 }
 
-void demo_table_end(struct demo *demo) {
-    printf("\n");
+int demo_table_end(struct demo *demo, int result) {
+    if (!result)
+        printf("\n");
     fflush(stdout);
     demo->table = (struct table){0};
+    return result ? -1 : 0;
 }
 
 void demo_table(struct demo *demo, const char *key, const char *title, const struct column *columns,
@@ -89,6 +91,6 @@ void demo_table(struct demo *demo, const char *key, const char *title, const str
         }
         show_row(json_array_get(rows, i), wide, n_columns);
     }
-    demo_table_end(demo);
+    demo_table_end(demo, 0);
     json_object_set_new(demo->json, key, rows);
 }

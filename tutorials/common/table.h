@@ -5,7 +5,7 @@
  *
  *     demo_table_begin(demo, "sweep", "Title", columns, n_columns);
  *     demo_table_row(demo, json_pack("[sf]", ...));    // again and again
- *     demo_table_end(demo);
+ *     return demo_table_end(demo, result);
  */
 #ifndef SAMEBITS_TABLE_H
 #define SAMEBITS_TABLE_H
@@ -36,7 +36,9 @@ void demo_table_begin(struct demo *demo, const char *key, const char *title,
  * Takes over the reference. */
 void demo_table_row(struct demo *demo, json_t *row);
 
-void demo_table_end(struct demo *demo);
+/* Ends the table. result: whether all rows could be measured (0), or not; what it returns is 0 or
+ * -1 accordingly. */
+int demo_table_end(struct demo *demo, int result);
 
 /* Shows a whole list of rows, with columns as wide as their cells; of more than 100 only the first
  * and the last. Takes over the reference. */

@@ -214,6 +214,13 @@ static inline int blocks_of(int count, int size) {
     return (count + size - 1) / size;
 }
 
+/* An array of n elements begins *bytes behind the piece's beginning; *bytes moves behind it. */
+template <class T>
+static inline void work_place(T **array, unsigned char *piece, size_t *bytes, int n) {
+    *array = piece ? (T *)(piece + *bytes) : NULL;
+    *bytes += (sizeof(T) * (size_t)n + 15) / 16 * 16;
+}
+
 /* What may be kept, and what the results at so many places take. */
 static const size_t most_kept_bytes = (size_t)1 << 29;
 

@@ -17,6 +17,7 @@
  */
 #include "gpu/fast/plan/plan.h"
 
+#include <algorithm>
 #include <stdlib.h>
 
 enum {
@@ -150,18 +151,15 @@ static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,
 }
 
 /* Those with most to do first: others fill the time in which the last ones end. */
-static int longest_first(const void *x, const void *y) {
-    const struct prompt *a = (const struct prompt *)x, *b = (const struct prompt *)y;
-    int of_a = a->longest < a->each ? a->longest : a->each;
-    int of_b = b->longest < b->each ? b->longest : b->each;
-    return of_a != of_b ? (of_a < of_b ? 1 : -1) : a->first_token - b->first_token;
+static bool is_longer(const struct prompt &a, const struct prompt &b) {
+    int of_a = min(a.longest, a.each), of_b = min(b.longest, b.each);
+    return of_a != of_b ? of_a > of_b : a.first_token < b.first_token;
 }
 
-static int longest_item_first(const void *x, const void *y) {
-    const struct prompt_item *a = (const struct prompt_item *)x, *b = (const struct prompt_item *)y;
-    if (a->n_tiles != b->n_tiles)
-        return a->n_tiles < b->n_tiles ? 1 : -1;
-    return a->rows != b->rows ? a->rows - b->rows : a->tile - b->tile;
+static bool is_longer_item(const struct prompt_item &a, const struct prompt_item &b) {
+    if (a.n_tiles != b.n_tiles)
+        return a.n_tiles > b.n_tiles;
+    return a.rows != b.rows ? a.rows < b.rows : a.tile < b.tile;
 }
 
 /* The sequences from number `first` on that are one work. Returns the number behind them. */
@@ -173,8 +171,7 @@ static int fill_work(struct attention_plan *p, const struct prompt *all, int fir
     int i = first;
     while (i < n_prompts && (i == first || f->n.tiles - base.tiles + all[i].n_tiles <= most_tiles))
         fill_sequence(f, &base, p, &all[i++]);
-    qsort(f->items + base.items, (size_t)(f->n.items - base.items), sizeof *f->items,
-          longest_item_first);
+    std::sort(f->items + base.items, f->items + f->n.items, is_longer_item);
     int32_t *counts = f->counts + base.counts;
     counts[COUNT_ROW_LISTS] = f->n.row_lists - base.row_lists;
     counts[COUNT_TILES] = f->n.tiles - base.tiles;
@@ -198,7 +195,7 @@ static int fill(struct attention_plan *p, const struct paged_batch *b, struct pr
     if (prompts->chains)
         memset(prompts->plan.host.chains, 0,
                sizeof *prompts->plan.host.chains * (size_t)b->qo_indptr[b->n_sequences]);
-    qsort(all, (size_t)n_prompts, sizeof *all, longest_first);
+    std::sort(all, all + n_prompts, is_longer);
     for (int i = 0; i < n_prompts;)
         i = fill_work(p, all, i, n_prompts, most_tiles);
     return 0;

@@ -11,22 +11,16 @@
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-/* An array of n elements begins *bytes behind the piece's beginning; *bytes moves behind it. */
-template <class T> static void place(T **array, unsigned char *piece, size_t *bytes, int n) {
-    *array = piece ? (T *)(piece + *bytes) : NULL;
-    *bytes += (sizeof(T) * (size_t)n + 15) / 16 * 16;
-}
-
 /* The arrays of a piece of memory. Returns its size, which NULL is enough for. */
 static size_t lay_out(struct work_arrays *a, unsigned char *piece, const struct work_sizes *n) {
     size_t bytes = 0;
-    place(&a->counts, piece, &bytes, n->counts);
-    place(&a->row_lists, piece, &bytes, n->row_lists);
-    place(&a->tiles, piece, &bytes, n->tiles);
-    place(&a->items, piece, &bytes, n->items);
-    place(&a->tokens, piece, &bytes, n->tokens);
-    place(&a->segments, piece, &bytes, n->segments);
-    place(&a->chains, piece, &bytes, n->chains);
+    work_place(&a->counts, piece, &bytes, n->counts);
+    work_place(&a->row_lists, piece, &bytes, n->row_lists);
+    work_place(&a->tiles, piece, &bytes, n->tiles);
+    work_place(&a->items, piece, &bytes, n->items);
+    work_place(&a->tokens, piece, &bytes, n->tokens);
+    work_place(&a->segments, piece, &bytes, n->segments);
+    work_place(&a->chains, piece, &bytes, n->chains);
     a->n = {};
     return bytes;
 }

@@ -20,10 +20,10 @@ static __device__ __forceinline__ struct step_head step_head_of(const struct ste
     const struct step_arguments *a = s->a;
     struct step_head h;
     int number = s->rank + i * s->a->n_blocks;
-    h.row = quotient(number, a->by_heads);
+    h.row = step_divide(number, a->heads_inverse);
     h.head = number - h.row * a->n_heads;
-    h.kv_head = quotient(h.head, a->by_group);
-    h.first_of_group = h.head == 0 || quotient(h.head - 1, a->by_group) != h.kv_head;
+    h.kv_head = step_divide(h.head, a->group_inverse);
+    h.first_of_group = h.head == 0 || step_divide(h.head - 1, a->group_inverse) != h.kv_head;
     h.newest = step_shared()->positions[h.row];
     h.pages = s->pages + step_shared()->first_pages[h.row];
     return h;

@@ -51,8 +51,8 @@ static struct step_arguments arguments_of(const struct gpu_device *gpu, const st
     a.vocab = c->vocab_size;
     while (a.page_bits < 30 && 1 << a.page_bits < pages->page_size)
         a.page_bits++;
-    a.by_heads = division_by(c->n_heads);
-    a.by_group = division_by(c->n_heads / c->n_kv_heads);
+    a.heads_inverse = step_inverse(c->n_heads);
+    a.group_inverse = step_inverse(c->n_heads / c->n_kv_heads);
     a.n_rows = pages->n_sequences;
     a.eps = c->rms_eps;
     a.scale = 1.0 / sqrt(c->head_dim);

@@ -37,7 +37,7 @@ static inline struct step_linear step_linear_of(const struct step_arguments *a,
     w.second = kind == STEP_QKV ? q : w.n;
     w.third = kind == STEP_QKV ? q + kv : w.n;
     w.steps = gpu_padded(w.columns) / 64;
-    w.by_steps = division_by(w.steps);
+    w.steps_inverse = step_inverse(w.steps);
     w.outputs = w.gated ? 8 : 16;
     w.n_sent = w.n + (w.gated ? (w.n + 7) / 8 : 0);
     w.room = STEP_UNITS / w.steps;
@@ -107,7 +107,7 @@ struct step_unit {
 
 static __device__ __forceinline__ void load_unit(struct step_unit *u, const struct step *s,
                                                  const struct step_linear *w, int unit) {
-    int panel = quotient(unit, w->by_steps);
+    int panel = step_divide(unit, w->steps_inverse);
     u->step = unit - panel * w->steps;
     const uint4 *from = (const uint4 *)(step_shared()->weights + unit * 2048) + s->lane;
     UNROLL

@@ -26,7 +26,6 @@ extern "C" {
 
 #include "gpu/fast/vector/norm.h"
 #include "gpu/ptx/cluster.h"
-#include "gpu/ptx/division.h"
 #include "gpu/ptx/warpgroup.h"
 
 enum {
@@ -70,6 +69,15 @@ static inline __host__ __device__ constexpr int step_panel_bytes(int steps) {
     return steps * 2048;
 }
 
+/* x / d as x * inverse / 2^20, for x * d < 2^20. (ptx/division.h divides any number, with one
+ * instruction more: the kernel is 6 % slower then.) */
+static inline __host__ __device__ uint32_t step_inverse(int d) {
+    return (uint32_t)(((1 << 20) + d - 1) / d);
+}
+static __device__ __forceinline__ int step_divide(int x, uint32_t inverse) {
+    return (int)((uint32_t)x * inverse >> 20);
+}
+
 /* One or several matrices with the same input, and what of them a block computes: panels of 16 rows
  * that follow each other. gated: two matrices, whose rows make one output together; a panel has
  * eight rows of each. */
@@ -80,7 +88,7 @@ struct step_linear {
     int gains, site_x, site_y; /* of the norm, in the layer; of the tensors that it snaps */
     int gated;
     int steps; /* times 64 inputs */
-    struct division by_steps;
+    uint32_t steps_inverse;
     int n, outputs;            /* of all matrices; of a panel */
     int n_sent;                /* floats of a row that the blocks send each other */
     int matrix, second, third; /* the first of its layer's; from which output on it is another's */
@@ -123,7 +131,7 @@ struct step_arguments {
     int n_blocks, block_bits;                   /* of a cluster: 2^block_bits */
     struct step_linear linears[N_STEP_LINEARS]; /* without what is a block's */
     struct step_sizes at; /* constants of the launch are operands without a register */
-    struct division by_heads, by_group;
+    uint32_t heads_inverse, group_inverse;
     double eps, scale;
     unsigned long long *fault;
 };

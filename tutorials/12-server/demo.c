@@ -1,0 +1,269 @@
+/*
+ * Phase 12: the engine behind HTTP. With --serve it serves until a signal ends it; the tables let
+ * 16 clients ask at once, and compare what each gets with what its request gives alone.
+ */
+#include "tutorials/12-server/client.h"
+#include "tutorials/12-server/server.h"
+#include "tutorials/common/paged.h"
+#include "tutorials/common/pool.h"
+#include "tutorials/common/requests.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { PATIENCE = 10, IDLE_LIMIT = 30, MOST_BODY = 8 << 20, MOST_CONNECTIONS = 1000 };
+
+/* ---- the whole: a pool, a service on it, a server before that ----------------------------------
+ */
+
+struct house {
+    struct kv_pool pool;
+    struct paged_memory memory;
+    struct service *service;
+    struct server server;
+};
+
+static int house_open(struct house *h, struct demo *demo, const struct server_options *options,
+                      struct error *err) {
+    struct paged_options paged = {(enum preempt_mode)demo->options.preempt,
+                                  !demo->options.no_prefix_cache};
+    struct service_options service = {.scheduler = {demo->options.max_running,
+                                                    demo->options.token_budget, demo->options.chunk,
+                                                    true},
+                                      .memory = &h->memory,
+                                      .tokenizer = demo->tokenizer,
+                                      .max_waiting = demo->options.max_waiting,
+                                      .stepped = server_stepped,
+                                      .context = &h->server};
+    *h = (struct house){
+        .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
+    if (demo_pool_start(demo, &h->pool, 0, err))
+        return -1;
+    paged_memory_start(&h->memory, &h->pool, &paged);
+    h->service = service_start(&demo->generator, &service, err);
+    if (!h->service)
+        return -1;
+    return server_start(&h->server, demo, h->service, options, err);
+}
+
+/* Requests that still run have so many seconds. */
+static int house_close(struct house *h, double patience, struct error *err) {
+    int result = 0;
+    if (h->service) {
+        service_drain(h->service, patience);
+        result = service_stop(h->service, err);
+    }
+    server_end(&h->server);
+    service_free(h->service);
+    paged_memory_end(&h->memory);
+    kv_pool_end(&h->pool);
+    return result;
+}
+
+/* ---- --serve ------------------------------------------------------------------------------------
+ */
+
+/* The first line of a file. */
+static int read_key(const char *path, char *key, size_t size, struct error *err) {
+    FILE *f = fopen(path, "r");
+    char *line = f ? fgets(key, (int)size, f) : NULL;
+    if (f)
+        fclose(f);
+    if (!line || !strcspn(key, "\r\n"))
+        return error_set(err, "--api-key %s: cannot read a key from its first line", path);
+    key[strcspn(key, "\r\n")] = 0;
+    return 0;
+}
+
+static int serve(struct demo *demo, struct error *err) {
+    const struct options *o = &demo->options;
+    struct house house;
+    struct error why = {{0}};
+    char key[256];
+    struct server_options options = {.host = o->host,
+                                     .port = o->serve,
+                                     .most_body = MOST_BODY,
+                                     .idle_limit = IDLE_LIMIT,
+                                     .most_connections = MOST_CONNECTIONS,
+                                     .log = true};
+    if (o->api_key) {
+        if (read_key(o->api_key, key, sizeof key, err))
+            return -1;
+        options.key = key;
+    }
+    int result = house_open(&house, demo, &options, err);
+    if (!result) {
+        fprintf(stderr, "listening on http://%s:%d/ as model \"%s\", %s; Ctrl-C ends\n", o->host,
+                house.server.port, o->model, house.server.system_fingerprint);
+        while (!demo_interrupted(demo) && !service_ended(house.service))
+            nanosleep(&(struct timespec){0, 50000000}, NULL);
+        fprintf(stderr, "ending: requests that run have %d seconds\n", PATIENCE);
+    }
+    if (house_close(&house, PATIENCE, &why) && !result)
+        result = error_set(err, "%s", why.text);
+    return result;
+}
+
+/* ---- the tables: 16 clients at once
+ * -------------------------------------------------------------- */
+
+struct client {
+    pthread_t thread;
+    int port, status, n_new;
+    char *body;
+    double asked, first, last;
+    char fingerprint[17];
+    struct error error;
+};
+
+static void on_event(void *context, const json_t *json) {
+    struct client *c = context;
+    const json_t *choice = json_array_get(json_object_get(json, "choices"), 0);
+    const char *fingerprint = json_string_value(json_object_get(choice, "samebits_fingerprint"));
+    if (!choice)
+        return;
+    c->last = clock_now();
+    c->first = c->n_new++ ? c->first : c->last;
+    if (fingerprint)
+        snprintf(c->fingerprint, sizeof c->fingerprint, "%s", fingerprint);
+}
+
+static void *ask(void *context) {
+    struct client *c = context;
+    c->asked = clock_now();
+    c->status = client_post(c->port, "/v1/completions", c->body, on_event, c, &c->error);
+    return NULL;
+}
+
+/* A request as a body: its token ids, so that nothing can be encoded otherwise. */
+static char *body_of(const struct request *r) {
+    json_t *ids = json_array();
+    for (int i = 0; i < r->n_prompt; i++)
+        json_array_append_new(ids, json_integer(r->prompt[i]));
+    json_t *body = json_pack("{so si sf sf si sb}", "prompt", ids, "max_tokens", r->max_new,
+                             "temperature", (double)r->sampling.temperature, "top_p",
+                             (double)r->sampling.top_p, "top_k", r->sampling.top_k, "stream", 1);
+    if (r->sampling.has_seed)
+        json_object_set_new(body, "seed", json_integer((json_int_t)r->sampling.seed));
+    char *text = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_decref(body);
+    return text;
+}
+
+static int ask_all(struct client *clients, const struct workload *w, int port, struct error *err) {
+    int result = 0, n = 0;
+    for (; n < w->n; n++) {
+        clients[n] = (struct client){.port = port, .body = body_of(&w->requests[n])};
+        if (!clients[n].body || pthread_create(&clients[n].thread, NULL, ask, &clients[n])) {
+            result = error_set(err, "cannot start client %d", n);
+            break;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        pthread_join(clients[i].thread, NULL);
+        if (!result && clients[i].status != 200)
+            result = error_set(err, "client %d: status %d: %s", i, clients[i].status,
+                               clients[i].error.text);
+    }
+    for (int i = 0; i < n; i++)
+        free(clients[i].body);
+    return result;
+}
+
+/* A row for each client, beside what its request gave alone. */
+static int show_clients(struct demo *demo, const struct client *clients, const struct workload *w,
+                        const struct engine *alone, struct error *err) {
+    static const struct column columns[] = {{"client", "#", 0, 0},
+                                            {"prompt", "prompt", -1, 0},
+                                            {"events", "events", 0, 0},
+                                            {"ttft_ms", "TTFT ms", 1, 0},
+                                            {"ms_tok", "ms/tok", 2, 0},
+                                            {"fingerprint", "fingerprint", -1, 0},
+                                            {"alone", "of the request alone", -1, 0}};
+    json_t *rows = json_array();
+    int result = 0;
+    for (int i = 0; i < w->n; i++) {
+        const struct client *c = &clients[i];
+        char single[17];
+        fingerprint_text(single, fingerprint_value(&alone->answers[i].sequence.fingerprint));
+        bool same = !strcmp(single, c->fingerprint);
+        json_array_append_new(
+            rows, json_pack("{si ss si sf so ss ss}", "client", i, "prompt", w->requests[i].title,
+                            "events", c->n_new, "ttft_ms", (c->first - c->asked) * 1e3, "ms_tok",
+                            c->n_new > 1 ? json_real((c->last - c->first) * 1e3 / (c->n_new - 1))
+                                         : json_null(),
+                            "fingerprint", c->fingerprint, "alone", same ? "the same" : single));
+        if (!same && !result)
+            result = error_set(err, "client %d got %s, and its request alone gives %s", i,
+                               c->fingerprint, single);
+    }
+    char title[40];
+    snprintf(title, sizeof title, "%d clients at once", w->n);
+    demo_table(demo, "clients", title, columns, 7, rows);
+    return result;
+}
+
+/* Each request alone, one after the other. */
+static int run_alone(struct demo *demo, const struct workload *w, struct engine *alone,
+                     struct error *err) {
+    struct serving serving = serving_of(demo);
+    struct paged_options options = {PREEMPT_RECOMPUTE, false};
+    struct paged_memory memory;
+    struct kv_pool pool;
+    if (demo_pool_start(demo, &pool, paged_enough_blocks(demo, w), err))
+        return -1;
+    paged_memory_start(&memory, &pool, &options);
+    serving.memory = &memory.base;
+    serving.max_running = 1;
+    int result = serve_all(demo, w, &serving, alone, err);
+    paged_memory_end(&memory);
+    kv_pool_end(&pool);
+    return result;
+}
+
+static int tables(struct demo *demo, struct error *err) {
+    struct server_options options = {.host = "127.0.0.1",
+                                     .most_body = MOST_BODY,
+                                     .idle_limit = IDLE_LIMIT,
+                                     .most_connections = MOST_CONNECTIONS};
+    struct client *clients = NULL;
+    struct workload w = {0};
+    struct house house;
+    struct engine alone = {0};
+    struct error ignored;
+    int result = demo_read_requests(demo, demo_requests_file(demo), &w, err);
+    if (!result && !(clients = calloc((size_t)w.n, sizeof *clients)))
+        result = error_set(err, "out of memory for %d clients", w.n);
+    if (!result)
+        result = run_alone(demo, &w, &alone, err);
+    if (!result) {
+        result =
+            house_open(&house, demo, &options, err) || ask_all(clients, &w, house.server.port, err);
+        if (house_close(&house, 0, result ? &ignored : err))
+            result = -1;
+    }
+    if (!result)
+        result = show_clients(demo, clients, &w, &alone, err);
+    engine_end(&alone);
+    free(clients);
+    workload_free(&w);
+    return result ? -1 : 0;
+}
+
+int main(int argc, char **argv) {
+    static const struct phase phase = {
+        .number = 12,
+        .title = "a server",
+        .about = "The engine behind HTTP: clients come and go while it runs.",
+        .caches = paged_caches,
+        .fused = true,
+        .tables = tables,
+        .prompts = paged_prompts,
+        .serve = serve,
+        .begin = paged_begin,
+        .fingerprint = 0x1693d29f628f8640,
+    };
+    return demo_main(argc, argv, &phase);
+}

@@ -1,0 +1,121 @@
+/*
+ * server.h - phase 12: the engine behind HTTP. libmicrohttpd has the connections, in one thread of
+ * its own; the service (scheduler/service.h) has the engine, in another.
+ *
+ *     HTTP thread                                          engine thread
+ *     body arrives -> api_read -> service_submit ────────▶ engine_submit, steps
+ *     exchange: the connection is suspended  ◀──────────── drew: an event behind exchange.out,
+ *     resumed: sends what is in exchange.out               and the connection is resumed
+ *     connection closed -> service_cancel ───────────────▶ the request ends, its blocks return
+ */
+#ifndef SAMEBITS_SERVER_H
+#define SAMEBITS_SERVER_H
+
+#include "scheduler/service.h"
+#include "tutorials/12-server/api.h"
+
+#include <microhttpd.h>
+#include <pthread.h>
+
+struct server_options {
+    const char *host; /* numeric address to listen on */
+    int port;         /* 0: any that is free */
+    const char *key;  /* what clients must have as a bearer token; NULL: nothing */
+    size_t most_body; /* bytes */
+    int idle_limit;   /* seconds that a connection may do nothing */
+    int most_connections;
+    bool log; /* a line on stderr for each request */
+};
+
+/* How the engine stands, as JSON for the page: made by the engine thread, when somebody looks. */
+struct live_view {
+    pthread_mutex_t lock;
+    char *json;
+    double made, asked; /* clock_now */
+};
+
+struct server {
+    const struct demo *demo;
+    struct service *service;
+    struct server_options options;
+    struct MHD_Daemon *daemon;
+    char system_fingerprint[32];
+    int port;     /* where it listens */
+    long started; /* Unix time */
+    struct live_view view;
+    pthread_mutex_t lock;  /* of all exchanges */
+    struct exchange *open; /* those that wait for the engine */
+    long n_requests;       /* for their ids */
+};
+
+/* Listens, on a service that runs. The options' strings and the demo stay where they are. Returns
+ * 0, or -1 with err set: the address cannot be had, no memory. server_end in either case. */
+int server_start(struct server *s, const struct demo *demo, struct service *service,
+                 const struct server_options *options, struct error *err);
+
+/* Closes all connections; the service must have ended before. A zeroed one is fine. */
+void server_end(struct server *s);
+
+/* For struct service_options; context: the server. Makes the live view, and cancels the requests of
+ * clients that have gone. */
+void server_stepped(void *context, const struct engine *e);
+
+/* ---- between the server's files -------------------------------------------------------------- */
+
+/* One request of a client and its answer. */
+struct exchange {
+    struct server *server;
+    struct MHD_Connection *connection;
+    double began;
+    const char *method;
+    char path[64];
+    int status;
+    char *body;
+    size_t n_body;
+    bool too_large;
+
+    /* Of a completion; everything below is under the server's lock once it is submitted. */
+    struct api_request request;
+    struct api_head head;
+    struct choice *choices; /* [request.n] */
+    int n_open;             /* choices that are not done */
+    long n_new;             /* tokens drawn */
+    json_t *list;           /* whole choices, of an answer in one piece */
+    struct api_error error; /* status 0: none */
+    char *out;              /* [n_out] what is to be sent; [n_sent] has been */
+    size_t n_out, n_sent, capacity;
+    bool submitted, suspended, gone;
+    struct exchange *previous, *next; /* among those that wait */
+};
+
+/* Begins the completion that the body asks for. Returns what the access handler has to. */
+enum MHD_Result exchange_begin(struct exchange *x, bool chat);
+
+/* Goes on with a completion that was submitted: the connection was resumed. */
+enum MHD_Result exchange_resume(struct exchange *x);
+
+/* Its requests end within a step. Under the server's lock. */
+void exchange_cancel(struct exchange *x);
+
+/* The connection is closed, or the answer is complete. x may live on until the engine has let go.
+ */
+void exchange_close(struct exchange *x);
+
+/* Frees it. */
+void exchange_free(struct exchange *x);
+
+/* Answers with n bytes of text. */
+enum MHD_Result server_reply(struct exchange *x, int status, const char *type, const char *text,
+                             size_t n);
+
+/* Answers with JSON (which it takes), or with an error. */
+enum MHD_Result server_reply_json(struct exchange *x, int status, json_t *json);
+enum MHD_Result server_refuse(struct exchange *x, const struct api_error *err);
+
+/* The live view as malloc'ed JSON, maybe some steps old; NULL: no memory. */
+char *live_view_text(struct live_view *view);
+
+/* Makes it anew, if somebody has asked lately. In the engine thread. */
+void live_view_update(struct live_view *view, const struct engine *e);
+
+#endif
