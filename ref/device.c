@@ -65,7 +65,8 @@ static int set_version(struct device *dev, const char *op, int version, struct e
         return error_set(
             err,
             "cpu: of \"%s\" there is no version to choose: on the reference linear, "
-            "attention, attend and attention_plan have 1 and 2, every other op has one",
+            "attention, attend and attention_plan have 1 and 2, every other op has one "
+            "version",
             op);
     if (version < 0 || version > 2)
         return error_set(err, "cpu: %s has versions 1 and 2, or 0 for the best", op);

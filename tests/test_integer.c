@@ -135,6 +135,41 @@ static void test_long_sums(void **state) {
                 check_linear(x % 2 ? 1 : 3, 7, ks[i], (enum fill)x, (enum fill)w, &r);
 }
 
+/* Several matrices in one call: each as alone. */
+static void test_linear_parts(void **state) {
+    (void)state;
+    struct random r = {4};
+    struct error err;
+    enum { M = 5, K = 70, PARTS = 3 };
+    static const int n[PARTS] = {50, 1, 200};
+    struct bfp_rows x = {mantissas(M * K, ANY, &r), exponents(M)};
+    struct matrix w[PARTS];
+    struct linear_part parts[PARTS];
+    float *want[PARTS];
+    set_version(1);
+    for (int p = 0; p < PARTS; p++) {
+        int16_t *q = mantissas((size_t)(n[p] * K), ANY, &r);
+        int8_t *e = exponents(n[p]);
+        assert_int_equal(device.ops->matrix_create(device.dev, &w[p], n[p], K, &err), 0);
+        device.ops->matrix_put(device.dev, &w[p], 0, n[p], q, e);
+        want[p] = multiply(x, &w[p], M);
+        parts[p] =
+            (struct linear_part){host_array((size_t)(M * n[p] + GUARD), sizeof(float)), &w[p]};
+        free(q);
+        free(e);
+    }
+    set_version(2);
+    device.ops->linear_parts(device.dev, parts, PARTS, x, M);
+    for (int p = 0; p < PARTS; p++) {
+        assert_memory_equal(parts[p].y, want[p], sizeof(float) * (size_t)(M * n[p] + GUARD));
+        free(parts[p].y);
+        free(want[p]);
+        device.ops->matrix_free(device.dev, &w[p]);
+    }
+    free(x.mantissas);
+    free(x.exponents);
+}
+
 /* ---- attention --------------------------------------------------------------------------------
  */
 
@@ -228,9 +263,8 @@ static int close_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear_shapes),
-        cmocka_unit_test(test_long_sums),
-        cmocka_unit_test(test_products_of_attention),
+        cmocka_unit_test(test_linear_shapes), cmocka_unit_test(test_linear_parts),
+        cmocka_unit_test(test_long_sums),     cmocka_unit_test(test_products_of_attention),
         cmocka_unit_test(test_choice),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
