@@ -335,13 +335,6 @@ static int parse_choice(const struct row *row, const char *text, const struct ph
     return error_set(err, "--%s %s: must be %s", row->name, text, choices);
 }
 
-static int add_kernel(struct options *o, const char *text, struct error *err) {
-    if (o->n_kernels == MAX_KERNELS)
-        return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
-    o->kernels[o->n_kernels++] = text;
-    return 0;
-}
-
 static int set_option(struct options *o, const struct row *row, const char *text,
                       const struct phase *phase, struct error *err) {
     void *field = (char *)o + row->field;
@@ -364,7 +357,10 @@ static int set_option(struct options *o, const struct row *row, const char *text
                    ? 0
                    : parse_choice(row, text, phase, field, err);
     case KERNEL:
-        return add_kernel(o, text, err);
+        if (o->n_kernels == MAX_KERNELS)
+            return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
+        o->kernels[o->n_kernels++] = text;
+        return 0;
     default:
         *(const char **)field = text;
         return 0;
@@ -411,8 +407,7 @@ static int check_groups(const struct options *o, struct error *err) {
     return 0;
 }
 
-/* Do two paths name one file, perhaps in different words? Devices (/dev/null) may be named twice.
- */
+/* Whether two paths name one file. Devices (/dev/null) may be named twice. */
 static bool is_same_file(const char *a, const char *b) {
     struct stat of_a, of_b;
     if (stat(a, &of_a) || stat(b, &of_b))
