@@ -37,9 +37,9 @@ void lab_floats(struct lab_log *log, const float *values, int n, const char *uni
 void lab_rows(struct lab_log *log, const float *x, int n_rows, int n_cols, const char *unit,
               int first, const char *label, ...) __attribute__((format(printf, 7, 8)));
 
-/* Where the positions of a request lie: its blocks [n]. Not compared; a later difference at a
- * position is shown with its block and slot. */
-void lab_places(struct lab_log *log, const int32_t *blocks, int n, int block_size);
+/* Where the positions 0 ... n - 1 of a request lie: its slots [n]. Not compared; a later difference
+ * at a position is shown with its block and slot. */
+void lab_places(struct lab_log *log, const int64_t *slots, int n, int block_size);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 

@@ -2,7 +2,7 @@
  *
  *     S <size>, E <size>                        a size begins and ends
  *     V \t label \t unit \t first \t values     what was seen; values are separated by spaces
- *     P \t block size \t blocks                 where the positions of a request lie
+ *     P \t block size \t slots                  where the positions of a request lie
  */
 #include "tests/labs/log.h"
 
@@ -68,10 +68,10 @@ void lab_rows(struct lab_log *log, const float *x, int n_rows, int n_cols, const
     fputc('\n', log->file);
 }
 
-void lab_places(struct lab_log *log, const int32_t *blocks, int n, int block_size) {
+void lab_places(struct lab_log *log, const int64_t *slots, int n, int block_size) {
     fprintf(log->file, "P\t%d\t", block_size);
     for (int i = 0; i < n; i++)
-        fprintf(log->file, "%d ", blocks[i]);
+        fprintf(log->file, "%lld ", (long long)slots[i]);
     fputc('\n', log->file);
 }
 

@@ -51,15 +51,22 @@ static void begin_pass(struct served *s, int request, int first) {
     s->n_rows = 0;
 }
 
+/* Where the positions of a request lie, as far as it has room. */
+static void note_places(struct lab_log *log, const struct kv_cache *cache) {
+    int64_t *slots = malloc(sizeof *slots * ((size_t)cache->capacity + 1));
+    struct error err;
+    if (slots && !cache->slots(cache, 0, cache->capacity, slots, &err))
+        lab_places(log, slots, cache->capacity, POOL_BLOCK);
+    free(slots);
+}
+
 /* Stands in for the memory's `cache`, which the engine calls before the pass of a request. */
 static struct kv_cache *cache_of(struct request_memory *m, int request) {
     struct kv_cache *cache = served.cache(m, request);
     begin_pass(&served, served.way == LAB_FUSED ? -1 : request,
                served.way == LAB_FUSED ? 0 : served.requests[request].sequence->n_cached);
-    if (cache && served.way != LAB_OWN_CACHES) {
-        const struct kv_paged *paged = (const struct kv_paged *)cache;
-        lab_places(served.log, paged->table.blocks, paged->table.n_blocks, POOL_BLOCK);
-    }
+    if (cache && served.way != LAB_OWN_CACHES)
+        note_places(served.log, cache);
     return cache;
 }
 

@@ -85,17 +85,28 @@ void lab_last_note(char *out, size_t size, const char *notes, const char *label)
  */
 
 static void place_of(char *out, size_t size, const struct line *places, long position) {
-    struct part block = {0};
+    struct part slot = {0};
     int block_size = places->kind ? atoi(part_of(places, 1).at) : 0;
     if (block_size > 0)
-        block = value(part_of(places, 2), position / block_size);
-    if (!block.n)
+        slot = value(part_of(places, 2), position);
+    if (!slot.n)
         return;
-    int number = atoi(block.at);
+    long number = atol(slot.at);
     snprintf(out, size,
-             "position %ld lies in block %d of its table, block %d of the pool, slot %ld", position,
-             (int)(position / block_size), number,
-             (long)number * block_size + position % block_size);
+             "position %ld lies in block %ld of its table, block %ld of the pool, slot %ld",
+             position, position / block_size, number / block_size, number);
+}
+
+/* The position to be shown: the one that differs or, when that lies where it should, the first
+ * before it that does not. */
+static long moved_position(const struct line *want, const struct line *got, long position) {
+    struct part a = part_of(want, 2), b = part_of(got, 2);
+    if (!want->kind || !got->kind || !same(value(a, position), value(b, position)))
+        return position;
+    for (long i = 0; i < position; i++)
+        if (!same(value(a, i), value(b, i)))
+            return i;
+    return position;
 }
 
 static void different_values(struct lab_finding *f, const struct line *want,
@@ -132,8 +143,9 @@ static bool compare(struct lab_finding *f, const char *want, const char *got) {
         if (a.kind == 'V' && b.kind == 'V' && same(part_of(&a, 1), part_of(&b, 1))) {
             different_values(f, &a, &b);
             if (!strcmp(f->unit, "position")) {
-                place_of(f->where[0], sizeof f->where[0], &want_places, f->index);
-                place_of(f->where[1], sizeof f->where[1], &got_places, f->index);
+                long shown = moved_position(&want_places, &got_places, f->index);
+                place_of(f->where[0], sizeof f->where[0], &want_places, shown);
+                place_of(f->where[1], sizeof f->where[1], &got_places, shown);
             }
             return true;
         }
