@@ -37,12 +37,11 @@ void ref_add_rmsnorm(struct device *dev, float *y, struct bfp_rows snapped, floa
 
 /* ---- step 2: attention ----------------------------------------------------------------------- */
 
-/* Given: the query x [head_dim] as integers, and its exponent. */
-int ref_load_query(double *x, const float *q, const struct block_memory *memory, int head_dim,
-                   struct row_name name) {
-    int e = ref_snap_or_fault(name.dev, memory->mantissas, q, head_dim, name.site, name.token);
-    for (int d = 0; d < head_dim; d++)
-        x[d] = memory->mantissas[d];
+/* Given, for the general op: row r's query as integers, and its exponent. */
+int ref_load_query(const struct block_memory *m, int r, const float *q, struct row_name name) {
+    int16_t *mantissas = m->k; /* no tile is there yet */
+    int e = ref_snap_or_fault(name.dev, mantissas, q, m->head_dim, name.site, name.token);
+    ref_put_query(m, r, mantissas);
     return e;
 }
 
@@ -54,7 +53,7 @@ int ref_load_query(double *x, const float *q, const struct block_memory *memory,
  *     l = the sum of num_probability_units(p[j]), a uint32_t, times 2^-23
  *     w[j] = num_weight_in_units(p[j], v_units[j]), snapped as one row: the weights, and exponent
  */
-struct tile_result ref_tile_softmax(double *weights, const float *s, const double *v_units, int n,
+struct tile_result ref_tile_softmax(int16_t *weights, const float *s, const double *v_units, int n,
                                     struct num_score_unit unit, struct row_name name) {
     (void)weights, (void)s, (void)v_units, (void)n, (void)unit, (void)name;
     not_written("the largest score, the probabilities, their sum in units, the weights "
@@ -65,8 +64,8 @@ struct tile_result ref_tile_softmax(double *weights, const float *s, const doubl
  * and sum l. sums [head_dim] are the tile's weighted sums of value mantissas, in integers.
  * attention_merge_sums (model/attention/variant.h) updates m and l and says what the values so far
  * and the tile's count for; num_weighted_value makes a number of a sum, num_merge adds the two. */
-void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile,
-                    const double *sums, int head_dim) {
+void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile, const float *sums,
+                    int head_dim) {
     (void)o, (void)m, (void)l, (void)tile, (void)sums, (void)head_dim;
     not_written("update m and l with attention_merge_sums, then num_merge each value with "
                 "what the two count for");
@@ -79,7 +78,7 @@ void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile
  *
  *     s[j] = num_score(num_floor_256(the dot product of the integers), kv_score_unit(key exponent))
  *     ref_tile_softmax with num_score_unit_of(query exponent, scale) and num_pow2(value exponent)
- *     sums[d] = num_floor_256(the sum over j of weights[j] * v[j][d], exact in a double)
+ *     sums[d] = num_floor_256(the sum over j of weights[j] * v[j][d], exact in a double), a float
  *     ref_merge_tile
  *
  * and at the end y = o / l. A query that sees nothing (n_tokens > kv_len) gives 0. */

@@ -98,7 +98,8 @@ static void note_softmax(struct lab_log *log, int n, float less) {
     float *s = random_floats(&r, n);
     for (int i = 0; i < n; i++)
         s[i] -= less;
-    double *units = calloc((size_t)n, sizeof *units), *weights = calloc((size_t)n, sizeof *weights);
+    double *units = calloc((size_t)n, sizeof *units);
+    int16_t *weights = calloc((size_t)n, sizeof *weights);
     if (!units || !weights)
         exit(2);
     for (int i = 0; i < n; i++)
@@ -110,7 +111,7 @@ static void note_softmax(struct lab_log *log, int n, float less) {
     lab_floats(log, &tile.l, 1, "", 0, "l, the sum of the probabilities");
     lab_int(log, tile.exponent, "the exponent of the weights");
     for (int i = 0; i < n; i++)
-        lab_int(log, (long long)weights[i], "weight of position %d", i);
+        lab_int(log, weights[i], "weight of position %d", i);
     close_device(log, dev);
     free(s);
     free(units);
@@ -128,9 +129,9 @@ static void run_merge(struct lab_log *log, int n_tiles) {
     for (int i = 0; i < n_tiles; i++) {
         struct tile_result tile = {random_normal(&r), 1 + random_up_to_1(&r),
                                    random_int(&r, -3, 3)};
-        double sums[4];
+        float sums[4];
         for (int d = 0; d < 4; d++)
-            sums[d] = 256.0 * random_int(&r, -100000, 100000);
+            sums[d] = 256.0f * (float)random_int(&r, -100000, 100000);
         ref_merge_tile(o, &m, &l, &tile, sums, 4);
         lab_floats(log, &m, 1, "", 0, "m after tile %d", i);
         lab_floats(log, &l, 1, "", 0, "l after tile %d", i);

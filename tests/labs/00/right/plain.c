@@ -38,19 +38,17 @@ void ref_add_rmsnorm(struct device *dev, float *y, struct bfp_rows snapped, floa
 
 /* ---- step 2: attention ----------------------------------------------------------------------- */
 
-/* Given: the query x [head_dim] as integers, and its exponent. */
-int ref_load_query(double *x, const float *q, const struct block_memory *memory, int head_dim,
-                   struct row_name name) {
-    int e = ref_snap_or_fault(name.dev, memory->mantissas, q, head_dim, name.site, name.token);
-    for (int d = 0; d < head_dim; d++)
-        x[d] = memory->mantissas[d];
+/* Given, for the general op: row r's query as integers, and its exponent. */
+int ref_load_query(const struct block_memory *m, int r, const float *q, struct row_name name) {
+    int16_t *mantissas = m->k; /* no tile is there yet */
+    int e = ref_snap_or_fault(name.dev, mantissas, q, m->head_dim, name.site, name.token);
+    ref_put_query(m, r, mantissas);
     return e;
 }
 
-struct tile_result ref_tile_softmax(double *weights, const float *s, const double *v_units, int n,
+struct tile_result ref_tile_softmax(int16_t *weights, const float *s, const double *v_units, int n,
                                     struct num_score_unit unit, struct row_name name) {
     float w[TILE], largest = s[0];
-    int16_t q[TILE];
     struct tile_result tile = {0};
     uint32_t sum = 0;
     for (int j = 1; j < n; j++)
@@ -66,18 +64,16 @@ struct tile_result ref_tile_softmax(double *weights, const float *s, const doubl
         w[j] = num_weight_in_units(p, v_units[j]);
     }
     tile.l = (float)sum * 0x1p-23f;
-    tile.exponent = ref_snap_or_fault(name.dev, q, w, n, name.site, name.token);
-    for (int j = 0; j < n; j++)
-        weights[j] = q[j];
+    tile.exponent = ref_snap_or_fault(name.dev, weights, w, n, name.site, name.token);
     return tile;
 }
 
-void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile,
-                    const double *sums, int head_dim) {
+void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile, const float *sums,
+                    int head_dim) {
     float before, now;
     attention_merge_sums(m, l, tile->m, tile->l, &before, &now);
     for (int d = 0; d < head_dim; d++) {
-        float value = num_weighted_value((float)sums[d], tile->exponent);
+        float value = num_weighted_value(sums[d], tile->exponent);
         o[d] = num_merge(o[d], before, value, now);
     }
 }
@@ -97,7 +93,8 @@ static void attend_head(struct device *dev, float *y, const float *q, const stru
     for (int first = 0; first < n_seen; first += TILE) {
         int n = n_seen - first < TILE ? n_seen - first : TILE;
         float s[TILE];
-        double v_units[TILE], weights[TILE], sums[512] = {0};
+        double v_units[TILE], exact[512] = {0};
+        int16_t weights[TILE];
         for (int j = 0; j < n; j++) {
             size_t row = (size_t)(first + j) * (size_t)shape->n_kv_heads + (size_t)kv_head;
             const int16_t *k = kv->k + row * (size_t)dim;
@@ -112,10 +109,11 @@ static void attend_head(struct device *dev, float *y, const float *q, const stru
         for (int j = 0; j < n; j++) {
             size_t row = (size_t)(first + j) * (size_t)shape->n_kv_heads + (size_t)kv_head;
             for (int d = 0; d < dim; d++)
-                sums[d] += weights[j] * kv->v[row * (size_t)dim + (size_t)d];
+                exact[d] += weights[j] * kv->v[row * (size_t)dim + (size_t)d];
         }
+        float sums[512];
         for (int d = 0; d < dim; d++)
-            sums[d] = num_floor_256(sums[d]);
+            sums[d] = (float)num_floor_256(exact[d]);
         ref_merge_tile(o, &m, &l, &tile, sums, dim);
     }
     for (int d = 0; d < dim && l > 0; d++)
