@@ -333,7 +333,7 @@ static const struct lab_check checks[] = {
      LAB_SIZES(1, 2, 4, 5), run_budget, 0},
     {"random", 2, "random requests, places, budgets and pieces", "requests",
      LAB_SIZES(1, 2, 3, 6, 16), run_random, 0},
-    {"serve", 2, "the model's requests, each with a cache of its own", "requests", LAB_SIZES(16),
+    {"serve", 2, "a request of the model, with a cache of its own", "requests", LAB_SIZES(1),
      run_serve, 8},
     {"cached", 3, "what memory has already is not read", "cached tokens", LAB_SIZES(0, 1, 3, 4, 8),
      run_cached, 0},
