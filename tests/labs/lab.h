@@ -134,6 +134,17 @@ enum lab_way {
 void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
                const struct sampling_options *sampling);
 
+/* Answers n requests with prompts of these lengths [n] in one naive batch (phase 2), of at most
+ * max_new[i] tokens each, and notes rows of every pass, waste, ends and answers; tensors, too, if
+ * asked for. chunk: columns per pass. stop_after: the pass after which it is interrupted, 0: none.
+ */
+struct lab_batch {
+    const int *lengths, *max_new;
+    int n, chunk, stop_after;
+    bool tensors;
+};
+void lab_serve_batch(struct lab_log *log, const struct lab_batch *batch);
+
 /* ---- between the parts of the grader --------------------------------------------------------- */
 
 /* Runs the sizes of a check [n] and writes its notes to a file descriptor. */
