@@ -125,6 +125,7 @@ extern const struct lab lab;
 enum lab_way {
     LAB_NO_CACHE,   /* a request alone, everything read again for every token (phase 0) */
     LAB_OWN_CACHES, /* many requests, each with a cache of its own (phases 1 to 4) */
+    LAB_BATCHES,    /* as before, but the next batch starts when one is done (phase 3) */
     LAB_PAGED,      /* all in one small pool, with shared prefixes and preemption (phases 5 to 7) */
     LAB_FUSED       /* one attention for all of them (phase 8) */
 };

@@ -58,7 +58,7 @@ static struct kv_cache *cache_of(struct request_memory *m, int request) {
     struct kv_cache *cache = served.cache(m, request);
     begin_pass(&served, served.way == LAB_FUSED ? -1 : request,
                served.way == LAB_FUSED ? 0 : served.requests[request].sequence->n_cached);
-    if (cache && served.way != LAB_OWN_CACHES) {
+    if (cache && served.way != LAB_OWN_CACHES && served.way != LAB_BATCHES) {
         const struct kv_paged *paged = (const struct kv_paged *)cache;
         lab_places(served.log, paged->table.blocks, paged->table.n_blocks, POOL_BLOCK);
     }
@@ -118,7 +118,7 @@ static int run_engine(struct demo *demo, const struct workload *w, struct reques
     struct engine_options options = {.scheduler = {.max_running = MAX_RUNNING,
                                                    .token_budget = 256,
                                                    .chunk = 128,
-                                                   .continuous = true},
+                                                   .continuous = served.way != LAB_BATCHES},
                                      .memory = memory,
                                      .one_pass = served.way == LAB_FUSED};
     spy_on(memory);
@@ -184,9 +184,10 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
     }
     w.n = served.n < n ? served.n : n;
     if (!result)
-        result = served.way == LAB_NO_CACHE     ? run_alone(demo, &w, &all, err)
-                 : served.way == LAB_OWN_CACHES ? run_own_caches(demo, &w, &all, err)
-                                                : run_paged(demo, &w, &all, err);
+        result = served.way == LAB_NO_CACHE ? run_alone(demo, &w, &all, err)
+                 : served.way == LAB_OWN_CACHES || served.way == LAB_BATCHES
+                     ? run_own_caches(demo, &w, &all, err)
+                     : run_paged(demo, &w, &all, err);
     w.n = n;
     char text[17];
     fingerprint_text(text, fingerprint_value(&all));
