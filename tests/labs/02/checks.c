@@ -50,18 +50,18 @@ static void run_serve(struct lab_log *log, int n) {
 /* ---- the lab --------------------------------------------------------------------------------- */
 
 static const struct lab_check checks[] = {
-    {"read", 1, "prompts of one length, in pieces of 8 columns", "columns",
-     LAB_SIZES(1, 7, 8, 9, 17), run_read, 0},
-    {"refused", 1, "an empty prompt is refused", "requests", LAB_SIZES(1, 2), run_refused, 0},
-    {"padded", 2, "a short prompt beside a longer one", "padding rows", LAB_SIZES(1, 2, 9),
-     run_padded, 0},
-    {"pieces", 2, "pieces of 4 columns that cut through the padding", "padding rows",
-     LAB_SIZES(1, 3, 4, 7), run_pieces, 0},
-    {"decode", 3, "a row for each sequence and step", "new tokens", LAB_SIZES(2, 3), run_decode, 0},
-    {"ends", 3, "sequences that are done wait for the longest answer", "steps longer",
-     LAB_SIZES(0, 1, 3), run_ends, 0},
-    {"interrupted", 3, "what is not done is cancelled", "passes", LAB_SIZES(1, 3), run_interrupted,
+    {"read", 1, "prompts of one length, in pieces of 8 columns", "columns", LAB_SIZES(1, 8, 9),
+     run_read, 0},
+    {"refused", 1, "an empty prompt is refused", "requests", LAB_SIZES(1, 2), run_refused, 10},
+    {"padded", 2, "a short prompt beside a longer one", "padding rows", LAB_SIZES(1, 9), run_padded,
      0},
+    {"pieces", 2, "pieces of 4 columns that cut through the padding", "padding rows",
+     LAB_SIZES(3, 4, 7), run_pieces, 10},
+    {"decode", 3, "a row for each sequence and step", "new tokens", LAB_SIZES(3), run_decode, 0},
+    {"ends", 3, "sequences that are done wait for the longest answer", "steps longer",
+     LAB_SIZES(0, 1, 3), run_ends, 10},
+    {"interrupted", 3, "what is not done is cancelled", "passes", LAB_SIZES(1, 3), run_interrupted,
+     10},
     {"serve", 3, "every tensor of a batch", "requests", LAB_SIZES(2, 8), run_serve, 30},
 };
 
