@@ -125,6 +125,7 @@ extern const struct lab lab;
 enum lab_way {
     LAB_NO_CACHE,   /* a request alone, everything read again for every token (phase 0) */
     LAB_OWN_CACHES, /* many requests, each with a cache of its own (phases 1 to 4) */
+    LAB_BATCHES,    /* as before, but the next batch starts when one is done (phase 3) */
     LAB_PAGED,      /* all in one small pool, with shared prefixes and preemption (phases 5 to 7) */
     LAB_FUSED       /* one attention for all of them (phase 8) */
 };
@@ -133,6 +134,17 @@ enum lab_way {
  * tokens each, and notes every tensor, token and fingerprint. */
 void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
                const struct sampling_options *sampling);
+
+/* Answers n requests with prompts of these lengths [n] in one naive batch (phase 2), of at most
+ * max_new[i] tokens each, and notes rows of every pass, waste, ends and answers; tensors, too, if
+ * asked for. chunk: columns per pass. stop_after: the pass after which it is interrupted, 0: none.
+ */
+struct lab_batch {
+    const int *lengths, *max_new;
+    int n, chunk, stop_after;
+    bool tensors;
+};
+void lab_serve_batch(struct lab_log *log, const struct lab_batch *batch);
 
 /* ---- between the parts of the grader --------------------------------------------------------- */
 

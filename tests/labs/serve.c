@@ -5,6 +5,8 @@
 #include "scheduler/own_caches.h"
 #include "scheduler/paged_memory.h"
 #include "tests/labs/lab.h"
+#include "tutorials/common/contiguous.h"
+#include "tutorials/common/group.h"
 #include "tutorials/common/requests.h"
 
 #include <stdlib.h>
@@ -65,7 +67,7 @@ static struct kv_cache *cache_of(struct request_memory *m, int request) {
     struct kv_cache *cache = served.cache(m, request);
     begin_pass(&served, served.way == LAB_FUSED ? -1 : request,
                served.way == LAB_FUSED ? 0 : served.requests[request].sequence->n_cached);
-    if (cache && served.way != LAB_OWN_CACHES)
+    if (cache && served.way != LAB_OWN_CACHES && served.way != LAB_BATCHES)
         note_places(served.log, cache);
     return cache;
 }
@@ -123,7 +125,7 @@ static int run_engine(struct demo *demo, const struct workload *w, struct reques
     struct engine_options options = {.scheduler = {.max_running = MAX_RUNNING,
                                                    .token_budget = 256,
                                                    .chunk = 128,
-                                                   .continuous = true},
+                                                   .continuous = served.way != LAB_BATCHES},
                                      .memory = memory,
                                      .one_pass = served.way == LAB_FUSED};
     spy_on(memory);
@@ -189,9 +191,10 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
     }
     w.n = served.n < n ? served.n : n;
     if (!result)
-        result = served.way == LAB_NO_CACHE     ? run_alone(demo, &w, &all, err)
-                 : served.way == LAB_OWN_CACHES ? run_own_caches(demo, &w, &all, err)
-                                                : run_paged(demo, &w, &all, err);
+        result = served.way == LAB_NO_CACHE ? run_alone(demo, &w, &all, err)
+                 : served.way == LAB_OWN_CACHES || served.way == LAB_BATCHES
+                     ? run_own_caches(demo, &w, &all, err)
+                     : run_paged(demo, &w, &all, err);
     w.n = n;
     char text[17];
     fingerprint_text(text, fingerprint_value(&all));
@@ -208,5 +211,74 @@ void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
     char *argv[] = {"lab", "--device", "cpu", "--threads", "1", NULL};
     served =
         (struct served){.log = log, .way = way, .n = n, .max_new = max_new, .sampling = sampling};
+    lab_int(log, demo_main(5, argv, &phase), "the engine's exit status");
+}
+
+/* ---- a naive batch ---------------------------------------------------------------------------
+ */
+
+static const struct lab_batch *naive; /* the one that runs */
+static int n_passes;
+static volatile sig_atomic_t interrupt;
+
+static void see_batch(void *context, enum tensor_id id, int layer, const float *x, int n_rows,
+                      int n_cols) {
+    if (id == TENSOR_EMBEDDING) {
+        lab_int(served.log, n_rows, "rows of pass %d", ++n_passes);
+        interrupt = n_passes == naive->stop_after;
+    }
+    if (naive->tensors)
+        see(context, id, layer, x, n_rows, n_cols);
+}
+
+static void note_batch(const struct group *g, const struct naive_waste *waste) {
+    lab_int(served.log, waste->steps, "waste.steps");
+    lab_int(served.log, waste->prompt_rows, "waste.prompt_rows");
+    lab_int(served.log, waste->padding_rows, "waste.padding_rows");
+    lab_int(served.log, waste->answer_rows, "waste.answer_rows");
+    lab_int(served.log, waste->idle_rows, "waste.idle_rows");
+    for (int i = 0; i < g->n; i++) {
+        lab_int(served.log, g->sequences[i].finish, "request %d, finish", i);
+        lab_int(served.log, g->sequences[i].n_cached, "request %d, tokens in the cache", i);
+        note_answer(&served, i, &g->sequences[i]);
+    }
+}
+
+static int serve_batch(struct demo *demo, struct error *err) {
+    struct probe probe = {see_batch, &served};
+    struct request requests[16];
+    struct group g = {0};
+    struct naive_waste waste;
+    int32_t prompt[512];
+    for (int i = 0; i < 512; i++)
+        prompt[i] = 40 + i * 7 % 400;
+    for (int i = 0; i < naive->n; i++)
+        requests[i] = (struct request){.prompt = prompt + i,
+                                       .n_prompt = naive->lengths[i],
+                                       .max_new = naive->max_new[i],
+                                       .sampling = {.top_p = 1}};
+    demo->generator.chunk = naive->chunk;
+    demo->generator.ignore_stop = true;
+    demo->generator.probe = &probe;
+    demo->generator.interrupted = &interrupt;
+    int result = group_start(demo, &g, requests, naive->n, 0, &contiguous_caches[DYNAMIC], err);
+    if (!result) {
+        result = group_answer(demo, &g, &waste, err);
+        lab_int(served.log, result, "naive_batch_generate");
+    }
+    if (!result)
+        note_batch(&g, &waste);
+    group_end(&g);
+    demo->generator.probe = NULL;
+    return 0;
+}
+
+void lab_serve_batch(struct lab_log *log, const struct lab_batch *batch) {
+    static const struct phase phase = {.title = "lab", .about = "", .tables = serve_batch};
+    char *argv[] = {"lab", "--device", "cpu", "--threads", "1", NULL};
+    served = (struct served){.log = log, .request = -1};
+    naive = batch;
+    n_passes = 0;
+    interrupt = 0;
     lab_int(log, demo_main(5, argv, &phase), "the engine's exit status");
 }
