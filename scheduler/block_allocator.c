@@ -65,12 +65,14 @@ int block_allocator_start(struct block_allocator *a, int n_blocks, enum block_or
     if (n_blocks < 0)
         return error_set(err, "a pool of %d blocks: the number must not be negative", n_blocks);
     size_t n = n_blocks ? (size_t)n_blocks : 1;
-    a->references = calloc(4 * n, sizeof *a->references);
-    if (!a->references)
+    a->references = calloc(n, sizeof *a->references);
+    a->free = malloc(n * sizeof *a->free);
+    a->next = malloc(n * sizeof *a->next);
+    a->previous = malloc(n * sizeof *a->previous);
+    if (!a->references || !a->free || !a->next || !a->previous) {
+        block_allocator_end(a);
         return error_set(err, "out of memory for the list of %d blocks", n_blocks);
-    a->free = a->references + n;
-    a->next = a->free + n;
-    a->previous = a->next + n;
+    }
     a->stats.total = a->stats.free = n_blocks;
     for (int32_t block = 0; block < n_blocks; block++)
         a->free[block] = block;
@@ -79,6 +81,9 @@ int block_allocator_start(struct block_allocator *a, int n_blocks, enum block_or
 
 void block_allocator_end(struct block_allocator *a) {
     free(a->references);
+    free(a->free);
+    free(a->next);
+    free(a->previous);
     *a = (struct block_allocator){0};
 }
 

@@ -37,7 +37,7 @@ struct block_list {
 struct block_allocator {
     struct block_stats stats;
     enum block_order order;
-    int32_t *references; /* [total]; 0: free, -1: cached; the other arrays lie behind it */
+    int32_t *references; /* [total]; 0: free, -1: cached */
     /* [total] The free blocks, in the order in which they are given out: a ring of stats.free
      * numbers, the first at first_free. Not a linked list, because a large pool does not fit into
      * the processor's cache: here neighbours lie side by side, and no load waits for another. */
