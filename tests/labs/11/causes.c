@@ -54,10 +54,6 @@ static bool steps_of_elements(const struct lab_finding *f) {
     return is_check(f, "places") || is_check(f, "load places");
 }
 
-static bool without_sign(const struct lab_finding *f) {
-    return is_wrong(f, "load", "the integers of a row of negative");
-}
-
 static bool high_digit(const struct lab_finding *f) {
     return is_check(f, "load");
 }
@@ -137,11 +133,6 @@ const struct lab_cause lab_11_causes[N_LAB_11_CAUSES] = {
       "In vLLM's, elements lie in groups or even positions apart. Element d is at kv_view_row(...) "
       "+ kv_view_element(view, d).",
       "Look at the index of data in {store_bfp8} and {load_bfp8}."}},
-    {"bytes without a sign",
-     without_sign,
-     {"What is the byte 0xff, an element of -1, as uint8_t?",
-      "Elements are int8_t: the sign must be there before the number becomes wider.",
-      "Look at the type through which {load_bfp8} reads data."}},
     {"the high digit",
      high_digit,
      {"q * 2^(e-7) is to be integer * 2^(e-15). What is the integer?",
