@@ -43,7 +43,11 @@ static void run_window(struct lab_log *log, int window) {
     struct attention_variant v = {.causal = true, .window_left = window};
     note_ranges(log, &v, 3, 4, "window");
     note_ranges(log, &v, 3, 600, "window");
-    v.causal = false;
+}
+
+static void run_open_window(struct lab_log *log, int window) {
+    struct attention_variant v = {.window_left = window};
+    note_ranges(log, &v, 3, 4, "window, not causal");
     note_ranges(log, &v, 3, 600, "window, not causal");
 }
 
@@ -77,8 +81,8 @@ static void note_mask(struct lab_log *log, enum mask_form form, const uint8_t *m
         }
 }
 
-static void run_bytes(struct lab_log *log, int kv_len) {
-    const uint8_t values[] = {1, 0, 0, 255, 0, 2, 128};
+/* values [7] come again and again. */
+static void run_mask_of(struct lab_log *log, int kv_len, const uint8_t *values) {
     uint8_t *mask = malloc(3 * (size_t)kv_len);
     if (!mask)
         exit(2);
@@ -87,6 +91,14 @@ static void run_bytes(struct lab_log *log, int kv_len) {
     note_mask(log, MASK_BYTES, mask, kv_len, "a mask of bytes");
     note_mask(log, MASK_NONE, NULL, kv_len, "no mask");
     free(mask);
+}
+
+static void run_bytes(struct lab_log *log, int kv_len) {
+    run_mask_of(log, kv_len, (const uint8_t[]){1, 0, 0, 1, 0, 1, 1});
+}
+
+static void run_any_byte(struct lab_log *log, int kv_len) {
+    run_mask_of(log, kv_len, (const uint8_t[]){1, 0, 2, 255, 0, 128, 16});
 }
 
 static void run_bits(struct lab_log *log, int kv_len) {
@@ -118,11 +130,12 @@ static void note_scores(struct lab_log *log, const struct attention_variant *v, 
     }
     struct varied_row row = {v, v->mask_form ? mask : NULL, 1, 309, 400, 0.3f, 0.7};
     struct tile_range range = {300 - TILE, 300 - TILE + n};
-    lab_int(log, ref_vary_scores(&row, TILE, range, s, units), "%s: whether one is visible", what);
+    bool visible = ref_vary_scores(&row, TILE, range, s, units);
     lab_floats(log, s + range.first, n, "position", 300, "%s: scores", what);
     for (int j = range.first; j < range.end; j++)
         lab_int(log, (long long)(units[j] * 256), "%s: 256 times v_units of position %d", what,
                 TILE + j);
+    lab_int(log, visible, "%s: whether one is visible", what);
     lab_floats(log, s, range.first, "position", TILE, "%s: scores in front of the range", what);
     lab_floats(log, s + range.end, 8, "position", TILE + range.end, "%s: scores behind the range",
                what);
@@ -231,13 +244,18 @@ static const struct lab_check checks[] = {
      LAB_SIZES(1, 2, 3, 17, 256, 257, 258, 600), run_causal, 0},
     {"open", 1, "without causal, a query sees all positions", "positions",
      LAB_SIZES(1, 2, 3, 256, 257, 600), run_open, 0},
-    {"window", 1, "a window, with causal and without", "window_left",
-     LAB_SIZES(0, 1, 2, 255, 256, 300, 1000), run_window, 0},
+    {"window", 1, "a query sees itself and so many before it", "window_left",
+     LAB_SIZES(1, 2, 255, 256, 300, 1000), run_window, 0},
+    {"window of 0", 1, "a query sees itself alone", "window_left", LAB_SIZES(0), run_window, 0},
+    {"open window", 1, "a window without causal", "window_left", LAB_SIZES(0, 1, 300, 1000),
+     run_open_window, 0},
     {"replaced", 1, "a mask takes the place of causal, not of the window", "positions",
      LAB_SIZES(2, 5, 300), run_replaced, 0},
     {"more queries", 1, "queries before the first position see nothing", "queries",
      LAB_SIZES(3, 4, 8), run_more_queries, 0},
     {"bytes", 2, "a mask of bytes, or none", "positions", LAB_SIZES(1, 2, 7, 300), run_bytes, 0},
+    {"any byte", 2, "every byte but 0 shows a position", "positions", LAB_SIZES(1, 2, 7),
+     run_any_byte, 0},
     {"bits", 2, "a mask of bits", "positions", LAB_SIZES(1, 2, 5, 8, 9, 300), run_bits, 0},
     {"soft cap", 3, "scores between -cap and cap", "positions", LAB_SIZES(1, 2, 20), run_soft_cap,
      0},
