@@ -44,7 +44,7 @@ static int whole_tiles(const struct paged_batch *b, int i) {
  * and need not divide it. A tile is shared if every page that has one of its positions is the same
  * number, at the same place of both tables. */
 static int common_tiles(const struct paged_batch *b, int i, int j, int tile, int most) {
-    (void)b, (void)i, (void)j, (void)tile, (void)most;
+    (void)b, (void)i, (void)j, (void)tile, (void)most, (void)whole_tiles;
     not_written("compare the pages of tile after tile, until one differs");
 }
 

@@ -341,7 +341,7 @@ static const struct lab_check checks[] = {
      run_documents, 0},
     {"tree", 3, "stretches behind a stretch", "sequences", LAB_SIZES(3, 4, 5, 6, 12), run_tree, 0},
     {"random", 3, "random trees", "sequences", LAB_SIZES(3, 4, 5, 8, 40), run_random, 0},
-    {"serve", 3, "readers of one document", "requests", LAB_SIZES(16), run_serve, 30},
+    {"serve", 3, "readers of one document", "requests", LAB_SIZES(8), run_serve, 30},
 };
 
 const struct lab lab = {
