@@ -3,8 +3,8 @@
  * table, with any masks and scores. A tile of a row is computed as in attention.c, the definition;
  * this file adds
  *
- *     pages and views    load_tile, widen_row: any row becomes integers and an exponent
- *     masks and scores   vary_scores: hidden positions do not take part
+ *     pages and views    load_tile: any row becomes integers and an exponent (kv_row.c)
+ *     masks and scores   weigh: hidden positions do not take part (variant.c)
  *     sinks, states      finish_row
  *     shared tiles       run_block: tiles that sequences share (model/attention/cascade.h) come
  *                        first, in blocks of all their rows; what a row has found there, its m, l
@@ -121,35 +121,6 @@ static void load_queries(struct block *b, int first_tile) {
 
 /* ---- a tile --------------------------------------------------------------------------------- */
 
-/* A row of the cache as integers. Returns the exponent: it stands for integer * 2^(exponent - 15).
- * One that cannot be read becomes zeros, for the queries that do not see it. */
-static int widen_row(int16_t *out, const struct kv_view *view, int64_t page, int position, int head,
-                     int dim) {
-    enum kv_type t = view->type;
-    int64_t row = kv_view_row(view, page, position, head);
-    int e = 0;
-    if (kv_type_has_exponents(t))
-        e = view->exponents[kv_view_exponent(view, page, position, head)];
-    if (t == KV_BFP16 && view->element_step == 1 && view->group_step == view->x) {
-        memcpy(out, (const int16_t *)view->data + row,
-               sizeof *out * (size_t)dim); /* in one piece */
-        return e;
-    }
-    uint32_t largest = 0;
-    for (int d = 0; d < dim && !kv_type_has_exponents(t); d++) {
-        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        uint32_t magnitude = kv_magnitude(t, bits);
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    e = kv_type_has_exponents(t) ? e : kv_read_exponent(t, largest);
-    float scale = e > BFP_MAX_EXPONENT ? 0 : num_pow2f(15 - e);
-    for (int d = 0; d < dim; d++) {
-        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        out[d] = (int16_t)(e > BFP_MAX_EXPONENT ? 0 : kv_integer(t, bits, scale));
-    }
-    return e;
-}
-
 static void load_tile(struct block *b, int tile, int n) {
     const struct kv_views *kv = &b->call->kv;
     const struct attention_plan *p = b->call->plan;
@@ -158,38 +129,30 @@ static void load_tile(struct block *b, int tile, int n) {
         size_t at = (size_t)j * (size_t)b->memory.padded;
         int position = (tile + j) % p->page_size;
         int64_t page = p->sequences[b->item->sequence].pages[(tile + j) / p->page_size];
-        int k = widen_row(b->memory.k + at, &kv->k, page, position, b->head, dim);
-        int v = widen_row(b->memory.v + at, &kv->v, page, position, b->head, dim);
+        int k = ref_load_row(b->memory.k + at, &kv->k, page, position, b->head, dim);
+        int v = ref_load_row(b->memory.v + at, &kv->v, page, position, b->head, dim);
         b->k_units[j] = kv_score_unit(k);
         b->v_units[j] = kv_unit(v);
     }
 }
 
-/* What changes a score but the scale, for the positions first ... end - 1 of a tile. Hidden ones
- * become -infinity, whose probability is 0, and their values, which may be some that cannot be
- * read, get the unit 1. Returns whether one is visible. */
-static bool vary_scores(const struct block *b, const struct row *r, int tile, int first, int end,
-                        float *s, double *v_units) {
+static struct varied_row varied(const struct block *b, const struct row *r) {
     const struct attention_variant *v = b->call->variant;
     const struct planned_sequence *sequence = sequence_of(b, r);
-    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[r->sequence] : NULL;
-    int at = before_of(sequence) + r->i; /* the query's position */
-    float slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
-    double natural = attention_changes_scores(v) ? r->unit.natural : 1;
-    bool visible = false;
-    for (int j = first; j < end; j++) {
-        bool sees = attention_shows(v, mask, r->i, tile + j, sequence->kv_len);
-        s[j] = sees ? attention_score(v, (float)(s[j] * natural), at, tile + j, slope) : -INFINITY;
-        v_units[j] = sees ? v_units[j] : 1;
-        visible |= sees;
-    }
-    return visible;
+    return (struct varied_row){
+        .variant = v,
+        .mask = v->mask_form ? v->mask + v->mask_offsets[r->sequence] : NULL,
+        .i = r->i,
+        .before = before_of(sequence),
+        .kv_len = sequence->kv_len,
+        .slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0,
+        .natural = r->unit.natural,
+    };
 }
 
-/* The positions of a tile that a row may see: first ... end - 1, counted in the tile; and what it
- * finds there. */
+/* What a row may see of a tile, and what it finds there. */
 struct found {
-    int first, end;
+    struct tile_range range;
     bool any; /* it sees one */
     struct tile_result tile;
 };
@@ -200,15 +163,17 @@ static void weigh(struct block *b, int number, int tile, int n, struct found *f)
     const struct row *r = &b->rows[number];
     const float *sums = b->memory.scores + (size_t)number * TILE;
     double v_units[TILE];
-    int first = f->first, end = f->end;
+    int first = f->range.first, end = f->range.end;
     int16_t weights[TILE] = {0};
     float s[TILE];
     memcpy(v_units, b->v_units, sizeof v_units);
     for (int j = first; j < end; j++)
         s[j] = num_score(sums[j], b->k_units[j]);
     f->any = first < end;
-    if (v->mask_form || attention_changes_scores(v))
-        f->any = vary_scores(b, r, tile, first, end, s, v_units);
+    if (v->mask_form || attention_changes_scores(v)) {
+        struct varied_row row = varied(b, r);
+        f->any = ref_vary_scores(&row, tile, f->range, s, v_units);
+    }
     for (int j = first; j < end; j++)
         s[j] = s[j] == s[j] ? s[j] : INFINITY; /* of a key that cannot be read: a fault */
     if (f->any)
@@ -224,14 +189,14 @@ static void run_tile(struct block *b, int tile) {
     int skip = b->item->n_rows, end = 0; /* rows before and behind those that see something */
     struct found found[BLOCK_ROWS];
     for (int r = 0; r < b->item->n_rows; r++) {
-        struct found *f = &found[r];
-        int first = first_seen(b, &b->rows[r]) - tile, last = end_seen(b, &b->rows[r]) - tile;
-        *f = (struct found){.first = first > 0 ? first : 0, .end = last < TILE ? last : TILE};
-        if (f->first >= f->end)
+        struct varied_row row = varied(b, &b->rows[r]);
+        struct tile_range range = ref_seen_in_tile(&row, tile);
+        found[r] = (struct found){.range = range};
+        if (range.first >= range.end)
             continue;
         skip = skip < r ? skip : r;
         end = r + 1;
-        n = n > f->end ? n : f->end; /* nobody needs the rest */
+        n = n > range.end ? n : range.end; /* nobody needs the rest */
     }
     if (!end)
         return;

@@ -58,6 +58,36 @@ struct tile_result {
 struct tile_result ref_tile_softmax(int16_t *weights, const float *s, const double *v_units, int n,
                                     struct num_score_unit unit, struct row_name name);
 
+/* A query row, for what the variant makes of it. */
+struct varied_row {
+    const struct attention_variant *variant;
+    const uint8_t *mask; /* of its sequence; NULL: none */
+    int i;               /* the query's number in its sequence */
+    int before;          /* positions in front of query 0: i is at position before + i; negative
+                            where there are more queries than positions */
+    int kv_len;
+    float slope;    /* of its head, for ALiBi */
+    double natural; /* turns what num_score gives into a score */
+};
+
+/* Positions of a tile, counted in it: first ... end - 1; none when first >= end. */
+struct tile_range {
+    int first, end;
+};
+
+/* What the row may see of the TILE positions from `tile` on, masks aside. */
+struct tile_range ref_seen_in_tile(const struct varied_row *r, int tile);
+
+/* Whether the mask, if there is one, shows position j of the sequence to the row. */
+bool ref_mask_shows(const struct varied_row *r, int j);
+
+/* Masks, and what changes scores, for the positions of a range of a tile. s: what num_score gives;
+ * it becomes the score where the variant changes scores, and stays as it is elsewhere. Hidden ones
+ * become -infinity, whose probability is 0, and their values, which may be some that cannot be
+ * read, get the unit 1. Returns whether one is visible. */
+bool ref_vary_scores(const struct varied_row *r, int tile, struct tile_range range, float *s,
+                     double *v_units);
+
 /* Merges a tile into the o [head_dim], m and l of a row; sums [head_dim] are those of its values.
  */
 void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile, const float *sums,

@@ -50,6 +50,16 @@ void ref_fault(struct device *dev, int site, int token);
 int8_t ref_snap_or_fault(struct device *dev, int16_t *q, const float *x, int n, int site,
                          int token);
 
+/* A row of head_dim keys or values of a cache, at a position of a page. ref_store_row makes x what
+ * the type holds; a row that cannot be stored is a fault of the token, and becomes zeros.
+ * ref_load_row gives integers and returns the exponent: they stand for integer * 2^(exponent - 15).
+ * One that cannot be read becomes zeros, for the queries that do not see it, and the exponent is
+ * more than BFP_MAX_EXPONENT. */
+void ref_store_row(struct device *dev, const struct kv_view *to, const float *x, int64_t page,
+                   int64_t position, int head, int head_dim, int site, int token);
+int ref_load_row(int16_t *out, const struct kv_view *view, int64_t page, int position, int head,
+                 int head_dim);
+
 /* What `available` says, from the files in root/proc and root/sys: "" for this machine. */
 size_t ref_host_available(const char *root);
 

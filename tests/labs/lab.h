@@ -127,11 +127,13 @@ enum lab_way {
     LAB_OWN_CACHES, /* many requests, each with a cache of its own (phases 1 to 4) */
     LAB_BATCHES,    /* as before, but the next batch starts when one is done (phase 3) */
     LAB_PAGED,      /* all in one small pool, with shared prefixes and preemption (phases 5 to 7) */
-    LAB_FUSED       /* one attention for all of them (phase 8) */
+    LAB_FUSED,      /* one attention for all of them (phase 8) */
+    LAB_READERS,    /* LAB_FUSED for readers of one document, who share its tiles (phase 10) */
+    LAB_SMALL       /* LAB_FUSED over a cache of bfp8 (phase 11) */
 };
 
-/* Serves the first n requests of data/prompts/mixed.jsonl with the shipped model, at most max_new
- * tokens each, and notes every tensor, token and fingerprint. */
+/* Serves the first n requests of data/prompts/mixed.jsonl (LAB_READERS: document.jsonl) with the
+ * shipped model, at most max_new tokens each, and notes every tensor, token and fingerprint. */
 void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
                const struct sampling_options *sampling);
 

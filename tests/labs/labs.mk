@@ -5,6 +5,7 @@
 #     LAB_5_REPLACES := scheduler/block_allocator.c    the modules whose functions the file defines
 #     LAB_5_DEMO     := --quick                        how the phase's demo is run at the end
 #     LAB_5_REFUSED  := ref_attend                     functions that would do the work
+#     LAB_9_INLINES  := attention_shows         and inline ones, looked for by name in the source
 #     LAB_8_EXTRA     = $(call emu_objects,release,11) more objects, for kernels in the emulation
 include $(wildcard tests/labs/*/lab.mk)
 
@@ -69,5 +70,6 @@ lab-demo: $(call lab_rest,$(LAB),$(call objects,release,$(call demo,$(LAB)) $(MO
 	$(call lab_compile,release)
 	@$(CC) $(release_FLAGS) $(call lab_learner,release) $^ -o $(OUT)/demo $(call lab_libs,$(LAB))
 lab-settings:
-	@echo 'replaces="$(LAB_$(LAB)_REPLACES)" demo="$(LAB_$(LAB)_DEMO)" refused="$(LAB_$(LAB)_REFUSED)"'
+	@echo 'replaces="$(LAB_$(LAB)_REPLACES)" demo="$(LAB_$(LAB)_DEMO)" refused="$(LAB_$(LAB)_REFUSED)" \
+    inlines="$(LAB_$(LAB)_INLINES)"'
 .PHONY: lab-settings

@@ -27,6 +27,10 @@ struct served {
 
 static struct served served; /* phases' callbacks have no context */
 
+static bool is_fused(void) {
+    return served.way >= LAB_FUSED;
+}
+
 /* ---- what a pass computes --------------------------------------------------------------------
  */
 
@@ -65,8 +69,8 @@ static void note_places(struct lab_log *log, const struct kv_cache *cache) {
 /* Stands in for the memory's `cache`, which the engine calls before the pass of a request. */
 static struct kv_cache *cache_of(struct request_memory *m, int request) {
     struct kv_cache *cache = served.cache(m, request);
-    begin_pass(&served, served.way == LAB_FUSED ? -1 : request,
-               served.way == LAB_FUSED ? 0 : served.requests[request].sequence->n_cached);
+    begin_pass(&served, is_fused() ? -1 : request,
+               is_fused() ? 0 : served.requests[request].sequence->n_cached);
     if (cache && served.way != LAB_OWN_CACHES && served.way != LAB_BATCHES)
         note_places(served.log, cache);
     return cache;
@@ -127,9 +131,9 @@ static int run_engine(struct demo *demo, const struct workload *w, struct reques
                                                    .chunk = 128,
                                                    .continuous = served.way != LAB_BATCHES},
                                      .memory = memory,
-                                     .one_pass = served.way == LAB_FUSED};
+                                     .one_pass = is_fused()};
     spy_on(memory);
-    demo->generator.fused = served.way == LAB_FUSED;
+    demo->generator.fused = is_fused();
     int result = engine_run(&engine, &demo->generator, w->requests, w->n, &options, err);
     for (int i = 0; !result && i < w->n; i++) {
         note_answer(&served, i, &engine.answers[i].sequence);
@@ -149,7 +153,8 @@ static int run_own_caches(struct demo *demo, const struct workload *w, struct fi
 }
 
 /* The pool holds the longest request and no more, and blocks are small: requests are preempted, and
- * share the blocks of what the chat's frame puts before each prompt. */
+ * share the blocks of what the chat's frame puts before each prompt. Readers get twice as much, so
+ * that there are several at a time. */
 static int run_paged(struct demo *demo, const struct workload *w, struct fingerprint *all,
                      struct error *err) {
     int most = 0;
@@ -157,7 +162,10 @@ static int run_paged(struct demo *demo, const struct workload *w, struct fingerp
         int blocks = blocks_for(w->requests[i].n_prompt + w->requests[i].max_new, POOL_BLOCK);
         most = blocks > most ? blocks : most;
     }
-    struct kv_pool_options options = {.block_size = POOL_BLOCK, .n_blocks = most, .poison = true};
+    struct kv_pool_options options = {.block_size = POOL_BLOCK,
+                                      .n_blocks = served.way == LAB_READERS ? 2 * most : most,
+                                      .poison = true,
+                                      .type = served.way == LAB_SMALL ? KV_BFP8 : KV_BFP16};
     struct paged_options paged = {PREEMPT_RECOMPUTE, true};
     struct kv_pool pool = {0};
     struct paged_memory memory = {0};
@@ -178,8 +186,9 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
     struct fingerprint all = {0};
     struct probe probe = {see, &served};
     demo->generator.probe = &probe;
-    int result = demo_read_requests(demo, "data/prompts/mixed.jsonl", &w, err) ||
-                 fingerprint_start(&all, err);
+    const char *path =
+        served.way == LAB_READERS ? "data/prompts/document.jsonl" : "data/prompts/mixed.jsonl";
+    int result = demo_read_requests(demo, path, &w, err) || fingerprint_start(&all, err);
     int n = w.n;
     for (int i = 0; i < w.n; i++) {
         struct request *r = &w.requests[i];
