@@ -10,29 +10,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void list_remove(int *list, int *n, int job); /* given, below */
+static int grow(struct scheduler *s, struct error *err); /* given, below */
+static void queue_push(struct scheduler *s, int job);
+static void queue_remove(struct scheduler *s, int job);
+static void list_remove(int *list, int *n, int job);
 
 /* ---- step 1: the queue ----------------------------------------------------------------------- */
 
-/* Puts a request at the end of s->jobs, which grows (capacity). It waits; its tokens to be read are
- * its prompt; admitted, first and done are -1. Returns its number, or -1 with err set: n_prompt
- * below 1, an arrival that is negative, infinite, NaN or before that of the last one, no memory. */
+/* A job for a request: number s->n_jobs, which grows, or one that is free again, the last of
+ * s->forgotten (n_forgotten). `grow` makes room when n_jobs has reached the capacity. The job
+ * waits; its order is s->n_added, which grows; its tokens to be read are its prompt; admitted,
+ * first and done are -1. s->last_arrival is its arrival, and it joins the queue (queue_push).
+ * Returns its number, or -1 with err set: n_prompt below 1, an arrival that is negative, infinite,
+ * NaN or before the last one, no memory. */
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err) {
-    (void)s, (void)arrival, (void)n_prompt, (void)err;
-    not_written("refuse what is out of range, make room in jobs, put the request at the end");
+    (void)s, (void)arrival, (void)n_prompt, (void)err, (void)grow, (void)queue_push;
+    not_written("refuse what is out of range, make room, fill in the job, put it into the queue");
 }
 
-/* The arrival of the first job from s->next on that waits; INFINITY: none. Some behind s->next may
- * have been stopped. */
+/* The arrival of the first in the queue, s->queue[s->queue_first]; INFINITY if it is empty: its end
+ * is s->queue_end. */
 double scheduler_next_arrival(const struct scheduler *s) {
     (void)s;
-    not_written("the arrival of the first that waits, from next on");
+    not_written("the arrival of the first in the queue");
 }
 
-/* How many from s->next on wait and have arrived by now (also at this very moment). */
+/* How many in the queue have arrived by now (also at this very moment). They are in order. */
 int scheduler_waiting(const struct scheduler *s, double now) {
     (void)s, (void)now;
-    not_written("count those that wait and have arrived");
+    not_written("count those in the queue that have arrived");
 }
 
 /* ---- step 2: the states ---------------------------------------------------------------------- */
@@ -55,10 +61,11 @@ void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum fin
     not_written("count the step, what was read and what was drawn; prefilling becomes decoding");
 }
 
-/* Ends a job that is not done: it leaves the lists running and preempted (list_remove does nothing
- * if it is not there), has this finish, and is done now, or at its arrival if that is later. */
+/* Ends a job that is not done: it leaves the queue if it waits (queue_remove), and else the lists
+ * running and preempted (list_remove does nothing if it is not there), has this finish, and is done
+ * now, or at its arrival if that is later. */
 void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now) {
-    (void)s, (void)job, (void)finish, (void)now;
+    (void)s, (void)job, (void)finish, (void)now, (void)queue_remove;
     not_written("take it out of the lists, set finish, and change its state to done");
 }
 
@@ -81,8 +88,8 @@ static int piece(const struct scheduler *s, const struct job *j, int budget) {
  * stays first in the queue, and so does everybody behind it. */
 static bool start(struct scheduler *s, struct step_plan *p, int job, double now);
 
-/* Admits from the queue (jobs from s->next on) in order, those that wait and have arrived, while
- * fewer than options.max_running run. s->next is behind all that were admitted or are done. Unless
+/* Admits from the queue in order, those that have arrived (scheduler_next_arrival), while fewer
+ * than options.max_running run. Who was started, or is done, has left the queue. Unless
  * options.continuous (lab 4), nobody comes while batch_runs: somebody ran when the step began. */
 static void admit_queue(struct scheduler *s, struct step_plan *p, bool batch_runs, double now) {
     (void)s, (void)p, (void)batch_runs, (void)now;
@@ -94,6 +101,34 @@ static void admit_queue(struct scheduler *s, struct step_plan *p, bool batch_run
 const char *request_state_name(enum request_state state) {
     static const char *const names[] = {"waiting", "prefilling", "decoding", "preempted", "done"};
     return names[state];
+}
+
+/* Room for one job more, and for its number in each list. */
+static int grow(struct scheduler *s, struct error *err) {
+    size_t capacity = s->capacity ? 2 * (size_t)s->capacity : 64;
+    struct job *jobs = realloc(s->jobs, sizeof *jobs * capacity);
+    s->jobs = jobs ? jobs : s->jobs;
+    int *queue = realloc(s->queue, sizeof *queue * capacity);
+    s->queue = queue ? queue : s->queue;
+    int *forgotten = realloc(s->forgotten, sizeof *forgotten * capacity);
+    s->forgotten = forgotten ? forgotten : s->forgotten;
+    if (!jobs || !queue || !forgotten)
+        return error_set(err, "out of memory for %zu requests", capacity);
+    s->capacity = (int)capacity;
+    return 0;
+}
+
+static void queue_push(struct scheduler *s, int job) {
+    if (s->queue_end == s->capacity) { /* those in front have left */
+        s->queue_end -= s->queue_first;
+        memmove(s->queue, s->queue + s->queue_first, sizeof *s->queue * (size_t)s->queue_end);
+        s->queue_first = 0;
+    }
+    s->queue[s->queue_end++] = job;
+}
+
+void scheduler_forget(struct scheduler *s, int job) {
+    s->forgotten[s->n_forgotten++] = job;
 }
 
 int scheduler_start(struct scheduler *s, const struct scheduler_options *options,
@@ -116,6 +151,8 @@ int scheduler_start(struct scheduler *s, const struct scheduler_options *options
 
 void scheduler_end(struct scheduler *s) {
     free(s->jobs);
+    free(s->queue);
+    free(s->forgotten);
     free(s->running);
     free(s->preempted);
     *s = (struct scheduler){0};
@@ -131,13 +168,23 @@ static void list_remove(int *list, int *n, int job) {
     --*n;
 }
 
-/* Jobs are numbered in order of arrival, and so are the lists. */
-static void list_insert(int *list, int *n, int job) {
+/* Lists are in order of arrival. */
+static void list_insert(const struct scheduler *s, int *list, int *n, int job) {
     int i = *n;
-    for (; i > 0 && list[i - 1] > job; i--)
+    for (; i > 0 && s->jobs[list[i - 1]].order > s->jobs[job].order; i--)
         list[i] = list[i - 1];
     list[i] = job;
     ++*n;
+}
+
+static void queue_remove(struct scheduler *s, int job) {
+    int n = s->queue_end - s->queue_first;
+    if (n && s->queue[s->queue_first] == job) {
+        s->queue_first++;
+        return;
+    }
+    list_remove(s->queue + s->queue_first, &n, job);
+    s->queue_end = s->queue_first + n;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -150,7 +197,7 @@ static void preempt(struct scheduler *s, int job, double now) {
     struct job *j = &s->jobs[job];
     s->memory->preempt(s->memory, job);
     list_remove(s->running, &s->n_running, job);
-    list_insert(s->preempted, &s->n_preempted, job);
+    list_insert(s, s->preempted, &s->n_preempted, job);
     j->n_to_read = j->n_prompt + j->n_new;
     j->n_read = 0;
     j->n_preempted++;
@@ -231,8 +278,10 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
         return false;
     }
     j->n_read = n_cached;
+    if (j->state == REQUEST_WAITING)
+        queue_remove(s, job);
     list_remove(s->preempted, &s->n_preempted, job);
-    list_insert(s->running, &s->n_running, job);
+    list_insert(s, s->running, &s->n_running, job);
     change(s, job, REQUEST_PREFILLING, now);
     int left = j->n_to_read - j->n_read;
     int n_tokens = piece(s, j, p->budget);

@@ -71,9 +71,10 @@ const struct lab_cause lab_3_causes[N_LAB_3_CAUSES] = {
       "Look at the first lines of {scheduler_add}: !(arrival >= 0) is true for NaN, too."}},
     {"who waits",
      who_waits,
-     {"Who of those behind `next` waits?",
-      "Only jobs in state waiting count, from next on; one that arrives now has arrived.",
-      "Look at the conditions in {scheduler_next_arrival} and {scheduler_waiting}: state, and <= "
+     {"Who is in the queue, and who of them has arrived?",
+      "From queue_first to queue_end; one that arrives now has arrived.",
+      "Look at the conditions in {scheduler_next_arrival} and {scheduler_waiting}: the ends of the "
+      "queue, and <= "
       "now."}},
     {"the time of the first token",
      first_time,
@@ -101,7 +102,7 @@ const struct lab_cause lab_3_causes[N_LAB_3_CAUSES] = {
     {"one that was stopped is admitted",
      passed_over,
      {"Somebody gives up while he waits. Whose turn is it?",
-      "A job that is done is stepped over, without a start; `next` goes on behind it.",
+      "A job that is stopped leaves the queue at once (queue_remove), so it is never started.",
       "Look at {admit_queue} or {admit}: the state is waiting before a job begins."}},
     {"who may come",
      batch_is_joined,

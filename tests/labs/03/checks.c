@@ -77,9 +77,7 @@ static void run_queue(struct lab_log *log, int n) {
     struct scheduler s = start(log, 1, 8, 4);
     for (int i = 0; i < n; i++)
         add(&s, i, 1);
-    for (s.next = 0; s.next <= n && s.n_jobs == n; s.next++) {
-        if (s.next + 1 < n)
-            s.jobs[s.next + 1].state = s.next % 2 ? REQUEST_WAITING : REQUEST_DONE;
+    for (int left = n; left >= 0 && s.queue_end == n; left--, s.queue_first++) {
         double next = scheduler_next_arrival(&s);
         lab_int(log, isinf(next) ? -1 : (long long)next, "scheduler_next_arrival (-1: none)");
         for (int now = 0; now <= n; now++)
@@ -98,7 +96,7 @@ static void run_states(struct lab_log *log, int n_prompt) {
     watch(&s, log);
     s.jobs[0].state = REQUEST_PREFILLING;
     s.running[s.n_running++] = 0;
-    s.next = 1;
+    s.queue_first = s.queue_end; /* it has left the queue */
     double now = 1;
     for (int first = 0; first < n_prompt; first += 4, now++) {
         int n = n_prompt - first < 4 ? n_prompt - first : 4;

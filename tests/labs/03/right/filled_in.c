@@ -5,48 +5,55 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void list_remove(int *list, int *n, int job); /* given, below */
+static int grow(struct scheduler *s, struct error *err); /* given, below */
+static void queue_push(struct scheduler *s, int job);
+static void queue_remove(struct scheduler *s, int job);
+static void list_remove(int *list, int *n, int job);
 
 /* ---- step 1: the queue ----------------------------------------------------------------------- */
 
-/* Puts a request at the end of s->jobs, which grows (capacity). It waits; its tokens to be read are
- * its prompt; admitted, first and done are -1. Returns its number, or -1 with err set: n_prompt
- * below 1, an arrival that is negative, infinite, NaN or before that of the last one, no memory. */
+/* A job for a request: number s->n_jobs, which grows, or one that is free again, the last of
+ * s->forgotten (n_forgotten). `grow` makes room when n_jobs has reached the capacity. The job
+ * waits; its order is s->n_added, which grows; its tokens to be read are its prompt; admitted,
+ * first and done are -1. s->last_arrival is its arrival, and it joins the queue (queue_push).
+ * Returns its number, or -1 with err set: n_prompt below 1, an arrival that is negative, infinite,
+ * NaN or before the last one, no memory. */
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err) {
-    double last = s->n_jobs ? s->jobs[s->n_jobs - 1].arrival : 0;
-    if (n_prompt < 1 || isnan(arrival) || isinf(arrival) || arrival < 0 || arrival < last)
+    if (n_prompt < 1 || isnan(arrival) || isinf(arrival) || arrival < 0 ||
+        arrival < s->last_arrival)
         return error_set(err, "a prompt of %d tokens at %g is refused", n_prompt, arrival);
-    if (s->n_jobs >= s->capacity) {
-        struct job *more = realloc(s->jobs, sizeof *more * (2 * (size_t)s->capacity + 1));
-        if (!more)
-            return error_set(err, "out of memory");
-        s->jobs = more;
-        s->capacity = 2 * s->capacity + 1;
+    int number = s->n_jobs;
+    if (s->n_forgotten) {
+        s->n_forgotten--;
+        number = s->forgotten[s->n_forgotten];
+    } else {
+        if (s->n_jobs >= s->capacity && grow(s, err))
+            return -1;
+        s->n_jobs++;
     }
-    struct job *j = &s->jobs[s->n_jobs];
+    struct job *j = &s->jobs[number];
     memset(j, 0, sizeof *j);
-    j->arrival = arrival;
+    j->order = s->n_added++;
+    j->arrival = s->last_arrival = arrival;
     j->n_prompt = j->n_to_read = n_prompt;
     j->admitted = j->first = j->done = -1;
-    s->n_jobs++;
-    return s->n_jobs - 1;
+    queue_push(s, number);
+    return number;
 }
 
-/* The arrival of the first job from s->next on that waits; INFINITY: none. Some behind s->next may
- * have been stopped. */
+/* The arrival of the first in the queue, s->queue[s->queue_first]; INFINITY if it is empty: its end
+ * is s->queue_end. */
 double scheduler_next_arrival(const struct scheduler *s) {
-    int i = s->next;
-    while (i < s->n_jobs && s->jobs[i].state != REQUEST_WAITING)
-        i++;
-    return i < s->n_jobs ? s->jobs[i].arrival : INFINITY;
+    if (s->queue_first == s->queue_end)
+        return INFINITY;
+    return s->jobs[s->queue[s->queue_first]].arrival;
 }
 
-/* How many from s->next on wait and have arrived by now (also at this very moment). */
+/* How many in the queue have arrived by now (also at this very moment). They are in order. */
 int scheduler_waiting(const struct scheduler *s, double now) {
     int n = 0;
-    for (const struct job *j = s->jobs + s->next; j < s->jobs + s->n_jobs; j++)
-        if (j->state == REQUEST_WAITING && j->arrival <= now)
-            n++;
+    for (const int *job = s->queue + s->queue_first; job < s->queue + s->queue_end; job++)
+        n += s->jobs[*job].arrival <= now;
     return n;
 }
 
@@ -98,14 +105,19 @@ void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum fin
     }
 }
 
-/* Ends a job that is not done: it leaves the lists running and preempted (list_remove does nothing
- * if it is not there), has this finish, and is done now, or at its arrival if that is later. */
+/* Ends a job that is not done: it leaves the queue if it waits (queue_remove), and else the lists
+ * running and preempted (list_remove does nothing if it is not there), has this finish, and is done
+ * now, or at its arrival if that is later. */
 void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now) {
     struct job *j = &s->jobs[job];
     if (j->state == REQUEST_DONE)
         return;
-    list_remove(s->running, &s->n_running, job);
-    list_remove(s->preempted, &s->n_preempted, job);
+    if (j->state == REQUEST_WAITING) {
+        queue_remove(s, job);
+    } else {
+        list_remove(s->running, &s->n_running, job);
+        list_remove(s->preempted, &s->n_preempted, job);
+    }
     j->finish = finish;
     change(s, job, REQUEST_DONE, now > j->arrival ? now : j->arrival);
 }
@@ -131,18 +143,15 @@ static int piece(const struct scheduler *s, const struct job *j, int budget) {
  * stays first in the queue, and so does everybody behind it. */
 static bool start(struct scheduler *s, struct step_plan *p, int job, double now);
 
-/* Admits from the queue (jobs from s->next on) in order, those that wait and have arrived, while
- * fewer than options.max_running run. s->next is behind all that were admitted or are done. Unless
+/* Admits from the queue in order, those that have arrived (scheduler_next_arrival), while fewer
+ * than options.max_running run. Who was started, or is done, has left the queue. Unless
  * options.continuous (lab 4), nobody comes while batch_runs: somebody ran when the step began. */
 static void admit_queue(struct scheduler *s, struct step_plan *p, bool batch_runs, double now) {
     if (batch_runs && !s->options.continuous)
         return;
-    for (; s->next < s->n_jobs && s->n_running < s->options.max_running; s->next++) {
-        const struct job *j = &s->jobs[s->next];
-        if (j->arrival > now)
-            return;
-        if (j->state == REQUEST_WAITING && !start(s, p, s->next, now) &&
-            s->jobs[s->next].state != REQUEST_DONE)
+    while (s->n_running < s->options.max_running && scheduler_next_arrival(s) <= now) {
+        int job = s->queue[s->queue_first];
+        if (!start(s, p, job, now) && s->jobs[job].state != REQUEST_DONE)
             return;
     }
 }
@@ -152,6 +161,34 @@ static void admit_queue(struct scheduler *s, struct step_plan *p, bool batch_run
 const char *request_state_name(enum request_state state) {
     static const char *const names[] = {"waiting", "prefilling", "decoding", "preempted", "done"};
     return names[state];
+}
+
+/* Room for one job more, and for its number in each list. */
+static int grow(struct scheduler *s, struct error *err) {
+    size_t capacity = s->capacity ? 2 * (size_t)s->capacity : 64;
+    struct job *jobs = realloc(s->jobs, sizeof *jobs * capacity);
+    s->jobs = jobs ? jobs : s->jobs;
+    int *queue = realloc(s->queue, sizeof *queue * capacity);
+    s->queue = queue ? queue : s->queue;
+    int *forgotten = realloc(s->forgotten, sizeof *forgotten * capacity);
+    s->forgotten = forgotten ? forgotten : s->forgotten;
+    if (!jobs || !queue || !forgotten)
+        return error_set(err, "out of memory for %zu requests", capacity);
+    s->capacity = (int)capacity;
+    return 0;
+}
+
+static void queue_push(struct scheduler *s, int job) {
+    if (s->queue_end == s->capacity) { /* those in front have left */
+        s->queue_end -= s->queue_first;
+        memmove(s->queue, s->queue + s->queue_first, sizeof *s->queue * (size_t)s->queue_end);
+        s->queue_first = 0;
+    }
+    s->queue[s->queue_end++] = job;
+}
+
+void scheduler_forget(struct scheduler *s, int job) {
+    s->forgotten[s->n_forgotten++] = job;
 }
 
 int scheduler_start(struct scheduler *s, const struct scheduler_options *options,
@@ -174,6 +211,8 @@ int scheduler_start(struct scheduler *s, const struct scheduler_options *options
 
 void scheduler_end(struct scheduler *s) {
     free(s->jobs);
+    free(s->queue);
+    free(s->forgotten);
     free(s->running);
     free(s->preempted);
     *s = (struct scheduler){0};
@@ -189,13 +228,23 @@ static void list_remove(int *list, int *n, int job) {
     --*n;
 }
 
-/* Jobs are numbered in order of arrival, and so are the lists. */
-static void list_insert(int *list, int *n, int job) {
+/* Lists are in order of arrival. */
+static void list_insert(const struct scheduler *s, int *list, int *n, int job) {
     int i = *n;
-    for (; i > 0 && list[i - 1] > job; i--)
+    for (; i > 0 && s->jobs[list[i - 1]].order > s->jobs[job].order; i--)
         list[i] = list[i - 1];
     list[i] = job;
     ++*n;
+}
+
+static void queue_remove(struct scheduler *s, int job) {
+    int n = s->queue_end - s->queue_first;
+    if (n && s->queue[s->queue_first] == job) {
+        s->queue_first++;
+        return;
+    }
+    list_remove(s->queue + s->queue_first, &n, job);
+    s->queue_end = s->queue_first + n;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -208,7 +257,7 @@ static void preempt(struct scheduler *s, int job, double now) {
     struct job *j = &s->jobs[job];
     s->memory->preempt(s->memory, job);
     list_remove(s->running, &s->n_running, job);
-    list_insert(s->preempted, &s->n_preempted, job);
+    list_insert(s, s->preempted, &s->n_preempted, job);
     j->n_to_read = j->n_prompt + j->n_new;
     j->n_read = 0;
     j->n_preempted++;
@@ -289,8 +338,10 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
         return false;
     }
     j->n_read = n_cached;
+    if (j->state == REQUEST_WAITING)
+        queue_remove(s, job);
     list_remove(s->preempted, &s->n_preempted, job);
-    list_insert(s->running, &s->n_running, job);
+    list_insert(s, s->running, &s->n_running, job);
     change(s, job, REQUEST_PREFILLING, now);
     int left = j->n_to_read - j->n_read;
     int n_tokens = piece(s, j, p->budget);
