@@ -175,7 +175,7 @@ static bool given(const struct options *o, int row) {
 static unsigned tasks_of(const struct row *row, int phase) {
     unsigned tasks = (row->phases >> phase & 1 ? row->tasks : 0) |
                      (row->tables >> phase & 1 ? (unsigned)TABLES : 0);
-    return tasks & ~(unsigned)(phase < 2 ? PROMPTS : EACH);
+    return tasks & ~(unsigned)((phase < 2 ? PROMPTS : EACH) | (phase < 12 ? SERVE : 0));
 }
 
 /* The first phase from `phase` on that takes the option with one of the tasks; N_PHASES: none. */
