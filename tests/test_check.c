@@ -328,7 +328,8 @@ static void copy_makefile(void) {
                      "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/sequence.c "
                      "scheduler/pass.c scheduler/generate.c scheduler/workload.c; do "
                      "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
-                     "cp $OLDPWD/tests/tests.mk tests",
+                     "cp $OLDPWD/tests/tests.mk tests && mkdir tests/labs && "
+                     "cp $OLDPWD/tests/labs/labs.mk tests/labs",
                      folder);
     assert_says(&c, 0, "", "");
     command_free(&c);

@@ -10,7 +10,7 @@
 include $(wildcard tests/labs/*/lab.mk)
 
 LABS        := $(PHASES:%=lab%)
-two_digits   = $(if $(filter-out 10 11,$(1)),0)$(1)
+two_digits   = $(if $(filter-out 10 11 12,$(1)),0)$(1)
 # $(1): the lab. What the learner's file is linked with: the checks under the sanitizers, everything
 # else as it is in the demos, so that only two small files are slow.
 lab_sources  = $(wildcard tests/labs/$(call two_digits,$(1))/*.c)
