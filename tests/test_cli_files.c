@@ -251,7 +251,8 @@ static void signals_end_a_run_in_order(void **state) {
         snprintf(path, sizeof path, "%s/signal.json", command_folder);
         struct command c = command_runf(
             "F=%s; mkfifo $F/p; { %s/demo1 --device cpu --json $F/signal.json --dump-logits "
-            "$F/signal.npy --prompts $F/p >$F/out & echo '\"Tell me a long story.\"' >$F/p; "
+            "$F/signal.npy --prompts $F/p >$F/out & "
+            "yes '\"Tell me a long story.\"' | head -n 200 >$F/p; "
             "sleep 0.7; kill -%s $!; wait $!; s=$?; rm $F/p; ls $F | grep -c signal; exit $s; }",
             command_folder, build_folder(NULL), signals[i].name);
         assert_int_equal(c.status, signals[i].status);

@@ -449,14 +449,14 @@ static double last_waiting(const json_t *trace) {
 }
 
 static void ctrl_c_ends_a_queue(void **state) {
-    (void)state;
+    (void)state; /* The song has no end of its own. */
     char arguments[200];
     struct error err;
     write_work("{\"id\": \"first\", \"prompt\": \"Hello!\", \"max_new\": 1}\n"
-               "{\"id\": \"runs\", \"prompt\": \"Write a long story about a brave mouse.\", "
+               "{\"id\": \"runs\", \"prompt\": \"la la la la la la la la la la la la\", "
                "\"max_new\": 4000}\n"
-               "{\"id\": \"runs, too\", \"prompt\": \"Describe the history of the Roman Empire in "
-               "significant detail.\", \"max_new\": 4000}\n"
+               "{\"id\": \"runs, too\", \"prompt\": \"la la la la la la la la la la la la\", "
+               "\"max_new\": 4000}\n"
                "{\"id\": \"waits\", \"prompt\": \"Hello!\"}\n"
                "{\"id\": \"comes later\", \"prompt\": \"Hello!\", \"arrival\": 100000}\n");
     for (int phase = 3; phase <= 4; phase++) {
