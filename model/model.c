@@ -234,8 +234,15 @@ int model_load(struct model *out, struct device *dev, const char *dir,
                const struct progress *progress, struct error *err) {
     struct checkpoint *checkpoint;
     *out = (struct model){.dev = dev};
-    if (arithmetic_check(err) || model_config_load(&out->config, dir, err) ||
-        checkpoint_open(&checkpoint, dir, err))
+    if (arithmetic_check(err) || model_config_load(&out->config, dir, err))
+        return -1;
+    if (out->config.window && !dev->ops->attend)
+        return error_set(
+            err,
+            "%s: the model has a sliding window, for which %s has kernels from phase 8 "
+            "on. Use --device cpu, or make phase8",
+            dir, dev->ops->name);
+    if (checkpoint_open(&checkpoint, dir, err))
         return -1;
     int result = load_weights(out, checkpoint, progress, err);
     checkpoint_close(checkpoint);

@@ -221,6 +221,7 @@ int engine_step(struct engine *e, struct error *err) {
         return error_set(err, "%s", e->options->memory->why.text);
     if (!n)
         return 0;
+    e->n_planned = n;
     if (run_plan(e, n, err))
         return -1;
     e->steps++;

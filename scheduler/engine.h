@@ -62,7 +62,8 @@ struct engine {
     const struct request **requests;  /* [capacity] the submitters' */
     struct answer *answers;           /* [capacity] */
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
-    struct plan_entry *plan;          /* [max_running] */
+    struct plan_entry *plan;          /* [n_planned] of the last step */
+    int n_planned;
     struct pass_part *parts;          /* [max_running] */
     long steps, passes, drawn;        /* drawn: tokens */
     int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */

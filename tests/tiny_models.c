@@ -10,17 +10,20 @@
 
 #include <cmocka.h>
 
-#define SIZES(heads, kv_heads, dim)                                                                \
-    "{\"architectures\":[\"LlamaForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":32,"        \
+#define SIZES(arch, heads, kv_heads, dim, more)                                                    \
+    "{\"architectures\":[\"" arch "ForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":32,"     \
     "\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim     \
     ",\"intermediate_size\":48,\"vocab_size\":61,\"max_position_embeddings\":700,"                 \
-    "\"eos_token_id\":7}"
+    "\"eos_token_id\":7" more "}"
 
 static const char *const configs[N_TINY_MODELS] = {
-    SIZES("4", "4", "16"), /* MHA */
-    SIZES("6", "2", "32"), /* GQA */
-    SIZES("4", "1", "64"), /* MQA */
-    SIZES("2", "1", "128"),
+    SIZES("Llama", "4", "4", "16", ""), /* MHA */
+    SIZES("Llama", "6", "2", "32", ""), /* GQA */
+    SIZES("Llama", "4", "1", "64", ""), /* MQA */
+    SIZES("Llama", "2", "1", "128", ""),
+    SIZES("Mistral", "4", "2", "32", ",\"sliding_window\":20"),
+    SIZES("Qwen2", "4", "2", "32",
+          ",\"use_sliding_window\":true,\"sliding_window\":130,\"max_window_layers\":1"),
 };
 
 static void must(int result, const struct error *err) {

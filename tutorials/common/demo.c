@@ -257,7 +257,8 @@ static int run_model(struct demo *demo, struct error *err) {
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
     if (output_check(demo->options.json, err) || output_check(demo->options.trace, err) ||
-        open_model(demo, err) || fingerprint_start(&demo->run, err))
+        output_check(demo->options.html, err) || open_model(demo, err) ||
+        fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
     if (demo->phase->begin)

@@ -126,6 +126,8 @@ static const struct row rows[] = {
      F(token_budget), INT, FROM(3), SERVED, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
     {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
      .flags = 0},
+    {"html", "FILE.html", "the run as a page of its own, to be stepped through in a browser",
+     F(html), WRITE, FROM(3), MANY, 0, .flags = 0},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
      FROM(3), RANDOM, 0, .max = 1e6},
     {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, FROM(3),

@@ -46,7 +46,7 @@ struct options {
     const char *dump_logits;
     const char *json;
     int max_running, token_budget; /* from phase 3 on */
-    const char *trace;
+    const char *trace, *html;
     enum kv_type kv_type;      /* from phase 11 on */
     int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
     size_t kv_memory;          /* bytes */
