@@ -87,6 +87,21 @@ test-slow: deps
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
 
+# What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
+THREAD_TESTS   := test_threads test_service test_server test_server_faults
+THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models random_inputs)
+tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
+build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
+build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \
+                             $(THREAD_HELPERS) $(ALL_MODULES))
+	$(call say,cc )$(CC) $(tsan_FLAGS) $^ -o $@ $(LIBS) -lcmocka
+$(THREAD_TESTS:%=build/tsan/tests/%): build/tsan/tests/programs
+	@ln -sf programs $@
+test-threads: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12
+	@tests/run $(tsan_tests)
+.PHONY: test-threads
+
 # The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
 ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
                 $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
