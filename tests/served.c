@@ -161,9 +161,9 @@ json_t *served_json(const char *answer) {
     return json;
 }
 
-void served_wait_idle(const struct served *s) {
+void served_wait_idle(const struct served *s, const char *head) {
     for (int i = 0;; i++) {
-        char *m = served_ask(s, "GET", "/metrics", "", "");
+        char *m = served_ask(s, "GET", "/metrics", head, "");
         bool idle = strstr(m, "num_requests_running{model_name=\"data/model\"} 0\n") &&
                     strstr(m, "num_requests_waiting{model_name=\"data/model\"} 0\n") &&
                     strstr(m, "kv_cache_usage_perc{model_name=\"data/model\"} 0\n");

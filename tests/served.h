@@ -55,7 +55,8 @@ int served_status(const char *answer);
 /* The JSON of an answer, which has some. */
 json_t *served_json(const char *answer);
 
-/* Waits until nothing runs or waits, and no block of the pool is used. */
-void served_wait_idle(const struct served *s);
+/* Waits until nothing runs or waits, and no block of the pool is used; head as for
+ * served_post. */
+void served_wait_idle(const struct served *s, const char *head);
 
 #endif

@@ -82,7 +82,7 @@ static void witness_end(struct witness *w) {
     pthread_join(w->thread, NULL);
     if (w->wrong[0])
         fail_msg("after %d answers: %s", w->n_answers, w->wrong);
-    served_wait_idle(w->served);
+    served_wait_idle(w->served, "");
 }
 
 static void end(struct served *s) {
@@ -327,7 +327,7 @@ static void two_thousand_connections_are_served(void **state) {
         free(answer);
         close(fds[i]);
     }
-    served_wait_idle(*state);
+    served_wait_idle(*state, "");
 }
 
 /* Asks n times at once. Returns how many have each status, and checks that those that were answered
@@ -356,7 +356,7 @@ static void ask_at_once(const struct served *s, int n, const char *body, int cou
         close(fds[i]);
     }
     free(fds);
-    served_wait_idle(s);
+    served_wait_idle(s, "");
 }
 
 static void a_full_queue_says_so(void **state) {
