@@ -26,6 +26,7 @@ release_FLAGS := -O3 -g $(ARCH)
 SANITIZERS    := -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 arm64_FLAGS   := -O2 -g
 asan_FLAGS    := -O1 $(SANITIZERS)
+tsan_FLAGS    := -O1 -g1 -fsanitize=thread
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
@@ -112,6 +113,7 @@ help:
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (20 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
+	@echo "make test-threads  what has threads of its own, under ThreadSanitizer (a part of test-all)"
 	@echo "make test-arm64    the same bits on ARM: the engine and its tests under qemu (Debian)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make lab5          your block allocator in the engine, graded (0 to 11: tutorials/labs.md)"
@@ -165,7 +167,8 @@ clean:
 	rm -rf build demo compile_commands.json
 
 # ---- how things are built -----------------------------------------------------------------------
-# $(1) is release, asan or fuzz. The emulation's own checks need the compiler to tell of every
+# $(1) is release, asan, tsan or fuzz; tsan has no kernels, because the emulation uses the hooks of
+# ThreadSanitizer itself. The emulation's own checks need the compiler to tell of every
 # memory access (-fsanitize=thread,alignment at compile time, see gpu/emu/memory_hooks.cpp); under
 # ASan, the sanitizers look instead: ASan where memory is accessed, so UBSan need not, which takes
 # half of the compile time. Where variables are at each instruction (-fvar-tracking) takes a quarter
@@ -182,6 +185,7 @@ emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(CUDA_$(2))) \
 release_KERNELS := $(KERNELS)
 asan_KERNELS    := emu
 arm64_KERNELS   := emu
+tsan_KERNELS    := none
 kernel_objects = $(call $($(1)_KERNELS)_objects,$(1),$(2))
 
 # A file that holds a setting and is new when that has changed: what depends on it is built again.
@@ -194,6 +198,7 @@ FORCE:
 $(eval $(call setting,release-kernels,$(release_KERNELS)))
 $(eval $(call setting,asan-kernels,$(asan_KERNELS)))
 $(eval $(call setting,arm64-kernels,$(arm64_KERNELS)))
+$(eval $(call setting,tsan-kernels,$(tsan_KERNELS)))
 $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 
 define rules
@@ -224,9 +229,10 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 $(eval $(call rules,arm64))
+$(eval $(call rules,tsan))
 
 # The compiler does not tell that the page is in it.
-$(foreach b,release asan arm64,build/$(b)/tutorials/common/page.o): tutorials/common/page.html
+$(foreach b,release asan arm64 tsan,build/$(b)/tutorials/common/page.o): tutorials/common/page.html
 
 build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)

@@ -154,6 +154,10 @@ static const struct row rows[] = {
      READ, FROM(12), SERVE, 0, .flags = 0},
     {"max-waiting", "N", "requests in the queue; one more gets status 429 (1000)", F(max_waiting),
      INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1 << 20},
+    {"max-wait", "SECONDS", "how long one may wait there, then status 503; 0: for ever (600)",
+     F(max_wait), FLOAT, FROM(12), SERVE, FROM(12), .max = 1e9},
+    {"timeout", "SECONDS", "a client may take so long to send a request, or do nothing (60)",
+     F(timeout), INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1e6},
     {.help = "What to print"},
     {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
      PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
@@ -479,7 +483,9 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
                             .sampling = {.top_p = 1},
                             .serve = -1,
                             .host = "127.0.0.1",
-                            .max_waiting = 1000};
+                            .max_waiting = 1000,
+                            .max_wait = 600,
+                            .timeout = 60};
     opterr = 0;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         const char *word = argv[optind - 1];
