@@ -66,7 +66,8 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
  * error where it is needed. */
 static int load_template(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
-    bool has_prompts = !o->random && !o->messages && !o->chat && !o->raw && o->serve < 0;
+    bool has_prompts =
+        !o->random && !o->messages && !o->chat && !o->raw && !o->score && o->serve < 0;
     if (chat_template_load(&demo->chat, o->model, &demo->why_no_chat))
         return has_prompts ? error_set(err, "%s. --raw continues prompts without the template",
                                        demo->why_no_chat.text)
@@ -179,6 +180,8 @@ static int run_task(struct demo *demo, struct error *err) {
         return complete_prompt(demo, err);
     if (o->serve >= 0)
         return demo->phase->serve(demo, err);
+    if (o->score)
+        return demo->phase->score(demo, err);
     if (o->random)
         return demo->phase->prompts(demo, err);
     if (o->prompts)

@@ -38,6 +38,8 @@ struct phase {
     int (*prompts)(struct demo *demo, struct error *err);
     /* Serves until a signal ends it, with options.serve; NULL before phase 12. Same result. */
     int (*serve)(struct demo *demo, struct error *err);
+    /* Scores options.score; NULL before phase 13. Same result. */
+    int (*score)(struct demo *demo, struct error *err);
     bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
