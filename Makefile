@@ -83,7 +83,8 @@ CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
 MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
-MODULES_13 := $(MODULES_12) $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
+MODULES_13 := $(MODULES_12) scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
+              $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)

@@ -5,6 +5,7 @@
  */
 #include "tutorials/12-server/house.h"
 #include "tutorials/13-receipts/score.h"
+#include "tutorials/13-receipts/verify.h"
 #include "tutorials/common/paged.h"
 
 #include <stdio.h>
@@ -25,6 +26,8 @@ int main(int argc, char **argv) {
         .prompts = paged_prompts,
         .serve = house_serve,
         .score = score_file,
+        .verify_receipts = verify_receipts,
+        .receipt = receipt_of_answer,
         .begin = paged_begin,
     };
     return demo_main(argc, argv, &phase);

@@ -2,7 +2,7 @@
 
 #include "model/numerics.h"
 #include "scheduler/logprobs.h"
-#include "tutorials/13-receipts/read_along.h"
+#include "scheduler/read_along.h"
 #include "tutorials/common/output.h"
 #include "tutorials/common/pool.h"
 
@@ -194,7 +194,15 @@ static int score_texts(struct scoring *s, struct error *err) {
     generator.on_token_context = s;
     for (int i = 0; i < s->n; i++)
         requests[i] = request_of(&s->texts[i], generator.context);
-    int result = read_along(s->demo, &generator, requests, s->n, &s->pool, &s->engine, err);
+    const struct options *o = &s->demo->options;
+    struct read_along how = {.generator = &generator,
+                             .pool = &s->pool,
+                             .scheduler = {o->max_running, o->token_budget, o->chunk, true},
+                             .share_prefixes = !o->no_prefix_cache};
+    int result = read_along(&how, requests, s->n, &s->engine, err);
+    for (int i = 0; i < s->n && !result; i++)
+        fingerprint_add_sequence(&s->demo->run,
+                                 fingerprint_value(&s->engine.answers[i].sequence.fingerprint));
     for (int i = 0; i < s->n && !result && !demo_interrupted(s->demo); i++)
         result = write_text(s, &s->texts[i], &s->engine.answers[i], s->n_scored + i, err);
     s->n_scored += s->n;
