@@ -6,9 +6,9 @@ WERROR   ?= -Werror
 # The bits do not depend on the instruction set (tutorials/numerics.md), so the release build may
 # use all of this machine's; the sanitizer build uses the oldest, and the tests compare the two.
 ARCH     := -march=native
-PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash libmicrohttpd
+PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash libmicrohttpd libcrypto
 APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev libutf8proc-dev \
-            libxxhash-dev libmicrohttpd-dev libcmocka-dev
+            libxxhash-dev libmicrohttpd-dev libssl-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 # The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
@@ -56,11 +56,11 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
-             scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
+             scheduler/fingerprint.c scheduler/logits_chain.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
@@ -85,7 +85,10 @@ CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
 MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
+MODULES_13 := $(MODULES_12) scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
+              $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
+CUDA_13   := $(CUDA_11)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -110,6 +113,7 @@ help:
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
 	@echo "make phase12       build ./demo: a server that clients of OpenAI's API talk to"
+	@echo "make phase13       build ./demo: receipts of answers, exact scores, drafts that change no bit"
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (20 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"

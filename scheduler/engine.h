@@ -35,7 +35,7 @@ struct engine_options {
     /* Called after each step; may call engine_cancel. May be NULL. */
     void (*stepped)(void *context, struct engine *engine);
     /* Called for each token that a request has drawn, after its text and its finish are there, and
-     * before `changed` is told that it is done. May be NULL. */
+     * before `changed` is told that it is done; in the middle of a step. May be NULL. */
     void (*drew)(void *context, struct engine *engine, int request);
     /* Called for every change of a request's state. May be NULL. */
     void (*changed)(void *context, const struct engine *engine, int request,

@@ -37,7 +37,8 @@ int generate(struct generator *g, struct sequence *s, struct kv_cache *cache, st
         /* Without a cache everything is read again, in one pass. */
         int first = cache ? s->n_cached : 0, left = s->n_tokens - first;
         bool all = !cache || left <= g->chunk;
-        struct pass_part part = {s, cache, first, all ? s->n_tokens : first + g->chunk, 0, all};
+        int end = all ? s->n_tokens : first + g->chunk;
+        struct pass_part part = {s, cache, first, end, 0, all};
         if (pass_run(g, &part, 1, err))
             return -1;
     }

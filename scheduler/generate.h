@@ -29,6 +29,10 @@ struct generator {
     int (*on_token)(void *context, const struct sequence *s, const float *logits,
                     struct error *err);
     void *on_token_context;
+    /* Called behind it; it may finish the sequence. The engine's, during its passes, else NULL. */
+    int (*appended)(void *context, struct sequence *s, struct error *err);
+    void *appended_context;
+    struct drafter *drafter; /* proposes tokens (draft.h); NULL: nobody does */
 };
 
 /* A generator for model with its own workspace, the model's whole context and chunks of 128.

@@ -71,7 +71,7 @@ static void drew(void *context, struct engine *e, int request) {
     double now = engine_now(e);
     pthread_mutex_lock(&s->lock);
     s->metrics.generated_tokens++;
-    if (!job->n_new)
+    if (sequence_new_tokens(&e->answers[request].sequence) == 1)
         observe(&s->metrics.ttft, now - job->arrival);
     else
         observe(&s->metrics.inter_token, now - t->last);

@@ -2,7 +2,7 @@
 
 # One program per file, but all are linked as one, with every module and the helpers; the others are
 # links to it (tests/programs.c).
-ALL_MODULES  := $(MODULES_12)
+ALL_MODULES  := $(MODULES_13)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
