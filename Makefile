@@ -11,6 +11,10 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libmicrohttpd-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+# Phase 14 alone needs MPI; without it the rest is built, and phase 14's tests are left out.
+MPI      := $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes)
+MPI_FLAGS := $(if $(MPI),$(shell pkg-config --cflags ompi-c))
+MPI_LIBS  := $(if $(MPI),$(shell pkg-config --libs ompi-c))
 # The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
 X86      := $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null))
 ISA_avx2   := -march=x86-64 -mavx2 -mfma
@@ -55,7 +59,8 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 14
+BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
@@ -84,6 +89,8 @@ $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
 MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
 CUDA_12   := $(CUDA_10)
+MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_10)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -108,6 +115,7 @@ help:
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
 	@echo "make phase12       build ./demo: a server that clients of OpenAI's API talk to"
+	@echo "make phase14       build ./demo: one model on several processes, which add integers (MPI)"
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (20 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
@@ -125,6 +133,9 @@ help:
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"
 	@echo "With WERROR= behind it, warnings are no errors; KERNELS=gpu|emu and CUDA_ARCH: README.md"
+
+phase14: PACKAGES += ompi-c
+phase14: APT += libopenmpi-dev openmpi-bin
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
@@ -198,7 +209,7 @@ $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(if $$(filter parallel/%,$$<),$$(MPI_FLAGS)) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
@@ -223,6 +234,8 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 $(eval $(call rules,arm64))
+
+$(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
 
 # The compiler does not tell that the page is in it.
 build/release/tutorials/12-server/page.o build/asan/tutorials/12-server/page.o: tutorials/12-server/page.html

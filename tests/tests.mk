@@ -12,7 +12,7 @@ TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(G
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
-DEMOS        := $(PHASES:%=build/release/demo%)
+DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
@@ -104,7 +104,7 @@ mutate: deps
 	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
 	@tests/mutate
 
-build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUILDABLE:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 \
             build/release/emu-demo11 \

@@ -97,7 +97,8 @@ static int open_model(struct demo *demo, struct error *err) {
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
-    int result = model_load(&demo->model, demo->dev, o->model, &progress, err);
+    int result =
+        model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
     progress_bar_end(&bar);
     if (result)
         return -1;
@@ -298,12 +299,15 @@ static int check_streams(struct error *err) {
 
 static int run(struct demo *demo, int argc, char **argv, struct error *err) {
     const struct phase *phase = demo->phase;
-    if (check_streams(err) || options_parse(&demo->options, argc, argv, phase, err))
+    if (check_streams(err) || (phase->join && phase->join(demo, err)) ||
+        options_parse(&demo->options, argc, argv, phase, err))
         return -1;
     if (demo->options.help) {
         options_help(argv[0], phase);
         return output_flush_stdout(err);
     }
+    if (phase->agree && phase->agree(demo, argv, err))
+        return -1;
     demo->cache = phase->caches ? &phase->caches[demo->options.cache] : NULL;
     return demo->options.tokenize ? run_tokenizer(demo, err) : run_model(demo, err);
 }
@@ -313,9 +317,10 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
     struct error err;
     int result = run(&demo, argc, argv, &err);
     close_all(&demo);
-    if (result) {
-        fflush(stdout); /* what was written so far comes before the reason why it ends */
+    fflush(stdout); /* what was written so far comes before the reason why it ends */
+    if (demo.parallel)
+        demo.parallel->end(demo.parallel, result ? &err : NULL);
+    else if (result)
         fprintf(stderr, "demo: %s\n", err.text);
-    }
     return result ? 2 : interrupted ? 128 + interrupted : 0;
 }

@@ -30,7 +30,7 @@ static const char *const task_names[N_TASKS] = {"the tables", "--prompt", "--ver
  * pool of the size that the options say. */
 #define FROM(n) (ALL >> (n) << (n))
 #define ONLY(n) (1 << (n))
-enum { N_PHASES = 13, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { N_PHASES = 15, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
 enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
 
 /* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
@@ -152,6 +152,19 @@ static const struct row rows[] = {
      READ, FROM(12), SERVE, 0, .flags = 0},
     {"max-waiting", "N", "requests in the queue; one more gets status 429 (1000)", F(max_waiting),
      INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1 << 20},
+    {.help = "Ranks: processes that share the model (also: mpirun -n N ./demo ...)"},
+    {"ranks", "N", "start N of them on this host", F(ranks), INT, FROM(14), RUNNING & ~VERIFY,
+     FROM(14), .min = 1, .max = 1024},
+    {"patience", "S", "seconds that a rank may keep the others waiting (10)", F(patience), FLOAT,
+     FROM(14), RUNNING & ~VERIFY, FROM(14), .min = 0.1, .max = 1e6},
+    {"plan", NULL, "the tables: step times of 1 to 64 ranks, computed from the next three", F(plan),
+     SWITCH, 0, 0, FROM(14), .flags = CHANGES},
+    {"link", "G", "GB/s that a rank sends (450)", F(link), FLOAT, 0, 0, FROM(14), .min = 1e-3,
+     .max = 1e6},
+    {"latency", "U", "microseconds from rank to rank (3)", F(latency), FLOAT, 0, 0, FROM(14),
+     .min = 0, .max = 1e6},
+    {"memory-speed", "G", "GB/s at which a rank reads its weights (4000)", F(memory_speed), FLOAT,
+     0, 0, FROM(14), .min = 1e-3, .max = 1e6},
     {.help = "What to print"},
     {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
      PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
@@ -477,7 +490,11 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
                             .sampling = {.top_p = 1},
                             .serve = -1,
                             .host = "127.0.0.1",
-                            .max_waiting = 1000};
+                            .max_waiting = 1000,
+                            .patience = 10,
+                            .link = 450,
+                            .latency = 3,
+                            .memory_speed = 4000};
     opterr = 0;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         const char *word = argv[optind - 1];
