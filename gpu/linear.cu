@@ -11,34 +11,21 @@
  * 4  for few rows: weights are read once, and multiplied on tensor cores
  *    (gpu/fast/linear/few_rows.cu). Needs k % 8 == 0
  * 5  for many rows: four products of digits on wgmma, which meet in registers
- *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute
- *    capability 9.0
+ *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute capability 9.0
  *
  * The choice (version 0): 4 for up to 16 rows (32 where k is below 2048 or 5 does not apply), then
  * 5, or 3 where 5 does not apply; 2 where these do not (measured: tests/bench/README.md).
  *
  * linear_parts: several matrices, one input. Versions 4 and 5 take them in one launch, the others
  * one after the other.
- *
- * linear_sums and round_sums: its two halves, between which ranks add their sums; in versions 1
- * and 3.
  */
 #include "gpu/blas.h"
 #include "gpu/fast/linear/linear.h"
 
-/* What becomes of a dot product: y, or the integer itself. */
-static __device__ __forceinline__ void put_dot(float *y, long long dot, int exponent) {
-    *y = num_dot_to_float((double)dot, exponent);
-}
-static __device__ __forceinline__ void put_dot(int64_t *y, long long dot, int) {
-    *y = dot;
-}
-
 /* ---- 1 ----------------------------------------------------------------------------------------
  */
 
-template <class T>
-__global__ static void linear_1(T *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
+__global__ static void linear_1(float *y, struct bfp_rows x, const int8_t *high, const int8_t *low,
                                 const int8_t *exponents, int n_tokens, int n, int k, int padded) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)n_tokens * (size_t)n)
@@ -49,7 +36,7 @@ __global__ static void linear_1(T *y, struct bfp_rows x, const int8_t *high, con
         size_t at = out * (size_t)padded + (size_t)j;
         dot += (256 * high[at] + low[at]) * x.mantissas[token * (size_t)k + (size_t)j];
     }
-    put_dot(y + i, dot, x.exponents[token] + exponents[out] - 30);
+    y[i] = num_dot_to_float((double)dot, x.exponents[token] + exponents[out] - 30);
 }
 
 /* ---- 2: cuBLAS dgemm --------------------------------------------------------------------------
@@ -70,8 +57,7 @@ __global__ static void widen_rows(double *out, const int16_t *q, size_t count, i
 }
 
 /* y[token][first + out] from sums [n_tokens, n_block]. */
-template <class T>
-__global__ static void round_sums(float *y, const T *sums, const int8_t *x_exponents,
+__global__ static void round_sums(float *y, const double *sums, const int8_t *x_exponents,
                                   const int8_t *w_exponents, size_t count, int n_block, int first,
                                   int n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -79,7 +65,7 @@ __global__ static void round_sums(float *y, const T *sums, const int8_t *x_expon
         return;
     size_t token = i / (size_t)n_block, out = (size_t)first + i % (size_t)n_block;
     y[token * (size_t)n + out] =
-        num_dot_to_float((double)sums[i], x_exponents[token] + w_exponents[out] - 30);
+        num_dot_to_float(sums[i], x_exponents[token] + w_exponents[out] - 30);
 }
 
 static void linear_2(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
@@ -105,7 +91,7 @@ static void linear_2(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
                     cublasDgemm(gpu->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)rows, n_tokens, padded,
                                 &one, w_wide, padded, x_wide, padded, &zero, sums, (int)rows),
                     "cublasDgemm");
-        GPU_LAUNCH(gpu, round_sums<double>, gpu_blocks(m * rows, 256), 256, 0, y, sums, x.exponents,
+        GPU_LAUNCH(gpu, round_sums, gpu_blocks(m * rows, 256), 256, 0, y, sums, x.exponents,
                    w->exponents, m * rows, (int)rows, (int)first, w->n);
     }
 }
@@ -116,8 +102,7 @@ static void linear_2(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 enum { INT8_ROWS = 1024, INT8_MAX_K = 131008 }; /* 128 * 128 * k stays below 2^31 */
 
 /* sums [2 * n_tokens, 2 * n]: high and low digits of x by high and low digits of W. */
-template <class T>
-__global__ static void combine_digits(T *y, const int32_t *sums, const int8_t *x_exponents,
+__global__ static void combine_digits(float *y, const int32_t *sums, const int8_t *x_exponents,
                                       const int8_t *w_exponents, int n_tokens, int n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)n_tokens * (size_t)n)
@@ -126,11 +111,10 @@ __global__ static void combine_digits(T *y, const int32_t *sums, const int8_t *x
     const int32_t *high = sums + token * 2 * (size_t)n + out;
     const int32_t *low = high + (size_t)n_tokens * 2 * (size_t)n;
     long long dot = 65536ll * high[0] + 256ll * ((long long)high[n] + low[0]) + low[n];
-    put_dot(y + i, dot, x_exponents[token] + w_exponents[out] - 30);
+    y[i] = num_dot_to_float((double)dot, x_exponents[token] + w_exponents[out] - 30);
 }
 
-template <class T>
-static void linear_3(struct gpu_device *gpu, T *y, struct bfp_rows x, const struct matrix *w,
+static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const struct matrix *w,
                      int n_tokens) {
     int padded = gpu_padded(w->k);
     size_t n = (size_t)w->n, stride = (size_t)padded;
@@ -149,7 +133,7 @@ static void linear_3(struct gpu_device *gpu, T *y, struct bfp_rows x, const stru
                                  &zero, sums, CUDA_R_32I, 2 * w->n, CUBLAS_COMPUTE_32I,
                                  CUBLAS_GEMM_DEFAULT),
                     "cublasGemmEx");
-        GPU_LAUNCH(gpu, combine_digits<T>, gpu_blocks((size_t)rows * n, 256), 256, 0,
+        GPU_LAUNCH(gpu, combine_digits, gpu_blocks((size_t)rows * n, 256), 256, 0,
                    y + (size_t)first * n, sums, x.exponents + first, w->exponents, rows, w->n);
     }
 }
@@ -188,8 +172,8 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
     const int8_t *low = high + (size_t)w->n * (size_t)padded;
     struct linear_part only = {y, w};
     if (version == 1)
-        GPU_LAUNCH(gpu, linear_1<float>, gpu_blocks((size_t)n_tokens * (size_t)w->n, 128), 128, 0,
-                   y, x, high, low, w->exponents, n_tokens, w->n, w->k, padded);
+        GPU_LAUNCH(gpu, linear_1, gpu_blocks((size_t)n_tokens * (size_t)w->n, 128), 128, 0, y, x,
+                   high, low, w->exponents, n_tokens, w->n, w->k, padded);
     else if (version == 2)
         linear_2(gpu, y, x, w, n_tokens);
     else if (version == 3)
@@ -207,29 +191,4 @@ void gpu_linear_parts(struct device *dev, const struct linear_part *parts, /* ho
         linear_parts_at_once(gpu, version, parts, n_parts, x, n_tokens);
     for (int i = 0; i < n_parts && version && version < 4; i++)
         gpu_linear(dev, parts[i].y, x, parts[i].w, n_tokens);
-}
-
-void gpu_linear_sums(struct device *dev, int64_t *sums, /* [n_tokens, w->n] */
-                     struct bfp_rows x,                 /* [n_tokens, w->k] */
-                     const struct matrix *w, int n_tokens) {
-    struct gpu_device *gpu = gpu_of(dev);
-    int padded = gpu_padded(w->k);
-    const int8_t *high = (const int8_t *)w->mantissas;
-    if (n_tokens && gpu->version[GPU_LINEAR] != 1 && padded <= INT8_MAX_K && w->n % 2 == 0)
-        linear_3(gpu, sums, x, w, n_tokens);
-    else if (n_tokens)
-        GPU_LAUNCH(gpu, linear_1<int64_t>, gpu_blocks((size_t)n_tokens * (size_t)w->n, 128), 128, 0,
-                   sums, x, high, high + (size_t)w->n * (size_t)padded, w->exponents, n_tokens,
-                   w->n, w->k, padded);
-}
-
-void gpu_round_sums(struct device *dev, float *y, /* [n_tokens, n] */
-                    const int64_t *sums,          /* [n_tokens, n] */
-                    const int8_t *x_exponents,    /* [n_tokens] */
-                    const int8_t *w_exponents,    /* [n] */
-                    int n_tokens, int n) {
-    size_t count = (size_t)n_tokens * (size_t)n;
-    if (count)
-        GPU_LAUNCH(gpu_of(dev), round_sums<int64_t>, gpu_blocks(count, 256), 256, 0, y, sums,
-                   x_exponents, w_exponents, count, n, 0, n);
 }

@@ -6,9 +6,6 @@
  *    transaction of its own
  * 2  a warp (short rows) or a block (long rows) per row: neighbouring threads read neighbouring
  *    addresses, the maximum is found by shuffles
- *
- * row_largest and snap_part: its two halves, between which ranks that share a row agree on its
- * largest number; a block per row.
  */
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
@@ -60,57 +57,9 @@ void gpu_snap_rows(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
         GPU_LAUNCH(gpu, snap_rows_1, gpu_blocks(n_rows, 128), 128, 0, y, x, n_rows, n_cols, site,
                    gpu->fault);
     else if (n_cols <= 512)
-        GPU_LAUNCH_EARLY(gpu, snap_rows_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, n_rows,
-                         n_cols, site, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, snap_rows_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, n_rows, n_cols,
+                   site, gpu->fault);
     else
         GPU_LAUNCH_EARLY(gpu, snap_rows_2<8>, n_rows, dim3(256), 0, y, x, n_rows, n_cols, site,
-                         gpu->fault);
-}
-
-enum { PART_THREADS = 256 };
-
-__global__ static void row_largest_1(uint32_t *out, const float *x, int n_cols) {
-    run_in_turn();
-    SHARED(uint32_t, part, [PART_THREADS / 32]);
-    const float *from = x + (size_t)blockIdx.x * (size_t)n_cols;
-    uint32_t largest = 0;
-    for (int i = (int)threadIdx.x; i < n_cols; i += PART_THREADS)
-        largest = max(largest, num_magnitude(from[i]));
-    largest = row_max<PART_THREADS / 32>(largest, part);
-    if (threadIdx.x == 0)
-        out[blockIdx.x] = largest;
-}
-
-__global__ static void snap_part_1(struct bfp_rows y, const float *x, const uint32_t *largest,
-                                   int n_cols, int site, unsigned long long *fault) {
-    run_in_turn();
-    int row = (int)blockIdx.x, e = num_row_exponent(largest[row]);
-    size_t at = (size_t)row * (size_t)n_cols;
-    bool bad = e > BFP_MAX_EXPONENT;
-    float scale = num_pow2f(15 - (bad ? BFP_MIN_EXPONENT : e));
-    for (int i = (int)threadIdx.x; i < n_cols; i += PART_THREADS)
-        y.mantissas[at + (size_t)i] = bad ? (int16_t)0 : num_mantissa(x[at + (size_t)i], scale);
-    if (threadIdx.x != 0)
-        return;
-    if (bad)
-        gpu_fault(fault, site, row);
-    y.exponents[row] = (int8_t)(bad ? BFP_MIN_EXPONENT : e);
-}
-
-void gpu_row_largest(struct device *dev, uint32_t *largest, /* [n_rows] */
-                     const float *x,                        /* [n_rows, n_cols] */
-                     int n_rows, int n_cols) {
-    struct gpu_device *gpu = gpu_of(dev);
-    if (n_rows)
-        GPU_LAUNCH_EARLY(gpu, row_largest_1, n_rows, PART_THREADS, 0, largest, x, n_cols);
-}
-
-void gpu_snap_part(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
-                   const float *x,                        /* [n_rows, n_cols] */
-                   const uint32_t *largest,               /* [n_rows] */
-                   int n_rows, int n_cols, int site) {
-    struct gpu_device *gpu = gpu_of(dev);
-    if (n_rows)
-        GPU_LAUNCH_EARLY(gpu, snap_part_1, n_rows, PART_THREADS, 0, y, x, largest, n_cols, site,
-                         gpu->fault);
+                   gpu->fault);
 }

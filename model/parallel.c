@@ -95,13 +95,22 @@ void parallel_max(struct parallel *p, struct device *dev, void *x, size_t n) {
     to_device(dev, x, host, bytes);
 }
 
+static uint64_t total(const int64_t *x, size_t n) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (uint64_t)x[i];
+    return sum;
+}
+
 void parallel_sum(struct parallel *p, struct device *dev, int64_t *x, size_t n) {
     size_t bytes = sizeof *x * n;
     int64_t *host = p && !p->failed ? to_host(p, dev, x, bytes) : NULL;
     if (!host)
         return;
+    p->given += total(host, n);
     begin(p, bytes);
     end(p, p->sum(p, host, n, &p->why), host, bytes);
+    p->taken += total(host, n);
     to_device(dev, x, host, bytes);
 }
 
@@ -164,11 +173,9 @@ int parallel_least(struct parallel *p, int x) {
     return (int)((uint32_t)INT32_MAX - most);
 }
 
-enum { MOST_WORDS = 4 };
-
 /* What n words [n] are on each rank: [n_ranks, n], malloc'ed; NULL with err set. */
-static uint32_t *all_words(struct parallel *p, const uint32_t *words, int n, struct error *err) {
-    uint32_t *all = malloc(sizeof *all * (size_t)p->n_ranks * MOST_WORDS);
+static void *all_words(struct parallel *p, const void *words, int n, struct error *err) {
+    uint32_t *all = malloc(sizeof *all * (size_t)p->n_ranks * (size_t)n);
     int *counts = malloc(sizeof *counts * (size_t)p->n_ranks);
     int result = all && counts ? 0 : error_set(err, "out of memory for %d ranks", p->n_ranks);
     for (int r = 0; r < p->n_ranks && !result; r++)
@@ -182,39 +189,48 @@ static uint32_t *all_words(struct parallel *p, const uint32_t *words, int n, str
     return NULL;
 }
 
+/* How a pass was for a rank. */
+struct pass_end {
+    uint64_t hash, given;
+    struct fault fault;
+};
+
+static bool comes_first(struct fault a, struct fault b) {
+    return a.site >= 0 &&
+           (b.site < 0 || a.site < b.site || (a.site == b.site && a.token < b.token));
+}
+
 int parallel_check_pass(struct parallel *p, uint64_t pass, struct fault *fault, struct error *err) {
+    struct pass_end mine = {XXH3_64bits_withSeed(&pass, sizeof pass, p->heard), p->given, *fault};
+    uint64_t given = 0, taken = p->taken;
     if (parallel_check(p, err))
         return -1;
-    uint64_t hash = XXH3_64bits_withSeed(&pass, sizeof pass, p->heard);
-    uint32_t mine[4] = {(uint32_t)hash, (uint32_t)(hash >> 32), (uint32_t)fault->site,
-                        (uint32_t)fault->token};
-    uint32_t *all = all_words(p, mine, 4, err);
+    p->heard = p->given = p->taken = 0;
+    struct pass_end *all = all_words(p, &mine, sizeof mine / sizeof(uint32_t), err);
     if (!all)
         return -1;
     int result = 0;
     for (int r = 0; r < p->n_ranks; r++) {
-        const uint32_t *of_rank = all + 4 * r;
-        struct fault f = {(int)of_rank[2], (int)of_rank[3]};
-        if (!result && memcmp(of_rank, all, sizeof hash))
+        given += all[r].given;
+        if (comes_first(all[r].fault, *fault))
+            *fault = all[r].fault;
+        if (!result && all[r].hash != all[0].hash)
             result = error_set(err,
                                "rank %d was in another pass than rank 0, or heard something else: "
                                "nothing of this pass is used",
                                r);
-        if (f.site >= 0 && (fault->site < 0 || f.site < fault->site ||
-                            (f.site == fault->site && f.token < fault->token)))
-            *fault = f;
     }
     free(all);
-    p->heard = 0;
+    if (!result && given != taken)
+        result = error_set(err, "a sum is not that of what the ranks gave: a message was damaged");
     return result;
 }
 
 int parallel_check_same(struct parallel *p, uint64_t value, const char *what, struct error *err) {
-    uint32_t mine[2] = {(uint32_t)value, (uint32_t)(value >> 32)};
-    uint32_t *all = all_words(p, mine, 2, err);
+    uint64_t *all = all_words(p, &value, sizeof value / sizeof(uint32_t), err);
     int result = all ? 0 : -1;
     for (int r = 0; r < p->n_ranks && !result; r++)
-        if (memcmp(all + 2 * r, all, sizeof value))
+        if (all[r] != all[0])
             result = error_set(err, "rank %d has %s than rank 0", r, what);
     free(all);
     return result;

@@ -10,8 +10,15 @@
  * Whatever ranks add are integers, so no result depends on how many there are, nor on the order in
  * which a network adds.
  *
- * Who says what: mpi.h in parallel/ makes a struct parallel. Errors are sticky, as a device's are:
- * the first one is kept, later calls do nothing, and parallel_check reports it.
+ * All ranks run the whole engine, not only the model. Scheduler, allocator and sampling are
+ * deterministic, so that the same requests make the same plans everywhere; only what is not is
+ * told: rank 0's clock, once a step, and its signals. (If rank 0 planned alone, it would have to
+ * tell the others each batch, and each copy, swap and fork of blocks between two.) That they are
+ * alike is checked at the end of each pass, before a token is given to anybody:
+ * parallel_check_pass.
+ *
+ * parallel/mpi.h makes a struct parallel. Errors are sticky, as a device's are: the first one is
+ * kept, later calls do nothing, and parallel_check reports it.
  */
 #ifndef SAMEBITS_PARALLEL_H
 #define SAMEBITS_PARALLEL_H
@@ -43,7 +50,9 @@ struct parallel {
     double limit;     /* seconds that a rank may keep the others waiting; may be changed */
     bool failed;
     struct error why;
-    uint64_t heard; /* hash of all results of the pass */
+    /* Of the pass so far: a hash of all results; and, since sums are of integers, what a rank gave
+     * to all sums, and what came out: over all ranks the two are equal, modulo 2^64. */
+    uint64_t heard, given, taken;
     struct parallel_counts counts;
     void *host; /* [host_bytes] where device memory is on its way */
     size_t host_bytes;
@@ -102,7 +111,9 @@ int parallel_least(struct parallel *p, int x);
 /*
  * The end of a pass: fault becomes the first of all ranks', and whoever had another pass is found:
  * what all ranks were given (a hash of it: pass) and what each heard from the others must be the
- * same. Returns 0, or -1 with err set: that, or an earlier failure.
+ * same, and sums must be of what was given. A message that was damaged on its way to some ranks, or
+ * to a sum, is found. Returns 0, or -1 with err set: that, or an earlier failure. (Sums that check
+ * themselves: Huang and Abraham, "Algorithm-Based Fault Tolerance for Matrix Operations", 1984.)
  */
 int parallel_check_pass(struct parallel *p, uint64_t pass, struct fault *fault, struct error *err);
 

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_AT_ONCE = 1 << 28, START_LIMIT = 60, HOST_NAME = 60, MOST_OPTIONS = 24 };
+enum { MOST_AT_ONCE = 1 << 28, START_LIMIT = 20, HOST_NAME = 60, MOST_OPTIONS = 24 };
 
 /* Seconds: as long as nobody sleeps, until a waiting rank leaves the core to others, until it
  * sleeps; and for those who are waited for to say that they wait, too. */

@@ -5,8 +5,6 @@
  *
  * Version 1 is this file, the definition: doubles that hold integers. Version 2 keeps them integers
  * (ref/integer/linear.c).
- *
- * linear_sums and round_sums: the two halves of it, between which ranks add their sums.
  */
 #include "ref/ref.h"
 
@@ -18,7 +16,6 @@ enum { X_ROWS = 256, W_ROWS = 256, W_ROWS_FOR_ONE = 32 };
 
 struct call {
     float *y;         /* [n_rows, w->n] */
-    int64_t *exact;   /* [n_rows, w->n] instead of y; or NULL */
     double *x;        /* [n_rows, w->k] the mantissas, widened */
     double *w_memory; /* of each thread: [w_rows, w->k], and the sums [n_rows, w_rows] */
     struct bfp_rows rows;
@@ -49,20 +46,14 @@ static void multiply(void *context, int item, int worker) {
         cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, c->n_rows, n, k, 1, c->x, k, w, k, 0,
                     sums, n);
     for (int row = 0; row < c->n_rows; row++)
-        for (int i = 0; i < n; i++) {
-            size_t at = (size_t)row * (size_t)c->w->n + (size_t)(first + i);
-            double sum = sums[(size_t)row * (size_t)n + (size_t)i];
-            int e = c->rows.exponents[row] + c->w->exponents[first + i] - 30;
-            if (c->exact)
-                c->exact[at] = (int64_t)sum;
-            else
-                c->y[at] = num_dot_to_float(sum, e);
-        }
+        for (int i = 0; i < n; i++)
+            c->y[(size_t)row * (size_t)c->w->n + (size_t)(first + i)] =
+                num_dot_to_float(sums[(size_t)row * (size_t)n + (size_t)i],
+                                 c->rows.exponents[row] + c->w->exponents[first + i] - 30);
 }
 
-/* To y, or to exact. */
-static void linear_1(struct device *dev, float *y, int64_t *exact, struct bfp_rows x,
-                     const struct matrix *w, int n_tokens) {
+static void linear_1(struct device *dev, float *y, struct bfp_rows x, const struct matrix *w,
+                     int n_tokens) {
     size_t n = (size_t)w->n, k = (size_t)w->k;
     int most = n_tokens < X_ROWS ? n_tokens : X_ROWS;
     struct call c = {.w = w, .w_rows = n_tokens == 1 ? W_ROWS_FOR_ONE : W_ROWS};
@@ -73,8 +64,7 @@ static void linear_1(struct device *dev, float *y, int64_t *exact, struct bfp_ro
         return;
     for (int first = 0; first < n_tokens; first += X_ROWS) {
         c.n_rows = n_tokens - first < X_ROWS ? n_tokens - first : X_ROWS;
-        c.y = y ? y + (size_t)first * n : NULL;
-        c.exact = exact ? exact + (size_t)first * n : NULL;
+        c.y = y + (size_t)first * n;
         c.rows = (struct bfp_rows){x.mantissas + (size_t)first * k, x.exponents + first};
         widen(c.x, c.rows.mantissas, (size_t)c.n_rows * k);
         ref_parallel(dev, (w->n + c.w_rows - 1) / c.w_rows, multiply, &c);
@@ -87,31 +77,11 @@ void ref_linear_parts(struct device *dev, const struct linear_part *parts, /* ho
         integer_linear(dev, parts, n_parts, NULL, x, n_tokens);
     else
         for (int i = 0; i < n_parts; i++)
-            linear_1(dev, parts[i].y, NULL, x, parts[i].w, n_tokens);
+            linear_1(dev, parts[i].y, x, parts[i].w, n_tokens);
 }
 
 void ref_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
                 struct bfp_rows x,            /* [n_tokens, w->k] */
                 const struct matrix *w, int n_tokens) {
     ref_linear_parts(dev, &(struct linear_part){y, w}, 1, x, n_tokens);
-}
-
-void ref_linear_sums(struct device *dev, int64_t *sums, /* [n_tokens, w->n] */
-                     struct bfp_rows x,                 /* [n_tokens, w->k] */
-                     const struct matrix *w, int n_tokens) {
-    if (((struct ref_device *)dev)->linear_version != 1)
-        integer_linear(dev, &(struct linear_part){NULL, w}, 1, sums, x, n_tokens);
-    else
-        linear_1(dev, NULL, sums, x, w, n_tokens);
-}
-
-void ref_round_sums(struct device *dev, float *y, /* [n_tokens, n] */
-                    const int64_t *sums,          /* [n_tokens, n] */
-                    const int8_t *x_exponents,    /* [n_tokens] */
-                    const int8_t *w_exponents,    /* [n] */
-                    int n_tokens, int n) {
-    (void)dev;
-    for (int t = 0; t < n_tokens; t++)
-        for (int i = 0; i < n; i++, y++, sums++)
-            *y = num_dot_to_float((double)*sums, x_exponents[t] + w_exponents[i] - 30);
 }

@@ -92,7 +92,8 @@ int ranks_agree(struct demo *demo, char **argv, struct error *err) {
         return o->ranks > 1 ? mpi_launch(o->ranks, argv, err) : 0;
     if (o->ranks && o->ranks != p->n_ranks)
         return error_set(err, "--ranks %d: mpirun has started %d", o->ranks, p->n_ranks);
-    p->limit = o->patience;
+    if (p->limit < (double)o->patience)
+        p->limit = o->patience;
     if (compare(demo, argv, err))
         return -1;
     int n_cores = (int)sysconf(_SC_NPROCESSORS_ONLN) / p->n_neighbours;

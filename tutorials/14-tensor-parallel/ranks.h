@@ -17,7 +17,7 @@ int ranks_join(struct demo *demo, struct error *err);
  */
 int ranks_agree(struct demo *demo, char **argv, struct error *err);
 
-/* --plan: tables "plan" and "formula" of step times. Returns 0, or -1 with err set. */
+/* --plan: table "plan" of step times. Returns 0, or -1 with err set: no config.json. */
 int ranks_plan(struct demo *demo, struct error *err);
 
 #endif

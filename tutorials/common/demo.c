@@ -155,7 +155,8 @@ bool demo_interrupted(const struct demo *demo) {
 }
 
 /* From here on the first Ctrl-C, SIGTERM or SIGHUP ends the run at the end of its step, the second
- * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. */
+ * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. Of
+ * ranks, the first decides. */
 static void catch_interrupts(struct demo *demo) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction before,
@@ -164,6 +165,8 @@ static void catch_interrupts(struct demo *demo) {
         return;
     if (demo->options.chat)
         action.sa_flags = (int)SA_RESETHAND;
+    if (demo->parallel && demo->parallel->rank)
+        action.sa_handler = SIG_IGN;
     for (int i = 0; i < 3; i++) {
         sigaction(signals[i], &action, &before);
         if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN) /* nohup */
