@@ -19,7 +19,7 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 # of the kernels under the emulation and, where there is a GPU, on it. (attend chooses version 4 itself
 # wherever it applies.)
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
+KERNEL_TESTS := test_ops test_shared_rows test_shapes test_limits test_attention test_paged_ops test_faults \
                 test_sampling test_available test_kv_pool test_naive_batch test_workloads \
                 test_paged_workloads test_kv_paged test_attention_paged test_attend test_attend_faults \
                 test_attend_fp8 test_kv_views test_kv_types test_cascade \
@@ -57,7 +57,7 @@ short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(ca
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run "SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
-	    $(foreach t,test_attention test_ops test_decode_step test_kv_views test_states test_limits, \
+	    $(foreach t,test_attention test_ops test_shared_rows test_decode_step test_kv_views test_states test_limits, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
 	    $(foreach t,test_attend test_cascade test_attention_paged,"$(SHORT_emu) build/release/tests/$(t)") \
 	    $(foreach v,1 2 3 4 5,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \

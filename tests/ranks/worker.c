@@ -161,7 +161,7 @@ static int damaged_gather(struct parallel *p, uint32_t *all, const uint32_t *min
 
 /* The answer ends in the pass of the damage, with a failure on all ranks, and has no token of it.
  */
-static void check_damage(struct tiny_model *shared, struct random *r) {
+static bool check_damage(struct tiny_model *shared, struct random *r) {
     struct sequence asked = tiny_request(r, shared, 0, 20, 12), got;
     struct sequence whole = tiny_alone(shared, &asked);
     struct error err = {""};
@@ -182,12 +182,13 @@ static void check_damage(struct tiny_model *shared, struct random *r) {
     sequence_end(&asked);
     sequence_end(&got);
     sequence_end(&whole);
+    return any;
 }
 
 static void test_damages(void **state) {
     (void)state;
     struct random r = {(uint64_t)number("SAMEBITS_SEED")};
-    int n = number("SAMEBITS_DAMAGES");
+    int n = number("SAMEBITS_DAMAGES"), n_found = 0;
     struct tiny_model whole, shared;
     if (!n)
         return;
@@ -197,7 +198,8 @@ static void test_damages(void **state) {
     ranks->sum = damaged_sum;
     ranks->gather = damaged_gather;
     for (int i = 0; i < n; i++)
-        check_damage(&shared, &r);
+        n_found += check_damage(&shared, &r);
+    assert_true(n_found >= n / 2);
     ranks->max = damage.max;
     ranks->sum = damage.sum;
     ranks->gather = damage.gather;
