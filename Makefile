@@ -11,6 +11,10 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libmicrohttpd-dev libssl-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+# Phase 14 alone needs MPI; without it the rest is built, and phase 14's tests are left out.
+MPI      := $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes)
+MPI_FLAGS := $(if $(MPI),$(shell pkg-config --cflags ompi-c))
+MPI_LIBS  := $(if $(MPI),$(shell pkg-config --libs ompi-c))
 # The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
 X86      := $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null))
 ISA_avx2   := -march=x86-64 -mavx2 -mfma
@@ -56,7 +60,8 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14
+BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
@@ -89,6 +94,8 @@ MODULES_13 := $(MODULES_12) scheduler/read_along.c scheduler/receipt.c scheduler
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
+MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_10)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -114,6 +121,7 @@ help:
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
 	@echo "make phase12       build ./demo: a server that clients of OpenAI's API talk to"
 	@echo "make phase13       build ./demo: receipts of answers, exact scores, drafts that change no bit"
+	@echo "make phase14       build ./demo: one model on several processes, which add integers (MPI)"
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (20 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
@@ -132,6 +140,9 @@ help:
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"
 	@echo "With WERROR= behind it, warnings are no errors; KERNELS=gpu|emu and CUDA_ARCH: README.md"
+
+phase14: PACKAGES += ompi-c
+phase14: APT += libopenmpi-dev openmpi-bin
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
@@ -208,7 +219,7 @@ $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(if $$(filter parallel/%,$$<),$$(MPI_FLAGS)) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
@@ -234,6 +245,8 @@ $(eval $(call rules,release))
 $(eval $(call rules,asan))
 $(eval $(call rules,arm64))
 $(eval $(call rules,tsan))
+
+$(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
 
 # The compiler does not tell that the page is in it.
 $(foreach b,release asan arm64 tsan,build/$(b)/tutorials/common/page.o): tutorials/common/page.html

@@ -235,7 +235,8 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
     OP(matrix_create) OP(matrix_put) OP(matrix_free)
 
 #define GPU_OPS(OP, LATER_OP)                                                                      \
-    OP(embed) OP(take_rows) OP(snap_rows) OP(linear) OP(linear_parts) OP(add_bias)                 \
+    OP(embed) OP(take_rows) OP(snap_rows) OP(linear) OP(linear_parts)                              \
+    OP(row_largest) OP(snap_part) OP(linear_sums) OP(round_sums) OP(add_bias)                      \
     OP(rmsnorm) OP(add_rmsnorm) OP(rope) OP(norm_rope) OP(kv_append) OP(kv_gather) OP(attention)   \
     LATER_OP(attention_plan_new) LATER_OP(attention_plan_free) LATER_OP(attention_plan)            \
     LATER_OP(attention_plan_form) LATER_OP(attend) LATER_OP(merge_states) LATER_OP(finish_states)  \

@@ -238,10 +238,20 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
+/* The time of a step: rank 0's, since ranks whose clocks differ could see an arrival in different
+ * steps. */
+static double step_time(const struct engine *e) {
+    double now = engine_now(e);
+    parallel_broadcast(e->generator->model->parallel, &now, sizeof now);
+    return now;
+}
+
 int engine_step(struct engine *e, struct error *err) {
     for (int i = 0; i < e->scheduler.n_running; i++)
         count_draft(e, e->scheduler.running[i]);
-    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
+    int n = scheduler_plan(&e->scheduler, step_time(e), e->plan);
+    if (parallel_check(e->generator->model->parallel, err))
+        return -1;
     if (e->options->memory->failed)
         return error_set(err, "%s", e->options->memory->why.text);
     if (!n)

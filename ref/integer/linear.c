@@ -21,6 +21,7 @@ struct call {
     const struct integer_kernels *kernels;
     const struct linear_part *parts;
     int n_parts, first_item[MOST_LINEAR_PARTS + 1], piece[MOST_LINEAR_PARTS];
+    int64_t *exact; /* the sums of the only part, instead of its y; or NULL */
     struct bfp_rows x;
     int first, n_rows; /* of x, in this block */
     struct digit_rows digits;
@@ -48,10 +49,13 @@ static void multiply(const struct call *c, const struct linear_part *part, int f
     c->kernels->dots(sums, OUTPUTS, &c->digits, first_row, n_rows, rows, (size_t)w->k, n);
     for (int r = 0; r < n_rows; r++) {
         size_t row = (size_t)(c->first + first_row + r);
-        float *y = part->y + row * (size_t)w->n + first;
+        size_t at = row * (size_t)w->n + (size_t)first;
         int e = c->x.exponents[row] - 30;
-        for (int i = 0; i < n; i++)
-            y[i] = num_dot_to_float(sums[r * OUTPUTS + i], e + w->exponents[first + i]);
+        for (int i = 0; c->exact && i < n; i++)
+            c->exact[at + (size_t)i] = (int64_t)sums[r * OUTPUTS + i];
+        for (int i = 0; !c->exact && i < n; i++)
+            part->y[at + (size_t)i] =
+                num_dot_to_float(sums[r * OUTPUTS + i], e + w->exponents[first + i]);
     }
 }
 
@@ -78,10 +82,13 @@ static void cut_into_pieces(struct call *c, int n_threads) {
     }
 }
 
-void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts,
+void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts, int64_t *sums,
                     struct bfp_rows x, int n_tokens) {
-    struct call c = {
-        .kernels = ((struct ref_device *)dev)->kernels, .parts = parts, .n_parts = n_parts, .x = x};
+    struct call c = {.kernels = ((struct ref_device *)dev)->kernels,
+                     .parts = parts,
+                     .n_parts = n_parts,
+                     .exact = sums,
+                     .x = x};
     int k = parts[0].w->k;
     c.digits = (struct digit_rows){
         ref_scratch(dev, SCRATCH_X, digits_bytes(smaller(n_tokens, BLOCK), k), "linear"), k,

@@ -32,7 +32,7 @@ static const char *const task_names[N_TASKS] = {
  * pool of the size that the options say. */
 #define FROM(n) (ALL >> (n) << (n))
 #define ONLY(n) (1 << (n))
-enum { N_PHASES = 14, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { N_PHASES = 15, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
 enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
 
 /* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
@@ -164,6 +164,19 @@ static const struct row rows[] = {
      F(max_wait), FLOAT, FROM(12), SERVE, FROM(12), .max = 1e9},
     {"timeout", "SECONDS", "a client may take so long to send a request, or do nothing (60)",
      F(timeout), INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1e6},
+    {.help = "Ranks: processes that share the model (also: mpirun -n N ./demo ...)"},
+    {"ranks", "N", "start N of them on this host", F(ranks), INT, FROM(14), RUNNING & ~VERIFY,
+     FROM(14), .min = 1, .max = 1024},
+    {"patience", "S", "seconds that a rank may keep the others waiting (10; 20 while loading)",
+     F(patience), FLOAT, FROM(14), RUNNING & ~VERIFY, FROM(14), .min = 0.1, .max = 1e6},
+    {"plan", NULL, "the tables: step times of 1 to 64 ranks, computed from the next three", F(plan),
+     SWITCH, 0, 0, FROM(14), .flags = CHANGES},
+    {"link", "G", "GB/s that a rank sends (450)", F(link), FLOAT, 0, 0, FROM(14), .min = 1e-3,
+     .max = 1e6},
+    {"latency", "U", "microseconds from rank to rank (3)", F(latency), FLOAT, 0, 0, FROM(14),
+     .min = 0, .max = 1e6},
+    {"memory-speed", "G", "GB/s at which a rank reads its weights (4000)", F(memory_speed), FLOAT,
+     0, 0, FROM(14), .min = 1e-3, .max = 1e6},
     {.help = "What to print"},
     {"top-logprobs", "N", "with --score: the N likeliest tokens beside each (0)", F(top_logprobs),
      INT, FROM(13), SCORE, 0, .min = 0, .max = 20},
@@ -498,7 +511,11 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
                             .host = "127.0.0.1",
                             .max_waiting = 1000,
                             .max_wait = 600,
-                            .timeout = 60};
+                            .timeout = 60,
+                            .patience = 10,
+                            .link = 450,
+                            .latency = 3,
+                            .memory_speed = 4000};
     opterr = 0;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         const char *word = argv[optind - 1];

@@ -62,6 +62,10 @@ struct options {
     float rate;         /* of random requests, per second; 0: all at once */
     enum mix mix;       /* their lengths */
     int longest;        /* answer of a random request: --max-new, or 0 when that was not given */
+    int ranks;          /* processes to share the model, 0: as started. From phase 14 on */
+    float patience;     /* seconds that a rank may keep the others waiting */
+    bool plan;          /* the tables: what more ranks would take, computed */
+    float link, latency, memory_speed; /* for that: GB/s, microseconds, GB/s */
     bool as_in_chapter; /* the tables, with no option that changes their results */
     bool help;
 };
