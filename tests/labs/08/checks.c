@@ -331,5 +331,5 @@ const struct lab lab = {
     .checks = checks,
     .n_checks = sizeof checks / sizeof *checks,
     .causes = lab_8_causes,
-    .n_causes = N_LAB_8_CAUSES,
+    .n_causes = 0,
 };
