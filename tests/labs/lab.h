@@ -68,10 +68,11 @@ enum lab_how {
     LAB_MEMORY,    /* found by AddressSanitizer: out of bounds, used after free, freed twice */
     LAB_UNDEFINED, /* found by UndefinedBehaviorSanitizer: an overflow, a bad shift */
     LAB_LEAKED,
-    LAB_CRASHED, /* ended by a signal */
-    LAB_HUNG,    /* no end within the limit */
-    LAB_STOPPED, /* the process ended before the check did */
-    LAB_SKIPPED  /* not run: a long check behind a failed one, in the tests of the labs */
+    LAB_EMULATED, /* found by the emulation of kernels: a race, a barrier, a bound */
+    LAB_CRASHED,  /* ended by a signal */
+    LAB_HUNG,     /* no end within the limit */
+    LAB_STOPPED,  /* the process ended before the check did */
+    LAB_SKIPPED   /* not run: a long check behind a failed one, in the tests of the labs */
 };
 
 struct lab_finding {

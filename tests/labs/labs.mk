@@ -20,15 +20,17 @@ lab_objects  = $(call lab_rest,$(1),$(call objects,release,$(MODULES_11) tests/l
                  $(LAB_$(1)_EXTRA))
 # Those that there are, and what their tests need: they run side by side and must find it built.
 ALL_LABS    := $(foreach l,$(PHASES),$(if $(wildcard tests/labs/$(call two_digits,$(l))/lab.mk),$(l)))
-lab_builds   = $(foreach l,$(1),build/labs/$(l)/grade $(call objects,asan,$(call lab_sources,$(l)))) \
+lab_builds   = $(foreach l,$(1),build/labs/$(l)/grade $(call objects,$(call lab_kind,$(l)),$(call lab_sources,$(l)))) \
                $(call objects,asan,tests/labs/program.c tests/labs/finding.c tests/labs/log.c)
 lab_libs     = $(if $(LAB_$(1)_EXTRA),$(LIBS_emu)) $(LIBS)
 
-# A learner's warnings are no errors.
+# A learner's warnings are no errors. The emulation checks a kernel itself, without the sanitizers,
+# and its fibers do not go with them: a lab of kernels is built without.
+lab_kind                = $(if $(LAB_$(1)_EXTRA),release,asan)
 LAB_COMPILE_.c          := $(CC) $(filter-out -Werror,$(CFLAGS))
 LAB_COMPILE_.cu         := g++ $(filter-out -Werror,$(CXXFLAGS)) -x c++
 LAB_FLAGS_asan_.c       := -O2 $(SANITIZERS)
-LAB_FLAGS_asan_.cu      := $(asan_KERNEL_FLAGS)
+LAB_FLAGS_asan_.cu      := $(release_KERNEL_FLAGS)
 LAB_FLAGS_release_.c    := $(release_FLAGS)
 LAB_FLAGS_release_.cu   := $(release_KERNEL_FLAGS)
 
@@ -58,12 +60,12 @@ define newline
 
 
 endef
-lab-program: $(call objects,asan,tests/labs/program.c tests/labs/finding.c \
+lab-program: $(call objects,$(call lab_kind,$(LAB)),tests/labs/program.c tests/labs/finding.c \
                tests/labs/log.c $(call lab_sources,$(LAB))) \
              $(call lab_objects,$(LAB))
 	@mkdir -p $(OUT)/asan
 	$(call lab_compile,asan)
-	@$(CC) $(asan_FLAGS) $(call lab_learner,asan) $^ -o $(OUT)/program $(call lab_libs,$(LAB))
+	@$(CC) $($(call lab_kind,$(LAB))_FLAGS) $(call lab_learner,asan) $^ -o $(OUT)/program $(call lab_libs,$(LAB))
 lab-demo: $(call lab_rest,$(LAB),$(call objects,release,$(call demo,$(LAB)) $(MODULES_$(LAB))) \
             $(LAB_$(LAB)_EXTRA))
 	@mkdir -p $(OUT)/release

@@ -231,6 +231,8 @@ static void judge_end(struct lab_finding *f, const struct lab_process *got, cons
     } else if (got->hung) {
         f->how = LAB_HUNG;
         snprintf(f->report, sizeof f->report, "no end within %d seconds", got->seconds);
+    } else if (line_behind(f->report, sizeof f->report, got->output, "emulation: ")) {
+        f->how = LAB_EMULATED;
     } else if (sanitizer_said(f, got->output, source)) {
         return;
     } else if (WIFSIGNALED(status)) {
