@@ -55,7 +55,7 @@ static void run_check(struct grading *g, int which) {
                 want.output);
         exit(2);
     }
-    lab_judge(f, &want, &got, g->source);
+    lab_judge(f, &want, &got, g->program, g->source);
     if (f->how == LAB_LEAKED)
         find_smallest_leak(f, g->program);
     if (f->how == LAB_PASSED) {
