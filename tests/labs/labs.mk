@@ -8,6 +8,7 @@
 #     LAB_9_INLINES  := attention_shows         and inline ones, looked for by name in the source
 #     LAB_8_EXTRA     = $(call emu_objects,release,11) more objects, for kernels in the emulation:
 #                       the grader has none, and compares with the CPU's notes
+#     LAB_8_SPEED    := tests/labs/08/speed.cu         measures it on a GPU, where there is one
 include $(wildcard tests/labs/*/lab.mk)
 
 LABS        := $(PHASES:%=lab%)
@@ -36,7 +37,7 @@ LAB_FLAGS_asan_.cu      := $(release_KERNEL_FLAGS)
 LAB_FLAGS_release_.c    := $(release_FLAGS)
 LAB_FLAGS_release_.cu   := $(release_KERNEL_FLAGS)
 
-.PHONY: $(LABS) labs grade lab-program lab-demo
+.PHONY: $(LABS) labs grade lab-program lab-demo lab-speed
 $(LABS): lab%: deps
 	@MAKE='$(MAKE) $(PARALLEL)' SOLUTION='$(SOLUTION)' RESTART='$(RESTART)' HINT='$(HINT)' tests/labs/lab $*
 labs:
@@ -73,7 +74,19 @@ lab-demo: $(call lab_rest,$(LAB),$(call objects,release,$(call demo,$(LAB)) $(MO
 	@mkdir -p $(OUT)/release
 	$(call lab_compile,release)
 	@$(CC) $(release_FLAGS) $(call lab_learner,release) $^ -o $(OUT)/demo $(call lab_libs,$(LAB))
+# On a GPU: build/labs/N/speed with the project's kernels, OUT/speed with the learner's.
+build/gpu/labs/%.o: tests/labs/%.cu build/settings/cuda-arch
+	@mkdir -p $(@D)
+	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+lab-speed: $(LAB_$(LAB)_SPEED:tests/labs/%.cu=build/gpu/labs/%.o) $(call gpu_objects,,11) \
+           $(call objects,release,$(MODULES_11))
+	@mkdir -p $(OUT)/gpu
+	@$(CC) $(release_FLAGS) $^ -o build/labs/$(LAB)/speed $(LIBS_gpu) $(LIBS)
+	$(foreach f,$(LEARNER),$(if $(V),,@)$(NVCC) $(filter-out -Werror=%,$(NVCC_FLAGS)) -c '$(f)' \
+	    -o $(OUT)/gpu/$(notdir $(f)).o$(newline))
+	@$(CC) $(release_FLAGS) $(filter-out $(LAB_$(LAB)_REPLACES:gpu/%.cu=build/gpu/%.o),$^) \
+	    $(foreach f,$(LEARNER),$(OUT)/gpu/$(notdir $(f)).o) -o $(OUT)/speed $(LIBS_gpu) $(LIBS)
 lab-settings:
 	@echo 'replaces="$(LAB_$(LAB)_REPLACES)" demo="$(LAB_$(LAB)_DEMO)" refused="$(LAB_$(LAB)_REFUSED)" \
-    inlines="$(LAB_$(LAB)_INLINES)"'
+    inlines="$(LAB_$(LAB)_INLINES)" speed="$(and $(HAVE_GPU),$(LAB_$(LAB)_SPEED))"'
 .PHONY: lab-settings
