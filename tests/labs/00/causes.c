@@ -66,7 +66,11 @@ static bool not_rounded_down(const struct lab_finding *f) {
 }
 
 static bool mask_shifted(const struct lab_finding *f) {
-    return is_check(f, "appended") || is_check(f, "causal");
+    return (is_check(f, "appended") || is_check(f, "causal")) && !lab_failed(f, "one query");
+}
+
+static bool nothing_seen(const struct lab_finding *f) {
+    return is_check(f, "nothing") && !lab_failed(f, "one query") && !lab_failed(f, "appended");
 }
 
 static bool ties(const struct lab_finding *f) {
@@ -151,6 +155,11 @@ const struct lab_cause lab_0_causes[N_LAB_0_CAUSES] = {
       "The queries are the last n_tokens of kv_len positions: query t is at kv_len - n_tokens + t, "
       "and sees that one, too.",
       "Look at how many positions a query sees in {ref_attention}."}},
+    {"divided by nothing",
+     nothing_seen,
+     {"What is l of a query that sees no position?",
+      "It is 0, and 0 / 0 is a NaN: a query in front of the first position gives zeros.",
+      "Look at the division at the end of {ref_attention}, and at the index of its tiles."}},
     {"which of the largest",
      ties,
      {"Two logits are equal. Which token is it? And if one of them is no number?",

@@ -194,6 +194,10 @@ static void run_appended(struct lab_log *log, int kv_len) {
     attend(log, 2, kv_len, 1, 1, 16, 0);
 }
 
+static void run_sees_nothing(struct lab_log *log, int kv_len) {
+    attend(log, kv_len + 2, kv_len, 1, 1, 16, 0);
+}
+
 static void run_heads(struct lab_log *log, int n_kv_heads) {
     attend(log, 2, 5, 2 * n_kv_heads, n_kv_heads, 16, 0);
 }
@@ -290,6 +294,8 @@ static const struct lab_check checks[] = {
      LAB_SIZES(1, 2, 3, 17, 257), run_causal, 0},
     {"appended", 2, "two queries at the end of a longer text", "positions",
      LAB_SIZES(2, 3, 17, 256, 257, 258), run_appended, 0},
+    {"nothing", 2, "more queries than positions", "positions", LAB_SIZES(1, 2, 300),
+     run_sees_nothing, 0},
     {"heads", 2, "heads that share keys and values", "kv heads", LAB_SIZES(1, 2, 3), run_heads, 0},
     {"greedy", 3, "the largest logit", "tokens in the vocabulary", LAB_SIZES(1, 2, 5, 1000),
      run_greedy, 0},
