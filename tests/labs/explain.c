@@ -71,7 +71,7 @@ static void print_failure(const struct lab_finding *f, const char *indent) {
         [LAB_LEAKED] = "a leak",
         [LAB_CRASHED] = "a crash",
         [LAB_HUNG] = "an endless loop",
-        [LAB_STOPPED] = "no end",
+        [LAB_STOPPED] = "an early end",
         [LAB_EMULATED] = "the emulation has stopped the kernel",
     };
     printf("%s%s: %s\n", indent, what[f->how], f->report);
