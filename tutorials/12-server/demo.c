@@ -3,83 +3,19 @@
  * 16 clients ask at once, and compare what each gets with what its request gives alone.
  */
 #include "tutorials/12-server/client.h"
-#include "tutorials/12-server/server.h"
+#include "tutorials/12-server/house.h"
+#include "tutorials/12-server/load.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/pool.h"
 #include "tutorials/common/requests.h"
 
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { PATIENCE = 10 };
-
-/* ---- the whole: a pool, a service on it, a server before that ----------------------------------
- */
-
-struct house {
-    struct kv_pool pool;
-    struct paged_memory memory;
-    struct service *service;
-    struct server server;
-};
-
-/* A token takes some bytes of a body, and whatever a text needs to be escaped. */
-static struct server_options limits_of(const struct demo *demo) {
-    return (struct server_options){.host = "127.0.0.1",
-                                   .most_body = (64 << 10) + 64 * (size_t)demo->generator.context,
-                                   .time_limit = demo->options.timeout,
-                                   .most_connections = 1000};
-}
-
-/* The longest sequence that the pool has room for: no request may become longer. */
-static int pool_positions(const struct kv_pool *p) {
-    int64_t n = (int64_t)p->blocks.stats.total * p->block_size;
-    return n < INT_MAX ? (int)n : INT_MAX;
-}
-
-static int house_open(struct house *h, struct demo *demo, const struct server_options *options,
-                      struct error *err) {
-    struct paged_options paged = {(enum preempt_mode)demo->options.preempt,
-                                  !demo->options.no_prefix_cache};
-    struct service_options service = {.scheduler = {demo->options.max_running,
-                                                    demo->options.token_budget, demo->options.chunk,
-                                                    true},
-                                      .memory = &h->memory,
-                                      .tokenizer = demo->tokenizer,
-                                      .max_waiting = demo->options.max_waiting,
-                                      .wait_limit = demo->options.max_wait,
-                                      .stepped = server_stepped,
-                                      .context = &h->server};
-    *h = (struct house){
-        .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
-    if (demo_pool_start(demo, &h->pool, 0, err))
-        return -1;
-    if (demo->generator.context > pool_positions(&h->pool))
-        demo->generator.context = pool_positions(&h->pool);
-    paged_memory_start(&h->memory, &h->pool, &paged);
-    h->service = service_start(&demo->generator, &service, err);
-    if (!h->service)
-        return -1;
-    return server_start(&h->server, demo, h->service, options, err);
-}
-
-/* Requests that still run have so many seconds. */
-static int house_close(struct house *h, double patience, struct error *err) {
-    int result = 0;
-    if (h->service) {
-        service_drain(h->service, patience);
-        result = service_stop(h->service, err);
-    }
-    server_end(&h->server);
-    service_free(h->service);
-    paged_memory_end(&h->memory);
-    kv_pool_end(&h->pool);
-    return result;
-}
+enum { PATIENCE = 10 }; /* seconds */
 
 /* ---- --serve ------------------------------------------------------------------------------------
  */
@@ -122,7 +58,7 @@ static int serve_until_signal(struct demo *demo, const struct server_options *op
 }
 
 static int serve(struct demo *demo, struct error *err) {
-    struct server_options options = limits_of(demo);
+    struct server_options options = house_limits(demo);
     char key[256];
     options.host = demo->options.host;
     options.port = demo->options.serve;
@@ -167,25 +103,10 @@ static void *ask(void *context) {
     return NULL;
 }
 
-/* A request as a body: its token ids, so that nothing can be encoded otherwise. */
-static char *body_of(const struct request *r) {
-    json_t *ids = json_array();
-    for (int i = 0; i < r->n_prompt; i++)
-        json_array_append_new(ids, json_integer(r->prompt[i]));
-    json_t *body = json_pack("{so si sf sf si sb}", "prompt", ids, "max_tokens", r->max_new,
-                             "temperature", (double)r->sampling.temperature, "top_p",
-                             (double)r->sampling.top_p, "top_k", r->sampling.top_k, "stream", 1);
-    if (r->sampling.has_seed)
-        json_object_set_new(body, "seed", json_integer((json_int_t)r->sampling.seed));
-    char *text = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    json_decref(body);
-    return text;
-}
-
 static int ask_all(struct client *clients, const struct workload *w, int port, struct error *err) {
     int result = 0, n = 0;
     for (; n < w->n; n++) {
-        clients[n] = (struct client){.port = port, .body = body_of(&w->requests[n])};
+        clients[n] = (struct client){.port = port, .body = client_body(&w->requests[n])};
         if (!clients[n].body || pthread_create(&clients[n].thread, NULL, ask, &clients[n])) {
             result = error_set(err, "cannot start client %d", n);
             break;
@@ -254,7 +175,7 @@ static int run_alone(struct demo *demo, const struct workload *w, struct engine 
 }
 
 static int tables(struct demo *demo, struct error *err) {
-    struct server_options options = limits_of(demo);
+    struct server_options options = house_limits(demo);
     struct client *clients = NULL;
     struct workload w = {0};
     struct house house;
@@ -287,7 +208,7 @@ int main(int argc, char **argv) {
         .caches = paged_caches,
         .fused = true,
         .tables = tables,
-        .prompts = paged_prompts,
+        .prompts = load_prompts,
         .serve = serve,
         .begin = paged_begin,
         .fingerprint = 0x1693d29f628f8640,

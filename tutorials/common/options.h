@@ -37,6 +37,7 @@ struct options {
     const char *api_key;  /* file with the key that clients must have; NULL: they need none */
     int max_waiting;      /* requests in the server's queue */
     float max_wait;       /* seconds that one of them may wait; 0: for ever */
+    int clients;          /* that send random requests to the server; 0: it is not used */
     int timeout;          /* seconds that a client may take to ask, or do nothing */
     const char *tokenize; /* instead of running the model */
     bool verify;          /* with prompt: compare the device with the reference */
