@@ -117,6 +117,9 @@ struct spread {
     double mean, p50, p95, p99;
 };
 
+/* Sorts n values, and says how they are spread; zeros when there are none. */
+struct spread spread_of(double *values, int n);
+
 struct engine_metrics {
     int n;          /* requests with at least one token */
     double seconds; /* from the first arrival to the end of the last request */

@@ -154,6 +154,8 @@ static const struct row rows[] = {
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
      INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
     {.help = "The server"},
+    {"clients", "N", "so many send the requests of --random to it, beside a run without it",
+     F(clients), INT, FROM(12), RANDOM, 0, .min = 1, .max = 900},
     {"host", "ADDRESS", "the address to listen on (127.0.0.1)", F(host), TEXT, FROM(12), SERVE, 0,
      .flags = 0},
     {"api-key", "FILE", "clients must have the key in its first line as bearer token", F(api_key),

@@ -37,6 +37,7 @@ struct options {
     const char *api_key;        /* file with the key that clients must have; NULL: they need none */
     int max_waiting;            /* requests in the server's queue */
     float max_wait;             /* seconds that one of them may wait; 0: for ever */
+    int clients;                /* that send random requests to the server; 0: it is not used */
     int timeout;                /* seconds that a client may take to ask, or do nothing */
     const char *tokenize;       /* instead of running the model */
     const char *score;          /* file of texts; from phase 13 on */
@@ -58,15 +59,15 @@ struct options {
     size_t kv_memory;          /* bytes */
     int preempt;               /* enum preempt of what gives way in the pool, from phase 7 on */
     bool no_prefix_cache;
-    int samples;        /* of each request */
-    float rate;         /* of random requests, per second; 0: all at once */
-    enum mix mix;       /* their lengths */
-    int longest;        /* answer of a random request: --max-new, or 0 when that was not given */
-    int ranks;          /* processes to share the model, 0: as started. From phase 14 on */
-    float patience;     /* seconds that a rank may keep the others waiting */
-    bool plan;          /* the tables: what more ranks would take, computed */
+    int samples;    /* of each request */
+    float rate;     /* of random requests, per second; 0: all at once */
+    enum mix mix;   /* their lengths */
+    int longest;    /* answer of a random request: --max-new, or 0 when that was not given */
+    int ranks;      /* processes to share the model, 0: as started. From phase 14 on */
+    float patience; /* seconds that a rank may keep the others waiting */
+    bool plan;      /* the tables: what more ranks would take, computed */
     float link, latency, memory_speed; /* for that: GB/s, microseconds, GB/s */
-    bool as_in_chapter; /* the tables, with no option that changes their results */
+    bool as_in_chapter;                /* the tables, with no option that changes their results */
     bool help;
 };
 
