@@ -62,6 +62,10 @@ class Lines:
         return {"p": hexadecimal(self.rules.probability(u, largest, binary)
                                  for u in floats(line["u"]))}
 
+    def unit(self, line):
+        natural, binary = self.rules.unit(line["e"], double(line["scale"]))
+        return {"natural": str(natural), "binary": str(binary)}
+
     def snap(self, line):
         q, e = self.rules.snap(floats(line["x"]))
         return {"q": q, "e": e}
@@ -170,6 +174,13 @@ class Lines:
     def draw(self, line):
         return {"id": self.rules.draw(self.logits, position=line["position"], **self.how(line))}
 
+    def weights(self, line):
+        row = self.logits[:len(line["w"])]
+        largest = row[0]
+        for x in row:
+            largest = x if x > largest else largest
+        return {"w": [self.rules.weight(x, largest, single(line["temperature"])) for x in row]}
+
     def logprobs(self, line):
         return {"y": hexadecimal(self.rules.logprobs(self.logits))}
 
@@ -264,7 +275,7 @@ def check_breaks(folder):
         path = os.path.join(folder, name + ".jsonl")
         try:
             found = first_difference(broken(old, new), folder, path, only)
-        except ArithmeticError as error:  # a break may divide by 0
+        except Exception as error:  # a broken rule may be no program any more
             found = error
         if not found:
             survived += 1
