@@ -173,10 +173,11 @@ void vectors_sampling(struct vectors *v, const char *folder) {
     };
     for (int i = 0; i < 3; i++)
         philox(v, words[i]);
-    for (int i = 0; i < 12; i++)
-        random_integer(v, i < 4 ? (uint64_t)i : random_bits64(&v->random), (uint32_t)i % 3,
-                       (uint32_t)(i * i * i),
-                       i ? random_bits64(&v->random) >> random_int(&v->random, 10, 60) : 1);
+    for (int i = 0; i < 12; i++) {
+        uint64_t seed = random_bits64(&v->random), below = random_bits64(&v->random);
+        random_integer(v, i < 4 ? (uint64_t)i : seed, (uint32_t)i % 3, (uint32_t)(i * i * i),
+                       i ? below >> 5 * i : 1);
+    }
     rows(v);
     fingerprints(v, 1);
     fingerprints(v, 2);

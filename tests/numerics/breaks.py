@@ -1,5 +1,5 @@
-"""Each rule broken: (file of test vectors, kinds of lines that must notice, text of rules.py, what takes
-its place)."""
+"""Each rule broken: (file of test vectors, kinds of lines of which one must notice, a piece of text
+of rules.py, what takes its place)."""
 
 def last_bits(file, ops, text, words):
     """The breaks that make each of these words in a piece of text one more, or one less."""
@@ -23,7 +23,8 @@ BREAKS = [
      "    r = fma(whole, LN2_HIGH, x)"),
     ("functions", ["exp"], "* power_of_2(F32, a) * power_of_2(F32, n - a)",
      "* power_of_2(F32, max(n, -126)) * power_of_2(F32, n - max(n, -126))"),
-    ("functions", ["exp"], "    if x < f32(0xC2D20000):  # -105", "    if x < f32(0xC2AE0000):"),
+    ("functions", ["exp"], "    if x < f32(0xC2D20000):  # -105",
+     "    if x < f32(0xC2AE0000):"),
     ("functions", ["silu"], "return x / (ONE + exp(-x))", "return x * (ONE / (ONE + exp(-x)))"),
     ("functions", ["tanh"], "curve = (r * r) * polynomial(r, TANH)",
      "curve = r * (r * polynomial(r, TANH))"),
@@ -46,7 +47,8 @@ BREAKS = [
      "number(F32, dot(q, q), 2 * (e - 15)).to(F64)"),
     ("ops", ["rmsnorm"], "(mean + eps).sqrt()", "mean.sqrt()"),
     ("ops", ["rmsnorm"], "[(a * factor) * g for", "[a * (factor * g) for"),
-    ("ops", ["add"], "def add(x, y):\n    return [a + b", "def add(x, y):\n    return [b + a + ZERO"),
+    ("ops", ["add"], "def add(x, y):\n    return [a + b",
+     "def add(x, y):\n    return [b + a + ZERO"),
     ("ops", ["silu_mul"], "[silu(a) * b for", "[a * b / (ONE + exp(-a)) for"),
     # section 6
     ("ops", ["rope"], "[a * c - b * s for", "[fma(a, c, -(b * s)) for"),
@@ -59,7 +61,8 @@ BREAKS = [
      "((ONE - smooth) / factor + smooth) * f"),
     ("rope", ["frequencies"], "f32(0x40C90FDB)", "f32(0x40C90FDC)"),
     ("rope", ["rotation"], "    r = fma(int64(n), -f64(0x3C91A62633145C07), r)\n", ""),
-    ("rope", ["rotation"], "(-cosine, -sine), (sine, -cosine)", "(-cosine, -sine), (-sine, cosine)"),
+    ("rope", ["rotation"], "(-cosine, -sine), (sine, -cosine)",
+     "(-cosine, -sine), (-sine, cosine)"),
     ("rope", ["rotation"], "range(18, 0, -2)", "range(8, 0, -2)"),
     ("rope", ["rotation"], "(to_float(position) * f).to(F64)",
      "(to_float(position).to(F64) * f.to(F64))"),
@@ -75,7 +78,8 @@ BREAKS = [
     ("attention", ATTENTION, "(s.to(F64) * natural).to(F32)", "s * natural.to(F32)"),
     ("attention", ATTENTION, "m = (largest.to(F64) * natural).to(F32)",
      "m = largest * natural.to(F32)"),
-    ("attention", ATTENTION, "scaled_integer(x, 23) for x in p", "scaled_integer(x, 22) * 2 for x in p"),
+    ("attention", ATTENTION, "scaled_integer(x, 23) for x in p",
+     "scaled_integer(x, 22) * 2 for x in p"),
     ("attention", ATTENTION, "number(F64, n, e + values[j][1])", "number(F64, n, e)"),
     ("attention", ATTENTION, "binary < ZERO:", "False:"),
     ("attention", ATTENTION, "if not (m.is_finite() and", "if not (True and"),
@@ -84,15 +88,19 @@ BREAKS = [
     ("attention", ATTENTION, "[fma(y, b, x * a) for", "[fma(x, a, y * b) for"),
     ("attention", ATTENTION, "for tile in range(0, len(keys), TILE):",
      "for tile in reversed(range(0, len(keys), TILE)):"),
-    ("attention", ATTENTION, "    elif variant.causal and j > at:", "    elif variant.causal and j >= at:"),
+    ("attention", ATTENTION, "    elif variant.causal and j > at:",
+     "    elif variant.causal and j >= at:"),
     ("attention", ATTENTION, "j >= at - variant.window", "j > at - variant.window"),
-    ("attention", ATTENTION, "        if not variant.mask[j]:\n            return False\n    elif",
+    ("attention", ATTENTION,
+     "        if not variant.mask[j]:\n            return False\n    elif",
      "        if not variant.mask[j]:\n            return False\n    if"),
-    ("attention", ATTENTION, "variant.cap * tanh(s / variant.cap)", "variant.cap * tanh(s * (ONE / variant.cap))"),
+    ("attention", ATTENTION, "variant.cap * tanh(s / variant.cap)",
+     "variant.cap * tanh(s * (ONE / variant.cap))"),
     ("attention", ATTENTION, "to_float(j - at)", "to_float(j)"),
     ("attention", ATTENTION, "natural, binary = int64(1), f32(0x3C38AA3B)",
      "natural, binary = int64(1), f32(0x3C38AA3C)"),
-    ("attention", ATTENTION, "(variant.sink, ONE, [ZERO] * dim)", "(variant.sink, ZERO, [ZERO] * dim)"),
+    ("attention", ATTENTION, "(variant.sink, ONE, [ZERO] * dim)",
+     "(variant.sink, ZERO, [ZERO] * dim)"),
     ("attention", ATTENTION, "[x * v_scale for x in y]", "y"),
     ("attention", ATTENTION, "    y = [x / l for x in o] if l > ZERO else o",
      "    y = [x * (ONE / l) for x in o] if l > ZERO else o"),
@@ -101,8 +109,10 @@ BREAKS = [
     ("attention", ["merge"], "return x * LOG2_E if base == 2", "return x if base == 2"),
     # section 8
     ("caches", ["store"], "smallest_exponent(row, 7, 127)", "smallest_exponent(row, 7, 126)"),
-    ("caches", ["store"], "[scaled_integer(x, 7 - e) for x in row], e", "[scaled_integer(x, 15 - e) >> 8 for x in row], e"),
-    ("caches", ["store"], "row = [x / scale for x in row]", "row = [x * (ONE / scale) for x in row]"),
+    ("caches", ["store"], "[scaled_integer(x, 7 - e) for x in row], e",
+     "[scaled_integer(x, 15 - e) >> 8 for x in row], e"),
+    ("caches", ["store"], "row = [x / scale for x in row]",
+     "row = [x * (ONE / scale) for x in row]"),
     ("caches", ["store"], "sign | min(bits, self.largest)", "sign | bits"),
     ("caches", ["store"], "sign = self.sign if x.is_negative() else 0", "sign = 0"),
     ("caches", ["store"], "unit = max(n.bit_length() + e - 1 - self.mantissa, least)",
@@ -110,7 +120,8 @@ BREAKS = [
     ("caches", ["store"], "f32(0x477FF000)", "f32(0x47800000)"),
     ("caches", ["store"], "f32(0x7E800000)", "f32(0x7F000000)"),
     ("caches", ["load"], "[256 * n for n in q], e", "[255 * n for n in q], e"),
-    ("caches", ["load"], "    if magnitude > self.largest:\n            return None", "    pass"),
+    ("caches", ["load"], "    if magnitude > self.largest:\n            return None",
+     "    pass"),
     ("caches", ["load"], "Small(4, 3, 7, 0x7E)", "Small(4, 3, 8, 0x7E)"),
     ("caches", ["load"], "Small(5, 2, 15, 0x7B)", "Small(5, 2, 16, 0x7B)"),
     # section 9
@@ -121,8 +132,10 @@ BREAKS = [
     ("sampling", DRAW, "* below >> 64", "% below"),
     ("sampling", ["logits", "weights"], "exp((logit - largest) / temperature), 30",
      "exp((logit - largest) / temperature), 29"),
-    ("sampling", ["logits", "weights"], "(logit - largest) / temperature", "logit / temperature - largest / temperature"),
-    ("sampling", DRAW, "key=lambda i: (-logits[i].key(), i)", "key=lambda i: (-logits[i].key(), -i)"),
+    ("sampling", ["logits", "weights"], "(logit - largest) / temperature",
+     "logit / temperature - largest / temperature"),
+    ("sampling", DRAW, "key=lambda i: (-logits[i].key(), i)",
+     "key=lambda i: (-logits[i].key(), -i)"),
     ("sampling", DRAW, "        ids = ids[:top_k]", "        ids = ids[:top_k + 1]"),
     ("sampling", DRAW, "if total >= enough:", "if total > enough:"),
     ("sampling", DRAW, "return sorted(ids[:count + 1])", "return ids[:count + 1]"),
@@ -136,8 +149,8 @@ BREAKS = [
      "        total = (total + exp(x - largest).to(F64)).to(F32).to(F64)"),
 ]
 
-# Every constant of the functions, to the last bit. (The lower half of ln2 is left out: where the last
-# bit of it shows, if anywhere, is not known.)
+# Every constant of the functions, to the last bit. (The lower half of ln2 is left out: where its last
+# bit shows, if anywhere, is not known.)
 for op, coefficients in (
         ("exp", "3ab511e7 3c091d10 3d2aac79 3e2aaa49 3efffffe"),
         ("tanh", "394f34f3 3ab69d1c 3c08896e 3d2aaa7c 3e2aaaaa 3f000000"),

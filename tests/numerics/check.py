@@ -1,10 +1,11 @@
 """Holds the implementation in Python (rules.py, model.py) against the test vectors.
 
-    python3 -B tests/numerics/check.py data/numerics            every line; exit status 1 if one differs
-    python3 -B tests/numerics/check.py data/numerics --breaks   each rule broken, one at a time
-                                                                (breaks.py): is every break noticed?
+    python3 -B tests/numerics/check.py data/numerics            every line
+    python3 -B tests/numerics/check.py data/numerics --breaks   each rule broken (breaks.py), one at
+                                                                a time: is every break noticed?
 
-data/numerics/README.md says what the lines hold.
+The exit status is 1 if a line differs, or a break is not noticed. data/numerics/README.md says what
+the lines hold.
 """
 import json
 import os
@@ -135,7 +136,8 @@ class Lines:
         mask = [int(x) for x in line["mask"]] if "mask" in line else None
         variant = r.Variant(line.get("causal", 1), line.get("window"), mask=mask, **optional)
         scale = double(line["scale"]) * k_scale.to(rules.F64)
-        state = r.attention_state(floats(line["q"]), keys[:n], values[:n], scale, variant, line["at"])
+        state = r.attention_state(floats(line["q"]), keys[:n], values[:n], scale, variant,
+                                  line["at"])
         if "m" in line:
             m, l, o = state
             return {"o": hexadecimal(o), "m": str(m), "l": str(l)}
