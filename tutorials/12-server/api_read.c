@@ -99,12 +99,15 @@ static const struct unsupported unsupported[] = {
     {"add_generation_prompt", "[true]"},
 };
 
-static const char *const supported[] = {
-    "model",          "messages", "prompt",      "stream",
-    "stream_options", "n",        "stop",        "seed",
-    "top_p",          "top_k",    "temperature", "logprobs",
-    "top_logprobs",   "echo",     "max_tokens",  "max_completion_tokens",
-    "ignore_eos"};
+static const char *const supported[] = {"model",          "messages",
+                                        "prompt",         "stream",
+                                        "stream_options", "n",
+                                        "stop",           "seed",
+                                        "top_p",          "top_k",
+                                        "temperature",    "logprobs",
+                                        "top_logprobs",   "echo",
+                                        "max_tokens",     "max_completion_tokens",
+                                        "ignore_eos",     "samebits_receipt"};
 
 static bool is_supported(const char *name) {
     for (size_t i = 0; i < sizeof supported / sizeof *supported; i++)
@@ -299,11 +302,14 @@ static int read_body(struct api_request *r, const struct demo *demo, const json_
         return refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
     if (read_stream(r, body, err) || get_int(body, "n", 1, MOST_CHOICES, &r->n, err) ||
         get_bool(body, "echo", &r->echo, err) ||
-        get_bool(body, "ignore_eos", &r->base.ignore_stop, err) || read_logprobs(r, body, err) ||
+        get_bool(body, "ignore_eos", &r->base.ignore_stop, err) ||
+        get_bool(body, "samebits_receipt", &r->base.receipt, err) || read_logprobs(r, body, err) ||
         read_sampling(&r->base.sampling, body, err) || read_stops(&r->base, body, err))
         return -1;
     if (r->echo && (r->chat || r->n_logprobs >= 0))
         return refuse(err, 400, "echo", "echo goes with completions, and without logprobs");
+    if (r->base.receipt && !demo->phase->receipt)
+        return refuse(err, 400, "samebits_receipt", "make phase13 builds a server with receipts");
     if (r->chat ? read_messages(r, demo, body, err) : read_prompt(r, demo, body, err))
         return -1;
     return read_limits(r, demo, body, err);

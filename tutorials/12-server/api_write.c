@@ -91,6 +91,8 @@ json_t *api_choice_json(const struct api_head *head, const struct api_choice *ch
         char fingerprint[17];
         fingerprint_text(fingerprint, choice->fingerprint);
         json_object_set_new(c, "samebits_fingerprint", json_string(fingerprint));
+        if (choice->receipt)
+            json_object_set_new(c, "samebits_receipt", choice->receipt);
     }
     return c;
 }

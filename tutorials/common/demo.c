@@ -276,7 +276,7 @@ static int finish_report(struct demo *demo, struct error *err) {
         return -1;
     if (ended)
         fprintf(stderr, "interrupted\n");
-    else
+    else if (!demo->options.verify_receipt)
         show_fingerprint(demo, fingerprint);
     return 0;
 }
