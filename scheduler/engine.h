@@ -64,6 +64,8 @@ struct engine {
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
     struct plan_entry *plan;          /* [max_running] */
     struct pass_part *parts;          /* [max_running] */
+    struct sequence **drafted;        /* [max_running] who gets drafts in a step, */
+    int *most_drafted;                /* [max_running] and of how many tokens at most */
     long steps, passes, drawn;        /* drawn: tokens */
     int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */
     double began;                     /* clock_now at the start */
