@@ -217,6 +217,8 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     for (int i = 0; i < n; i++) {
         const struct sequence *s = e->parts[i].sequence;
         struct job *j = &e->scheduler.jobs[entries[i].job];
+        e->proposed += entries[i].draws ? s->drafting.last_proposed : 0;
+        e->accepted += entries[i].draws ? s->drafting.last_accepted : 0;
         j->n_draft = entries[i].draws ? sequence_new_tokens(s) - j->n_new - 1 : 0;
         scheduler_ran(&e->scheduler, &entries[i], s->finish, engine_now(e));
     }

@@ -38,6 +38,8 @@ struct options {
     int max_waiting;            /* requests in the server's queue */
     const char *tokenize;       /* instead of running the model */
     const char *score;          /* file of texts; from phase 13 on */
+    bool speculate;             /* drafts from the text itself, from phase 13 on; or */
+    const char *draft;          /* a folder: a model's */
     const char *verify_receipt; /* file of receipts, from phase 13 on, like the next */
     const char *receipt;        /* file to write them to */
     int top_logprobs;           /* likeliest tokens that are told beside each */
