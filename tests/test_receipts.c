@@ -1,8 +1,8 @@
 /*
  * test_receipts - receipts of random answers verify on another device than they were made on, in
  * other batches and passes; changed ones are refused, each for its own reason; and texts that are
- * read along have the scores that sampling had. SAMEBITS_RECEIPTS=N: so many receipts, as many
- * changed ones, and ten tokens for each; SAMEBITS_SEED=S: others.
+ * read along have the scores that sampling had. SAMEBITS_RECEIPTS=N: so many receipts, and as
+ * many changed ones; SAMEBITS_TOKENS=N: so many scores; SAMEBITS_SEED=S: others.
  */
 #include "model/files/digests.h"
 #include "model/files/json.h"
@@ -475,19 +475,66 @@ static void a_liar_has_other_logits(void **state) {
     }
 }
 
+/* ---- the form ---------------------------------------------------------------------------------
+ */
+
+/* By hand: two rows of logits, and a request as the text that its hash is of. */
+static void hashes_are_as_documented(void **state) {
+    static const char request[] =
+        "{\"context\":700,\"files\":{\"config.json\":\"00\"},\"ignore_stop\":false,"
+        "\"kv_type\":\"bfp16\",\"max_new\":2,\"numerics\":1,\"prompt\":[5,6],\"sample\":4,"
+        "\"seed\":\"18446744073709551615\",\"stop\":[\"a\\n\xc3\xa9\"],\"temperature\":\"0."
+        "699999988\","
+        "\"top_k\":3,\"top_p\":\"0.899999976\"}";
+    struct both *b = *state;
+    unsigned char text[SHA256_BYTES + 8];
+    char hex[SHA256_HEX];
+    float rows[2][2] = {{1, -2}, {0.5f, 3}};
+    struct error err;
+    struct sequence s;
+    struct sampling_options sampling = {0.7f, 3, 0.9f, UINT64_MAX, true, 4};
+    must(sequence_start(&s, 9, &sampling, &err) ||
+             sequence_add_prompt(&s, (const int32_t[]){5, 6}, 2, 2, &err) ||
+             !(s.chain = logits_chain_new(&err)),
+         &err);
+    unsigned char *last = s.chain->last;
+    for (int i = 0; i < 2; i++) {
+        memcpy(text, last, SHA256_BYTES);
+        memcpy(text + SHA256_BYTES, rows[i], sizeof rows[i]);
+        must(sha256_of(hex, text, sizeof text, &err) || sequence_append(&s, 7 + i, &err) ||
+                 logits_chain_add(s.chain, rows[i], 2, &err),
+             &err);
+    }
+    s.finish = FINISH_LENGTH;
+    json_t *files = json_pack("{ss}", "config.json", "00");
+    struct receipt_source source = {files, KV_BFP16, &b->on[0].generator};
+    struct request r = {.stops = (char *[]){"a\n\xc3\xa9"}, .n_stops = 1};
+    json_t *json = receipt_of(&source, &r, &s, &err);
+    must(!json, &err);
+    assert_string_equal(json_string_value(json_object_get(json, "logits_sha256")), hex);
+    assert_memory_equal(json_string_value(json_object_get(json, "marks")) + 8, hex, 8);
+    must(sha256_of(hex, request, strlen(request), &err), &err);
+    assert_string_equal(json_string_value(json_object_get(json, "request_sha256")), hex);
+    json_decref(json);
+    json_decref(files);
+    sequence_end(&s);
+    must(sha256_of(hex, "abc", 3, &err), &err); /* FIPS 180-2's example */
+    assert_string_equal(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
 /* ---- scores ---------------------------------------------------------------------------------- */
 
 /* Sampled in one way, and read along in another: the same floats. */
 static void scores_are_what_sampling_has(void **state) {
     struct random r = numbers(25);
     struct both *b = *state;
-    long n_tokens = 0, wanted = 10l * n_receipts();
+    long n_tokens = 0, wanted = number_of("SAMEBITS_TOKENS", 1000);
     for (int made = 0; n_tokens < wanted; made++) {
         struct both *model = &b[made % N_TINY_MODELS];
         struct run drawn = {.model = &model->on[0], .n = random_int(&r, 1, 12)};
-        struct run read = {.model = &model->on[made % 8 == 1], .n = drawn.n};
+        struct run read = {.model = &model->on[made % 40 == 1], .n = drawn.n};
         struct error err;
-        ask(&drawn, &r, made % 8 == 1 ? 6 : 40);
+        ask(&drawn, &r, made % 40 == 1 ? 6 : 40);
         answer(&drawn, &r);
         for (int i = 0; i < read.n; i++) {
             const struct sequence *s = &drawn.engine.answers[i].sequence;
@@ -546,6 +593,7 @@ int main(void) {
         cmocka_unit_test(no_bit_can_be_changed),
         cmocka_unit_test(no_weight_can_be_changed),
         cmocka_unit_test(a_liar_has_other_logits),
+        cmocka_unit_test(hashes_are_as_documented),
         cmocka_unit_test(scores_are_what_sampling_has),
     };
     return cmocka_run_group_tests(tests, open_models, close_models);
