@@ -65,7 +65,10 @@ struct engine {
     struct plan_entry *plan;          /* [n_planned] of the last step */
     int n_planned;
     struct pass_part *parts;          /* [max_running] */
+    struct sequence **drafted;        /* [max_running] who gets drafts in a step, */
+    int *most_drafted;                /* [max_running] and of how many tokens at most */
     long steps, passes, drawn;        /* drawn: tokens */
+    long proposed, accepted;          /* tokens of drafts that were read, and of them drawn */
     int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */
     double began;                     /* clock_now at the start */
 };

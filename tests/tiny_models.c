@@ -100,7 +100,9 @@ struct sequence tiny_alone(struct tiny_model *t, const struct sequence *request)
     must(sequence_add_prompt(&s, request->tokens, request->n_prompt, request->max_new, &err), &err);
     struct kv_cache *cache = kv_static_new(&t->model, t->generator.context, &err);
     must(!cache, &err);
-    must(generate(&t->generator, &s, cache, &err), &err);
+    struct generator plain = t->generator;
+    plain.drafter = NULL;
+    must(generate(&plain, &s, cache, &err), &err);
     kv_cache_free(cache);
     return s;
 }

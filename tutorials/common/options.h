@@ -12,13 +12,13 @@
 
 struct phase;
 
-enum { MAX_KERNELS = 32 };
+enum { MAX_KERNELS = 32, MOST_OPTIONS = 96 };
 
 /* Lengths of random requests: those of real conversations, or short ones. */
 enum mix { MIX_SHAREGPT, MIX_SHORT };
 
 struct options {
-    uint64_t given;                   /* a bit for each option on the command line; for options.c */
+    bool given[MOST_OPTIONS];         /* which options were on the command line; for options.c */
     const char *model;                /* folder */
     const char *device;               /* name of an op table; NULL: the best there is */
     const char *kernels[MAX_KERNELS]; /* [n_kernels] OP=N: versions of kernels; none: the best */
@@ -41,6 +41,8 @@ struct options {
     int timeout;                /* seconds that a client may take to ask, or do nothing */
     const char *tokenize;       /* instead of running the model */
     const char *score;          /* file of texts; from phase 13 on */
+    bool speculate;             /* drafts from the text itself, from phase 13 on; or */
+    const char *draft;          /* a folder: a model's */
     const char *verify_receipt; /* file of receipts, from phase 13 on, like the next */
     const char *receipt;        /* file to write them to */
     int top_logprobs;           /* likeliest tokens that are told beside each */
