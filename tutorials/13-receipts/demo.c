@@ -96,6 +96,7 @@ static int show_drafts(struct demo *demo, struct error *err) {
     struct drafter *drafter = ngram_drafter_new(err);
     if (!drafter)
         return -1;
+    drafter->fixed_cost = 0.3; /* the same drafts in every run */
     demo_table_begin(demo, "drafts", "Drafts of n-grams, greedy", columns, 7);
     for (int i = 0; i < 4 && !result && !demo_interrupted(demo); i++)
         result = compare(demo, prompts[i], drafter, err);
