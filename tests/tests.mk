@@ -107,7 +107,7 @@ test-threads: deps
 # The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
 ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
                 $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
-ARM64_DEMOS  := 0 1 8 11
+ARM64_DEMOS  := $(PHASES)
 test-arm64: deps
 	@tests/arm64 install
 	@$(ARM64_MAKE) $(PARALLEL) build/arm64/tests/programs $(ARM64_DEMOS:%=build/arm64/demo%)
