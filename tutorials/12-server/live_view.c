@@ -49,10 +49,10 @@ char *live_view_text(struct live_view *view, long since) {
     pthread_mutex_lock(&view->lock);
     view->asked = clock_now();
     json_t *list = changes_since(view, since, &all);
-    json_t *state =
-        json_pack("{sf sI sb si si so}", "now", view->asked - view->began, "next",
-                  (json_int_t)view->n_changes, "all", all, "block_size", view->history.block_size,
-                  "blocks", view->history.n_blocks, "changes", list);
+    double now = view->began > 0 ? view->asked - view->began : 0; /* 0: it has not begun */
+    json_t *state = json_pack(
+        "{sf sI sb si si so}", "now", now, "next", (json_int_t)view->n_changes, "all", all,
+        "block_size", view->history.block_size, "blocks", view->history.n_blocks, "changes", list);
     char *text = state ? json_dumps(state, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(state); /* under the lock: the changes are counted by both threads */
     pthread_mutex_unlock(&view->lock);
