@@ -1,7 +1,7 @@
 #include "model/forward.h"
 
 #include "model/decode_graph.h"
-#include "model/workspace.h"
+#include "model/forward_parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,13 +42,13 @@ static bool is_gathered(const struct batch *batch) {
     return is_paged(batch) && !batch->pages;
 }
 
-/* Where the keys and values of each row go, and by how much it is rotated. */
-static int upload_positions(struct workspace *ws, const struct batch *batch, struct error *err) {
+/* Which word each row is, where its keys and values go, and by how much it is rotated. */
+static int upload_rows(struct workspace *ws, const struct batch *batch, struct error *err) {
     struct device *dev = ws->model->dev;
     size_t n = (size_t)batch->n_tokens;
     int result = 0;
     int64_t *slots = malloc(sizeof *slots * n);
-    int32_t *rotations = malloc(sizeof *rotations * n);
+    int32_t *rotations = malloc(sizeof *rotations * 2 * n), *ids = rotations + n;
     if (!slots || !rotations)
         result = error_set(err, "out of memory for a pass of %zu tokens", n);
     for (size_t i = 0; i < n && !result; i++) {
@@ -66,6 +66,8 @@ static int upload_positions(struct workspace *ws, const struct batch *batch, str
     if (!result) {
         dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
         dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
+        shared_token_ids(ws->model, ids, batch->token_ids, batch->n_tokens);
+        dev->ops->upload(dev, ws->token_ids, ids, sizeof *ids * n);
     }
     free(slots);
     free(rotations);
@@ -111,10 +113,8 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
         return error_set(err, "a KV cache of type %s needs passes of all sequences together",
                          kv_type_name(batch->caches[0]->type));
     if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
-        attention_plans_make(&ws->plans, model, batch, err) || upload_positions(ws, batch, err))
+        attention_plans_make(&ws->plans, model, batch, err) || upload_rows(ws, batch, err))
         return -1;
-    ops->upload(model->dev, ws->token_ids, batch->token_ids,
-                sizeof(int32_t) * (size_t)batch->n_tokens);
     ops->upload(model->dev, ws->logit_rows, batch->logit_rows,
                 sizeof(int32_t) * (size_t)batch->n_logits);
     return 0;
@@ -150,11 +150,13 @@ static void finish_linear(const struct pass *p, float *y, const struct matrix *w
     see(p, id, y, n_rows, w->n);
 }
 
-/* y = x W^T + bias for the rows that were snapped last. */
-static void linear(const struct pass *p, float *y, const struct matrix *w, const float *bias,
-                   enum tensor_id id, int n_rows) {
-    p->ops->linear(p->dev, y, p->ws->snapped, w, n_rows);
-    finish_linear(p, y, w, bias, id, n_rows);
+/* branch = x W^T + bias, where x is shared by all ranks. */
+static void snap_and_branch(const struct pass *p, const float *x, const struct matrix *w,
+                            const float *bias, enum tensor_id from, enum tensor_id id) {
+    int n = p->batch->n_tokens;
+    shared_snap_rows(p->model, p->ws, x, n, w->k, site(p, from));
+    shared_linear(p->model, p->ws, p->ws->branch, w, n);
+    finish_linear(p, p->ws->branch, w, bias, id, n);
 }
 
 /* Normalises the residual stream and snaps the result: the input of what follows. */
@@ -269,7 +271,6 @@ static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer
 
 /* From the snapped attention norm to the branch. */
 static void attention_block(const struct pass *p, const struct layer_weights *w) {
-    const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens;
     const struct linear_part qkv[] = {{ws->q, &w->q}, {ws->k, &w->k}, {ws->v, &w->v}};
@@ -279,9 +280,7 @@ static void attention_block(const struct pass *p, const struct layer_weights *w)
     finish_linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
     norm_and_rotate(p, w);
     attend(p);
-    p->ops->snap_rows(p->dev, ws->snapped, ws->attention, n, c->n_heads * c->head_dim,
-                      site(p, TENSOR_ATTENTION));
-    linear(p, ws->branch, &w->o, w->o_bias, TENSOR_O, n);
+    snap_and_branch(p, ws->attention, &w->o, w->o_bias, TENSOR_ATTENTION, TENSOR_O);
 }
 
 /* From the snapped FFN norm to the branch. */
@@ -294,8 +293,7 @@ static void ffn_block(const struct pass *p, const struct layer_weights *w) {
     finish_linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
     p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
     see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
-    p->ops->snap_rows(p->dev, ws->snapped, ws->gate, n, ffn, site(p, TENSOR_ACTIVATION));
-    linear(p, ws->branch, &w->down, w->down_bias, TENSOR_DOWN, n);
+    snap_and_branch(p, ws->gate, &w->down, w->down_bias, TENSOR_ACTIVATION, TENSOR_DOWN);
 }
 
 /* The layers. A norm belongs to the sum before it: only the first has none. */
@@ -326,14 +324,15 @@ static void output_block(const struct pass *p) {
         return;
     p->ops->take_rows(p->dev, ws->branch, ws->x, ws->logit_rows, n, hidden);
     norm_and_snap(p, ws->branch, p->model->final_norm, TENSOR_RESIDUAL, TENSOR_FINAL_NORM, n);
-    linear(p, ws->logits, model_output(p->model), NULL, TENSOR_LOGITS, n);
+    shared_logits(p->model, ws, n);
+    see(p, TENSOR_LOGITS, ws->logits, n, p->model->config.vocab_size);
 }
 
 /* All of it, from token ids to logits. probe may be NULL. */
 static void run_ops(struct model *model, struct workspace *ws, const struct batch *batch,
                     const struct probe *probe) {
     struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
-    p.ops->embed(p.dev, ws->x, ws->token_ids, &model->embedding, batch->n_tokens);
+    shared_embed(model, ws, batch->n_tokens);
     see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
     run_layers(&p);
     output_block(&p);
@@ -342,7 +341,7 @@ static void run_ops(struct model *model, struct workspace *ws, const struct batc
 float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
                const struct probe *probe, struct error *err) {
     const struct pass_parts parts = {prepare, run_ops};
-    int done = probe ? 0 : decode_at_once(model, ws, batch, &parts, err);
+    int done = probe || model->parallel ? 0 : decode_at_once(model, ws, batch, &parts, err);
     if (!done && !prepare(model, ws, batch, err)) {
         run_ops(model, ws, batch, probe);
         done = 1;
@@ -380,5 +379,8 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
         return -1;
     if (n)
         memcpy(token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
+    if (model->parallel &&
+        parallel_check_pass(model->parallel, shared_pass_hash(batch, token_ids), &fault, err))
+        return -1;
     return fault.site < 0 ? 0 : describe_fault(batch, fault, model->config.n_layers, err);
 }

@@ -26,6 +26,9 @@ struct workspace {
     float *branch;            /* [hidden] what a branch adds to the residual stream */
     float *logits;            /* [n_logits, vocab_size] */
     struct bfp_rows snapped;  /* [widest input of a linear layer] */
+    uint32_t *largest;        /* of rows that ranks share (forward_parallel.h), */
+    int64_t *sums;            /* [hidden] the integers of the branch, */
+    float *my_logits;         /* [n_logits, this rank's words and a row of zeros] */
     struct kv_layer uncached; /* keys and values of one layer when there is no cache */
     /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
      * and values of one sequence and layer gathered from them. */

@@ -52,6 +52,7 @@ struct service_metrics {
     double cache_used; /* of the pool's blocks: 0 ... 1 */
     long prompt_tokens, generated_tokens, finished, cancelled, refused;
     long prefix_queries, prefix_hits; /* tokens that were looked up, and found */
+    long drafted, accepted;           /* tokens that were proposed, and drawn */
     struct histogram ttft, inter_token, latency, queue;
 };
 
@@ -95,6 +96,9 @@ void service_measure(struct service *s, struct service_metrics *out);
 /* From now on new requests are refused; those that are there may run for `patience` seconds more,
  * and are cancelled then. Returns at once. */
 void service_drain(struct service *s, double patience);
+
+/* Whether new requests are refused: it drains, or its device failed. */
+bool service_stopping(struct service *s);
 
 /* Whether the engine thread has ended: drained, or its device failed. */
 bool service_ended(struct service *s);

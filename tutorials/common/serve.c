@@ -277,6 +277,8 @@ static int show_totals(struct demo *demo, const struct engine *engine, struct er
              m.n, m.seconds, m.tokens_per_second, engine->steps, engine->passes,
              (double)engine->most_cache_bytes / 1e6);
     demo_table(demo, "totals", title, columns, 5, rows);
+    if (demo->generator.drafter)
+        printf("%ld of %ld drafted tokens accepted\n\n", engine->accepted, engine->proposed);
     return 0;
 }
 
@@ -289,8 +291,12 @@ int serve_requests(struct demo *demo, const char *path, const struct serving *se
     if (!result && demo->options.samples)
         result = workload_fork(&w, demo->options.samples, err);
     demo->generator.ignore_stop = !path;
+    for (int i = 0; i < w.n; i++)
+        w.requests[i].receipt = demo->options.receipt;
     if (!result)
         result = serve_run(demo, &w, serving, &engine, w.n > 100 ? NULL : &steps, err);
+    for (int i = 0; i < w.n && !result; i++)
+        result = demo_keep_receipt(demo, &w.requests[i], &engine.answers[i].sequence, err);
     demo->generator.ignore_stop = false;
     if (!result) {
         if (steps)
