@@ -20,8 +20,9 @@ void live_view_update(struct live_view *view, const struct engine *e) {
     if (!h->memory)
         history_start(h, e->options->memory, false, now);
     view->began = clock - now;
-    if (clock - view->asked < interest &&
-        (clock - view->made > every || !e->scheduler.n_running || history_is_new(h, e, now))) {
+    if (clock - view->asked >= interest) {
+        h->began = now; /* who comes and goes until the next look is not told of */
+    } else if (clock - view->made > every || !e->scheduler.n_running || history_is_new(h, e, now)) {
         json_t *change = history_take(h, e, now);
         if (change) { /* in place of the oldest */
             json_t **place = &view->changes[view->n_changes++ % LIVE_CHANGES];
