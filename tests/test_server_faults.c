@@ -5,7 +5,8 @@
  * that they always have, and afterwards nothing runs and every block is back. In the sanitizer
  * builds a leak or a race changes the exit status.
  *
- * SAMEBITS_BATCHES=N: N hundred clients go away, instead of two hundred.
+ * SAMEBITS_BATCHES=N: N hundred clients go away, and N thousand ask while memory is watched;
+ * without, it is 2.
  */
 #include "tests/command.h"
 #include "tests/served.h"
@@ -141,7 +142,7 @@ static void *visit_all(void *context) {
 
 static void clients_go_away(void **state) {
     struct leavers leavers[4];
-    struct witness w;
+    static struct witness w;
     witness_start(&w, *state);
     for (int i = 0; i < 4; i++) {
         leavers[i] = (struct leavers){.served = *state, .n = 25 * n_hundreds(), .number = i};
@@ -158,7 +159,7 @@ static void clients_go_away(void **state) {
 /* Long answers that nobody reads for a while, and then a byte at a time. */
 static void slow_readers_hold_up_nobody(void **state) {
     enum { N = 12 };
-    struct witness w;
+    static struct witness w;
     char byte;
     int fds[N], small = 1;
     witness_start(&w, *state);
@@ -166,7 +167,7 @@ static void slow_readers_hold_up_nobody(void **state) {
         assert_true((fds[i] = served_connect(*state)) >= 0);
         setsockopt(fds[i], SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
         assert_true(
-            served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":400,\"stream\":true}"));
+            served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":200,\"stream\":true}"));
     }
     for (int k = 0; k < 300; k++) {
         for (int i = 0; i < N; i++)
@@ -183,7 +184,7 @@ static void slow_readers_hold_up_nobody(void **state) {
 
 /* A request that comes in bytes is one. */
 static void slow_senders_are_answered(void **state) {
-    struct witness w;
+    static struct witness w;
     char *text;
     int fd = served_connect(*state);
     int n = asprintf(&text, "POST %s HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", POST,
@@ -239,7 +240,7 @@ static void connections_have_their_time(void **state) {
 /* A hundred megabytes are read and forgotten; the client can read its answer afterwards. */
 static void huge_bodies_are_refused(void **state) {
     enum { PIECE = 1 << 20 };
-    struct witness w;
+    static struct witness w;
     char *piece = malloc(PIECE), head[100];
     assert_non_null(piece);
     memset(piece, '[', PIECE);
@@ -413,6 +414,70 @@ static void a_log_that_cannot_be_written_is_left_out(void **state) {
     end(&s);
 }
 
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+static long resident_kb(const struct served *s) {
+    char path[40];
+    long pages = 0;
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)s->pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+struct asker {
+    const struct served *served;
+    pthread_t thread;
+    int n, n_answered;
+};
+
+/* Short requests of several kinds, and some that are refused. */
+static void *ask_many(void *context) {
+    static const char *const bodies[] = {
+        "{\"prompt\":[1],\"max_tokens\":1}",
+        "{\"prompt\":\"Hi\",\"max_tokens\":2,\"stream\":true,\"logprobs\":1}",
+        "{\"prompt\":[5,6],\"max_tokens\":1,\"n\":2,\"stop\":\"a\",\"echo\":true}",
+        "{\"prompt\":[5,6],\"unknown\":1}"};
+    struct asker *a = context;
+    for (int i = 0; i < a->n; i++) {
+        char *answer = served_ask(a->served, "POST", POST, "", bodies[i % 4]);
+        a->n_answered += served_status(answer) == (i % 4 == 3 ? 400 : 200);
+        free(answer);
+    }
+    return NULL;
+}
+
+static void ask_in_threads(const struct served *s, int n) {
+    struct asker askers[4];
+    for (int i = 0; i < 4; i++) {
+        askers[i] = (struct asker){.served = s, .n = n / 4};
+        assert_int_equal(pthread_create(&askers[i].thread, NULL, ask_many, &askers[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(askers[i].thread, NULL);
+        assert_int_equal(askers[i].n_answered, askers[i].n);
+    }
+    served_wait_idle(s, "");
+}
+
+/* After a hundred times as many requests (with SAMEBITS_BATCHES=100) within one percent. */
+static void memory_does_not_grow(void **state) {
+    struct served s = served_start(&(struct served_options){.arguments = "--kv-blocks 400"});
+    (void)state;
+    ask_in_threads(&s, 1000);
+    long before = resident_kb(&s);
+    ask_in_threads(&s, 1000 * n_hundreds() - 1000);
+    long after = resident_kb(&s);
+    fprintf(stderr, "resident: %ld kB after 1000 requests, %ld kB after %d\n", before, after,
+            1000 * n_hundreds());
+    if (!strcmp(build_folder(NULL), "build/release")) /* the sanitizers keep what is freed */
+        assert_true(after <= before + before / 100);
+    end(&s);
+}
+
 /* ---- the end ----------------------------------------------------------------------------------
  */
 
@@ -466,7 +531,7 @@ static void a_second_signal_ends_it_at_once(void **state) {
 
 static int start_server(void **state) {
     static struct served s;
-    s = served_start(&(struct served_options){.arguments = "--kv-blocks 2000"});
+    s = served_start(&(struct served_options){.arguments = "--kv-blocks 2000 --max-running 16"});
     *state = &s;
     return 0;
 }
@@ -489,6 +554,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_small_pool_is_enough_for_all),
         cmocka_unit_test(too_few_files_make_clients_wait),
         cmocka_unit_test(a_log_that_cannot_be_written_is_left_out),
+        cmocka_unit_test(memory_does_not_grow),
         cmocka_unit_test(sigterm_lets_answers_end),
         cmocka_unit_test(a_second_signal_ends_it_at_once),
     };

@@ -135,7 +135,7 @@ fuzz: deps
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
 	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
-	        tests/fixtures/chat_templates || exit 1; \
+	        tests/fixtures/chat_templates tests/fixtures/requests || exit 1; \
 	done
 
 define test_rules
@@ -213,3 +213,4 @@ build/fuzz/%.o: %.c
 build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
+build/fuzz/tests/fuzz/fuzz_request: $(call objects,fuzz,$(ALL_MODULES))

@@ -123,42 +123,62 @@ static int ask_all(struct client *clients, const struct workload *w, int port, s
     return result;
 }
 
-/* A row for each client, beside what its request gave alone. */
-static int show_clients(struct demo *demo, const struct client *clients, const struct workload *w,
-                        const struct engine *alone, struct error *err) {
+/* What a row compares: the client's answer with its request among others in the engine of phase 8,
+ * and alone. */
+struct runs {
+    struct workload w;
+    struct client *clients;     /* [w.n] */
+    struct engine alone, batch; /* batch: all at once, without a server */
+};
+
+/* A time in milliseconds for each token after the first, or null. */
+static json_t *per_token(double seconds, int n) {
+    return n > 1 ? json_real(seconds * 1e3 / (n - 1)) : json_null();
+}
+
+static json_t *client_row(const struct runs *r, int i, bool same, const char *alone) {
+    const struct client *c = &r->clients[i];
+    const struct job *job = &r->batch.scheduler.jobs[i];
+    return json_pack(
+        "[isiffooss]", i, r->w.requests[i].title, c->n_new, (c->first - c->asked) * 1e3,
+        (job->first - job->arrival) * 1e3, per_token(c->last - c->first, c->n_new),
+        per_token(job->done - job->first, job->n_new), c->fingerprint, same ? "the same" : alone);
+}
+
+/* Fails when an answer has other bits than its request alone. */
+static int show_clients(struct demo *demo, const struct runs *r, struct error *err) {
     static const struct column columns[] = {{"client", "#", 0, 0},
                                             {"prompt", "prompt", -1, 0},
                                             {"events", "events", 0, 0},
                                             {"ttft_ms", "TTFT ms", 1, 0},
+                                            {"ttft_batch", "in phase 8", 1, 0},
                                             {"ms_tok", "ms/tok", 2, 0},
+                                            {"ms_tok_batch", "in phase 8", 2, 0},
                                             {"fingerprint", "fingerprint", -1, 0},
-                                            {"alone", "of the request alone", -1, 0}};
+                                            {"alone", "alone", -1, 0}};
     json_t *rows = json_array();
     int result = 0;
-    for (int i = 0; i < w->n; i++) {
-        const struct client *c = &clients[i];
-        char single[17];
-        fingerprint_text(single, fingerprint_value(&alone->answers[i].sequence.fingerprint));
-        bool same = !strcmp(single, c->fingerprint);
-        json_array_append_new(
-            rows, json_pack("{si ss si sf so ss ss}", "client", i, "prompt", w->requests[i].title,
-                            "events", c->n_new, "ttft_ms", (c->first - c->asked) * 1e3, "ms_tok",
-                            c->n_new > 1 ? json_real((c->last - c->first) * 1e3 / (c->n_new - 1))
-                                         : json_null(),
-                            "fingerprint", c->fingerprint, "alone", same ? "the same" : single));
+    for (int i = 0; i < r->w.n; i++) {
+        const struct client *c = &r->clients[i];
+        char alone[17], batch[17];
+        fingerprint_text(alone, fingerprint_value(&r->alone.answers[i].sequence.fingerprint));
+        fingerprint_text(batch, fingerprint_value(&r->batch.answers[i].sequence.fingerprint));
+        bool same = !strcmp(alone, c->fingerprint) && !strcmp(alone, batch);
+        json_array_append_new(rows, client_row(r, i, same, alone));
         if (!same && !result)
-            result = error_set(err, "client %d got %s, and its request alone gives %s", i,
-                               c->fingerprint, single);
+            result =
+                error_set(err, "client %d got %s; its request gives %s alone, and %s in phase 8", i,
+                          c->fingerprint, alone, batch);
     }
-    char title[40];
-    snprintf(title, sizeof title, "%d clients at once", w->n);
-    demo_table(demo, "clients", title, columns, 7, rows);
+    char title[80];
+    snprintf(title, sizeof title, "%d clients at once, and the same requests in phase 8", r->w.n);
+    demo_table(demo, "clients", title, columns, 9, rows);
     return result;
 }
 
-/* Each request alone, one after the other. */
-static int run_alone(struct demo *demo, const struct workload *w, struct engine *alone,
-                     struct error *err) {
+/* The requests without a server. */
+static int run_engine(struct demo *demo, const struct workload *w, int max_running,
+                      struct engine *engine, struct error *err) {
     struct serving serving = serving_of(demo);
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct paged_memory memory;
@@ -167,36 +187,34 @@ static int run_alone(struct demo *demo, const struct workload *w, struct engine 
         return -1;
     paged_memory_start(&memory, &pool, &options);
     serving.memory = &memory.base;
-    serving.max_running = 1;
-    int result = serve_all(demo, w, &serving, alone, err);
+    serving.max_running = max_running;
+    int result = serve_all(demo, w, &serving, engine, err);
     paged_memory_end(&memory);
     kv_pool_end(&pool);
     return result;
 }
 
-static int tables(struct demo *demo, struct error *err) {
+static int run_clients(struct demo *demo, struct runs *r, struct error *err) {
     struct server_options options = house_limits(demo);
-    struct client *clients = NULL;
-    struct workload w = {0};
     struct house house;
-    struct engine alone = {0};
     struct error ignored;
-    int result = demo_read_requests(demo, demo_requests_file(demo), &w, err);
-    if (!result && !(clients = calloc((size_t)w.n, sizeof *clients)))
-        result = error_set(err, "out of memory for %d clients", w.n);
-    if (!result)
-        result = run_alone(demo, &w, &alone, err);
-    if (!result) {
-        result =
-            house_open(&house, demo, &options, err) || ask_all(clients, &w, house.server.port, err);
-        if (house_close(&house, 0, result ? &ignored : err))
-            result = -1;
-    }
-    if (!result)
-        result = show_clients(demo, clients, &w, &alone, err);
-    engine_end(&alone);
-    free(clients);
-    workload_free(&w);
+    int result = house_open(&house, demo, &options, err) ||
+                 ask_all(r->clients, &r->w, house.server.port, err);
+    return house_close(&house, 0, result ? &ignored : err) || result ? -1 : 0;
+}
+
+static int tables(struct demo *demo, struct error *err) {
+    struct runs r = {0};
+    int result = demo_read_requests(demo, demo_requests_file(demo), &r.w, err);
+    if (!result && !(r.clients = calloc((size_t)r.w.n, sizeof *r.clients)))
+        result = error_set(err, "out of memory for %d clients", r.w.n);
+    result = result || run_engine(demo, &r.w, 1, &r.alone, err) ||
+             run_engine(demo, &r.w, demo->options.max_running, &r.batch, err) ||
+             run_clients(demo, &r, err) || show_clients(demo, &r, err);
+    engine_end(&r.alone);
+    engine_end(&r.batch);
+    free(r.clients);
+    workload_free(&r.w);
     return result ? -1 : 0;
 }
 
