@@ -229,7 +229,7 @@ int main(int argc, char **argv) {
         .prompts = load_prompts,
         .serve = serve,
         .begin = paged_begin,
-        .fingerprint = 0x1693d29f628f8640,
+        .fingerprint = 0x989b4f8e06199bde,
     };
     return demo_main(argc, argv, &phase);
 }
