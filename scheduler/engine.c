@@ -1,5 +1,6 @@
 #include "scheduler/engine.h"
 
+#include "scheduler/draft.h"
 #include "scheduler/pass.h"
 
 #include <math.h>
@@ -65,8 +66,7 @@ static bool cut_at_stop(struct answer *a, const struct request *r, size_t old) {
 }
 
 /* The token drawn last becomes text. */
-static int decode(struct engine *e, int i, struct error *err) {
-    struct answer *a = &e->answers[i];
+static int decode(struct engine *e, struct answer *a, struct error *err) {
     struct sequence *s = &a->sequence;
     const char *text;
     size_t n, old = a->n_text;
@@ -80,8 +80,20 @@ static int decode(struct engine *e, int i, struct error *err) {
     if (s->finish != FINISH_NOT_YET &&
         (decode_stream_flush(a->stream, &text, &n, err) || add_text(a, text, n, err)))
         return -1;
-    if (cut_at_stop(a, e->requests[i], old))
+    if (cut_at_stop(a, e->requests[a - e->answers], old))
         s->finish = FINISH_STOP_STRING;
+    return 0;
+}
+
+/* A sequence has got a token: its answer's first member. */
+static int on_appended(void *context, struct sequence *s, struct error *err) {
+    struct engine *e = context;
+    struct answer *a = (struct answer *)s;
+    e->drawn++;
+    if (decode(e, a, err))
+        return -1;
+    if (e->options->drew)
+        e->options->drew(e->options->context, e, (int)(a - e->answers));
     return 0;
 }
 
@@ -114,7 +126,21 @@ static int make_sequence(struct engine *e, int i, int fork_of, struct error *err
         sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err))
         return -1;
     s->ignore_stop = r->ignore_stop;
-    return 0;
+    s->forced = r->forced;
+    if (r->receipt && !(s->chain = logits_chain_new(err)))
+        return -1;
+    return sequence_propose(s, r->draft, r->n_draft, err);
+}
+
+/* The longest draft of a request whose tokens may all come to be stored. */
+static int most_drafted(const struct engine *e, int i) {
+    return e->in_memory[i].max_positions - e->answers[i].sequence.n_tokens;
+}
+
+/* What a request proposes to follow. */
+static void count_draft(struct engine *e, int i) {
+    int n = e->answers[i].sequence.n_draft, most = most_drafted(e, i);
+    e->scheduler.jobs[i].n_draft = n < most ? n : most;
 }
 
 int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err) {
@@ -133,6 +159,7 @@ int engine_submit(struct engine *e, const struct request *request, int fork_of, 
         return -1;
     }
     e->n_submitted++;
+    count_draft(e, i);
     if (generator_check_prompt(e->generator, &e->answers[i].sequence, &e->answers[i].error))
         scheduler_stop(&e->scheduler, i, FINISH_ERROR, engine_now(e));
     else if (request->max_new < 1)
@@ -176,21 +203,24 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     struct request_memory *memory = e->options->memory;
     for (int i = 0; i < n; i++)
         e->parts[i] = part_of(e, &entries[i]);
-    if (pass_run(e->generator, e->parts, n, err))
+    e->generator->appended = on_appended;
+    e->generator->appended_context = e;
+    int result = pass_run(e->generator, e->parts, n, err);
+    e->generator->appended = NULL;
+    if (result)
         return -1;
     e->passes++;
     for (int i = 0; i < n; i++)
-        memory->stored(memory, entries[i].job, e->parts[i].end);
+        memory->stored(memory, entries[i].job, e->parts[i].sequence->n_cached);
     if (memory->bytes > e->most_cache_bytes)
         e->most_cache_bytes = memory->bytes;
     for (int i = 0; i < n; i++) {
-        int job = entries[i].job;
-        e->drawn += entries[i].draws;
-        if (entries[i].draws && decode(e, job, err))
-            return -1;
-        if (entries[i].draws && e->options->drew)
-            e->options->drew(e->options->context, e, job);
-        scheduler_ran(&e->scheduler, &entries[i], e->parts[i].sequence->finish, engine_now(e));
+        const struct sequence *s = e->parts[i].sequence;
+        struct job *j = &e->scheduler.jobs[entries[i].job];
+        e->proposed += entries[i].draws ? s->drafting.last_proposed : 0;
+        e->accepted += entries[i].draws ? s->drafting.last_accepted : 0;
+        j->n_draft = entries[i].draws ? sequence_new_tokens(s) - j->n_new - 1 : 0;
+        scheduler_ran(&e->scheduler, &entries[i], s->finish, engine_now(e));
     }
     return 0;
 }
@@ -215,12 +245,43 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
+/* The time of a step: rank 0's, since ranks whose clocks differ could see an arrival in different
+ * steps. */
+static double step_time(const struct engine *e) {
+    double now = engine_now(e);
+    parallel_broadcast(e->generator->model->parallel, &now, sizeof now);
+    return now;
+}
+
+/* Those that decode get drafts, and the scheduler is told how long they are. */
+static int draft(struct engine *e, struct error *err) {
+    const struct scheduler *s = &e->scheduler;
+    int n = 0;
+    for (int i = 0; i < s->n_running && e->generator->drafter; i++) {
+        int job = s->running[i];
+        if (s->jobs[job].state != REQUEST_DECODING)
+            continue;
+        e->drafted[n] = &e->answers[job].sequence;
+        e->most_drafted[n++] = most_drafted(e, job);
+    }
+    if (drafter_propose(e->generator->drafter, e->drafted, e->most_drafted, n, err))
+        return -1;
+    for (int i = 0; i < s->n_running; i++)
+        count_draft(e, s->running[i]);
+    return 0;
+}
+
 int engine_step(struct engine *e, struct error *err) {
-    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
+    if (draft(e, err))
+        return -1;
+    int n = scheduler_plan(&e->scheduler, step_time(e), e->plan);
+    if (parallel_check(e->generator->model->parallel, err))
+        return -1;
     if (e->options->memory->failed)
         return error_set(err, "%s", e->options->memory->why.text);
     if (!n)
         return 0;
+    e->n_planned = n;
     if (run_plan(e, n, err))
         return -1;
     e->steps++;
@@ -241,7 +302,10 @@ int engine_start(struct engine *e, struct generator *g, const struct engine_opti
     e->in_memory = calloc(n, sizeof *e->in_memory);
     e->plan = malloc(sizeof *e->plan * max_running);
     e->parts = malloc(sizeof *e->parts * max_running);
-    if (!e->requests || !e->answers || !e->in_memory || !e->plan || !e->parts)
+    e->drafted = malloc(sizeof *e->drafted * max_running);
+    e->most_drafted = malloc(sizeof *e->most_drafted * max_running);
+    if (!e->requests || !e->answers || !e->in_memory || !e->plan || !e->parts || !e->drafted ||
+        !e->most_drafted)
         return error_set(err, "out of memory for %d requests", capacity);
     if (memory->start(memory, &e->scheduler, e->in_memory, capacity, err))
         return -1;
@@ -291,6 +355,8 @@ void engine_end(struct engine *e) {
     free(e->in_memory);
     free(e->plan);
     free(e->parts);
+    free(e->drafted);
+    free(e->most_drafted);
     scheduler_end(&e->scheduler);
     *e = (struct engine){0};
 }

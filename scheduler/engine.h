@@ -35,7 +35,7 @@ struct engine_options {
     /* Called after each step; may call engine_cancel. May be NULL. */
     void (*stepped)(void *context, struct engine *engine);
     /* Called for each token that a request has drawn, after its text and its finish are there, and
-     * before `changed` is told that it is done. May be NULL. */
+     * before `changed` is told that it is done; in the middle of a step. May be NULL. */
     void (*drew)(void *context, struct engine *engine, int request);
     /* Called for every change of a request's state. May be NULL. */
     void (*changed)(void *context, const struct engine *engine, int request,
@@ -62,9 +62,13 @@ struct engine {
     const struct request **requests;  /* [capacity] the submitters' */
     struct answer *answers;           /* [capacity] */
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
-    struct plan_entry *plan;          /* [max_running] */
+    struct plan_entry *plan;          /* [n_planned] of the last step */
+    int n_planned;
     struct pass_part *parts;          /* [max_running] */
+    struct sequence **drafted;        /* [max_running] who gets drafts in a step, */
+    int *most_drafted;                /* [max_running] and of how many tokens at most */
     long steps, passes, drawn;        /* drawn: tokens */
+    long proposed, accepted;          /* tokens of drafts that were read, and of them drawn */
     int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */
     double began;                     /* clock_now at the start */
 };

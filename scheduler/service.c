@@ -71,7 +71,7 @@ static void drew(void *context, struct engine *e, int request) {
     double now = engine_now(e);
     pthread_mutex_lock(&s->lock);
     s->metrics.generated_tokens++;
-    if (!job->n_new)
+    if (sequence_new_tokens(&e->answers[request].sequence) == 1)
         observe(&s->metrics.ttft, now - job->arrival);
     else
         observe(&s->metrics.inter_token, now - t->last);
@@ -174,6 +174,8 @@ static void count_now(struct service *s) {
     s->metrics.cache_used = (double)blocks->used / blocks->total;
     s->metrics.prefix_queries = s->options.memory->stats.looked_up;
     s->metrics.prefix_hits = s->options.memory->stats.shared;
+    s->metrics.drafted = s->engine.proposed;
+    s->metrics.accepted = s->engine.accepted;
 }
 
 /* What has come since the last step; waits for something if there is nothing to do. Returns false

@@ -20,6 +20,7 @@ struct served_options {
     const char *arguments; /* more of them, with blanks between; NULL: none */
     const char *log;       /* file for its stderr; NULL: a new one */
     int most_files;        /* descriptors that it may have; 0: as we may */
+    int phase;             /* whose demo it is; 0: phase 12's */
 };
 
 /* Starts it on the CPU and waits until it listens. */

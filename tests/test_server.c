@@ -78,6 +78,7 @@ static void what_is_wrong_is_named(void **state) {
     } cases[] = {
         {400, "POST", chat, "{", "the body: line 1"},
         {400, "POST", chat, "{" QUESTION ",\"foo\":1}", "foo is not a field"},
+        {400, "POST", chat, "{" QUESTION ",\"samebits_receipt\":true}", "make phase13"},
         {400, "POST", chat, "{" QUESTION ",\"presence_penalty\":1}", "presence_penalty"},
         {200, "POST", chat, "{" QUESTION ",\"presence_penalty\":0,\"max_tokens\":1}",
          "\"finish_reason\":\"length\""},
@@ -148,6 +149,43 @@ static void a_key_is_asked_for(void **state) {
     unlink(path);
 }
 
+/* Phase 13's server gives receipts, to be checked without it. */
+static void receipts_come_with_answers(void **state) {
+    static const char *const bodies[] = {
+        "{" QUESTION ",\"temperature\":0,\"samebits_receipt\":true}",
+        "{" QUESTION ",\"seed\":3,\"n\":2,\"max_tokens\":5,\"samebits_receipt\":true}"};
+    char path[] = "/tmp/samebits-receipts-XXXXXX", line[160];
+    int fd = mkstemp(path);
+    (void)state;
+    struct served s = served_start(&(struct served_options){.phase = 13});
+    for (int i = 0; i < 2; i++) {
+        char *answer = served_ask(&s, "POST", chat, "", bodies[i]);
+        json_t *json = served_json(answer), *choice;
+        size_t k;
+        json_array_foreach(json_object_get(json, "choices"), k, choice) {
+            char *receipt = json_dumps(json_object_get(choice, "samebits_receipt"), 0);
+            assert_non_null(receipt);
+            dprintf(fd, "%s\n", receipt);
+            free(receipt);
+        }
+        json_decref(json);
+        free(answer);
+    }
+    char *answer =
+        served_ask(&s, "POST", chat, "",
+                   "{" QUESTION ",\"temperature\":0,\"stream\":true,\"samebits_receipt\":true}");
+    assert_int_equal(count(answer, "\"samebits_receipt\":{\"samebits_receipt\":1"), 1);
+    free(answer);
+    assert_int_equal(served_end(&s, SIGTERM), 128 + SIGTERM);
+    close(fd);
+    snprintf(line, sizeof line, "--verify-receipt %s", path);
+    struct command c = demo_run(13, line);
+    assert_int_equal(c.status, 0);
+    assert_int_equal(count(c.out, "verified"), 3);
+    command_free(&c);
+    unlink(path);
+}
+
 static int start_server(void **state) {
     static struct served s;
     s = served_start(&(struct served_options){.arguments = "--kv-blocks 400"});
@@ -166,6 +204,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(too_large_bodies_are_refused),
         cmocka_unit_test(a_key_is_asked_for),
+        cmocka_unit_test(receipts_come_with_answers),
     };
     (void)argc;
     build_folder(argv[0]);

@@ -2,7 +2,7 @@
 
 # One program per file, but all are linked as one, with every module and the helpers; the others are
 # links to it (tests/programs.c).
-ALL_MODULES  := $(MODULES_12)
+ALL_MODULES  := $(MODULES_13)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
@@ -12,18 +12,18 @@ TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(G
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
-DEMOS        := $(PHASES:%=build/release/demo%)
+DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
 # of the kernels under the emulation and, where there is a GPU, on it. (attend chooses version 4 itself
 # wherever it applies.)
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
+KERNEL_TESTS := test_ops test_shared_rows test_shapes test_limits test_attention test_paged_ops test_faults \
                 test_sampling test_available test_kv_pool test_naive_batch test_workloads \
                 test_paged_workloads test_kv_paged test_attention_paged test_attend test_attend_faults \
                 test_attend_fp8 test_kv_views test_kv_types test_cascade \
-                test_states test_plans test_attend_graph test_attend_large test_decode_step
+                test_states test_plans test_attend_graph test_attend_large test_decode_step test_vectors
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4 5,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
@@ -58,7 +58,7 @@ short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(ca
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run "SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
-	    $(foreach t,test_attention test_ops test_decode_step test_kv_views test_states test_limits, \
+	    $(foreach t,test_attention test_ops test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
 	    $(foreach t,test_attend test_cascade test_attention_paged,"$(SHORT_emu) build/release/tests/$(t)") \
 	    $(foreach v,1 2 3 4 5,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
@@ -107,7 +107,7 @@ test-threads: deps
 # The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
 ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
                 $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
-ARM64_DEMOS  := 0 1 8 11
+ARM64_DEMOS  := $(PHASES)
 test-arm64: deps
 	@tests/arm64 install
 	@$(ARM64_MAKE) $(PARALLEL) build/arm64/tests/programs $(ARM64_DEMOS:%=build/arm64/demo%)
@@ -121,9 +121,10 @@ mutate: deps
 	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
 	@tests/mutate
 
-build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUILDABLE:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 \
+              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
+              $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
             build/release/emu-demo11 \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
@@ -152,6 +153,9 @@ build/$(1)/tests/check_kernel: $$(call objects,$(1),$$(GRADER) $$(TEST_HELPERS) 
 build/$(1)/tests/programs build/$(1)/tests/check_candidate: build/$(1)/tests/%: build/$(1)/tests/%.o \
         $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
+build/$(1)/tests/ranks/worker: build/$(1)/tests/ranks/worker.o $$(call emu_objects,$(1),11) \
+        $$(call objects,$(1),parallel/mpi.c $$(TEST_HELPERS) $$(ALL_MODULES))
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) $$(MPI_LIBS) -lcmocka
 $(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
 	@ln -sf programs $$@
 endef

@@ -3,6 +3,12 @@
 #include "tutorials/common/pool.h"
 
 #include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { PATIENCE = 10 };
 
 /* A token takes some bytes of a body, and whatever a text needs to be escaped. */
 struct server_options house_limits(const struct demo *demo) {
@@ -55,4 +61,59 @@ int house_close(struct house *h, double patience, struct error *err) {
     paged_memory_end(&h->memory);
     kv_pool_end(&h->pool);
     return result;
+}
+
+/* ---- --serve ------------------------------------------------------------------------------------
+ */
+
+/* The first line of a file. */
+static int read_key(const char *path, char *key, size_t size, struct error *err) {
+    FILE *f = fopen(path, "r");
+    char *line = f ? fgets(key, (int)size, f) : NULL;
+    if (f)
+        fclose(f);
+    if (!line || !strcspn(key, "\r\n"))
+        return error_set(err, "--api-key %s: cannot read a key from its first line", path);
+    if (strlen(key) == size - 1)
+        return error_set(err, "--api-key %s: the key is too long, at most %zu bytes", path,
+                         size - 2);
+    key[strcspn(key, "\r\n")] = 0;
+    return 0;
+}
+
+/* Until a signal comes, or the device fails. */
+static int serve_until_signal(struct demo *demo, const struct server_options *options,
+                              struct error *err) {
+    struct house house;
+    struct error why = {{0}};
+    bool v6 = strchr(options->host, ':') != NULL;
+    int result = house_open(&house, demo, options, err);
+    if (!result) {
+        fprintf(stderr, "listening on http://%s%s%s:%d/ as model \"%s\", %s; Ctrl-C ends\n",
+                v6 ? "[" : "", options->host, v6 ? "]" : "", house.server.port, demo->options.model,
+                house.server.system_fingerprint);
+        while (!demo_interrupted(demo) && !service_ended(house.service)) {
+            server_check(&house.server);
+            nanosleep(&(struct timespec){0, 50000000}, NULL);
+        }
+        fprintf(stderr, "ending: requests that run have %d seconds\n", PATIENCE);
+    }
+    if (house_close(&house, PATIENCE, &why) && !result)
+        result = error_set(err, "%s", why.text);
+    return result;
+}
+
+int house_serve(struct demo *demo, struct error *err) {
+    struct server_options options = house_limits(demo);
+    char key[256];
+    options.host = demo->options.host;
+    options.port = demo->options.serve;
+    options.log = true;
+    signal(SIGPIPE, SIG_IGN); /* nobody reads the log any more */
+    if (demo->options.api_key) {
+        if (read_key(demo->options.api_key, key, sizeof key, err))
+            return -1;
+        options.key = key;
+    }
+    return serve_until_signal(demo, &options, err);
 }

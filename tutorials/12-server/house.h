@@ -1,5 +1,5 @@
 /*
- * house.h - the whole of phase 12 in one place: a pool, a service on it, a server before that.
+ * house.h - a server with all that it stands on: a pool, the engine in its thread, HTTP before it.
  */
 #ifndef SAMEBITS_HOUSE_H
 #define SAMEBITS_HOUSE_H
@@ -24,5 +24,8 @@ int house_open(struct house *h, struct demo *demo, const struct server_options *
 /* Requests that still run have `patience` seconds. Returns 0, or -1 with err set: the engine has
  * failed. */
 int house_close(struct house *h, double patience, struct error *err);
+
+/* For struct phase: serves at the options' --serve until a signal ends it. */
+int house_serve(struct demo *demo, struct error *err);
 
 #endif

@@ -1,5 +1,7 @@
 #include "tutorials/12-server/server.h"
 
+#include "tutorials/common/page.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -7,9 +9,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
-
-/* page.html, as it is: page.S. */
-extern const char server_page[], server_page_end[];
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
@@ -102,13 +101,14 @@ static enum MHD_Result detokenize(struct exchange *x) {
 }
 
 static enum MHD_Result page(struct exchange *x) {
-    return server_reply(x, 200, "text/html; charset=utf-8", server_page,
-                        (size_t)(server_page_end - server_page));
+    return server_reply(x, 200, "text/html; charset=utf-8", page_text,
+                        (size_t)(page_end - page_text));
 }
 
 static enum MHD_Result state(struct exchange *x) {
     service_poke(x->server->service);
-    char *text = live_view_text(&x->server->view);
+    const char *since = MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, "since");
+    char *text = live_view_text(&x->server->view, since ? atol(since) : -1);
     if (!text)
         return MHD_NO;
     enum MHD_Result result = server_reply(x, 200, "application/json", text, strlen(text));
@@ -361,8 +361,7 @@ void server_end(struct server *s) {
         MHD_stop_daemon(s->daemon);
     }
     free(s->polled);
-    free(s->view.json);
+    live_view_end(&s->view);
     s->daemon = NULL;
     s->polled = NULL;
-    s->view.json = NULL;
 }

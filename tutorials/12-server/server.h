@@ -11,6 +11,7 @@
 #ifndef SAMEBITS_SERVER_H
 #define SAMEBITS_SERVER_H
 
+#include "scheduler/history.h"
 #include "scheduler/service.h"
 #include "tutorials/12-server/api.h"
 
@@ -29,11 +30,14 @@ struct server_options {
     bool log; /* a line on stderr for each request */
 };
 
-/* How the engine stands, as JSON for the page: made by the engine thread, when somebody looks. */
+/* What the engine does, as JSON for the page: told by the engine thread, while somebody looks. */
+enum { LIVE_CHANGES = 1024 };
 struct live_view {
     pthread_mutex_t lock;
-    char *json;
-    double made, asked; /* clock_now */
+    struct history history;
+    json_t *changes[LIVE_CHANGES]; /* the last of n_changes, a ring */
+    long n_changes;
+    double made, asked, began; /* clock_now: of the last change and look, and when the run began */
 };
 
 struct server {
@@ -140,10 +144,15 @@ enum MHD_Result server_reply(struct exchange *x, int status, const char *type, c
 enum MHD_Result server_reply_json(struct exchange *x, int status, json_t *json);
 enum MHD_Result server_refuse(struct exchange *x, const struct api_error *err);
 
-/* The live view as malloc'ed JSON, maybe some steps old; NULL: no memory. */
-char *live_view_text(struct live_view *view);
+/* For the page, malloc'ed JSON: {now: seconds of the run, next: the number of the next change, all:
+ * whether `changes` is one of everything, because those from number `since` on are not there, or
+ * since is -1; block_size, blocks, changes: (scheduler/history.h)}. NULL: no memory. */
+char *live_view_text(struct live_view *view, long since);
 
-/* Makes it anew, if somebody has asked lately. In the engine thread. */
+/* Adds what is new, if somebody has looked lately. In the engine thread. */
 void live_view_update(struct live_view *view, const struct engine *e);
+
+/* Frees the changes; of a view without any it is fine. */
+void live_view_end(struct live_view *view);
 
 #endif
