@@ -91,7 +91,7 @@ bench: deps
 # What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
 THREAD_TESTS   := test_threads test_service test_server test_server_faults
 THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device checkpoint_writer)
-tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12
+tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12 build/tsan/demo13
 tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
 build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
 build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \

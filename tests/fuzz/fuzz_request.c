@@ -11,7 +11,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 
-static struct demo demo;
+static const struct phase phase = {.number = 12};
+static struct demo demo = {.phase = &phase};
 
 static void must(bool holds) {
     if (!holds)
