@@ -153,6 +153,36 @@ static void clients_go_away(void **state) {
     witness_end(&w);
 }
 
+/* The tokens that the server has drawn so far. */
+static long tokens_drawn(const struct served *s) {
+    static const char key[] = "generation_tokens_total{model_name=\"data/model\"} ";
+    char *metrics = served_ask(s, "GET", "/metrics", "", "");
+    const char *at = strstr(metrics, key);
+    long n = at ? atol(at + sizeof key - 1) : -1;
+    free(metrics);
+    assert_true(n >= 0);
+    return n;
+}
+
+/* Their answers of 3000 tokens are not made to the end: with a stream, and without. */
+static void answers_for_nobody_end(void **state) {
+    const struct served *s = *state;
+    for (int streams = 0; streams < 2; streams++) {
+        long before = tokens_drawn(s);
+        char byte;
+        int fd = served_connect(s);
+        served_post(fd, "POST", POST, "", streams ? stream : STORY ",\"max_tokens\":3000}");
+        if (streams)
+            assert_int_equal(recv(fd, &byte, 1, 0), 1);
+        while (tokens_drawn(s) == before)
+            ;
+        close(fd);
+        served_wait_idle(s, "");
+        long drawn = tokens_drawn(s) - before;
+        assert_true(drawn > 0 && drawn < 1500);
+    }
+}
+
 /* ---- slow ones, and half ones -----------------------------------------------------------------
  */
 
@@ -544,6 +574,7 @@ static int end_server(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clients_go_away),
+        cmocka_unit_test(answers_for_nobody_end),
         cmocka_unit_test(slow_readers_hold_up_nobody),
         cmocka_unit_test(slow_senders_are_answered),
         cmocka_unit_test(connections_have_their_time),

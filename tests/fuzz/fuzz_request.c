@@ -23,6 +23,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     struct error err;
     (void)argc, (void)argv;
     demo.options.model = "data/model";
+    demo.options.max_waiting = 1000;
     demo.model.config.vocab_size = 4000; /* some ids are out of its range */
     demo.generator.context = 256;
     must(!tokenizer_load(&demo.tokenizer, demo.options.model, &err));
