@@ -13,62 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the tables: 16 clients at once
- * -------------------------------------------------------------- */
-
-struct client {
-    pthread_t thread;
-    int port, status, n_new;
-    char *body;
-    double asked, first, last;
-    char fingerprint[17];
-    struct error error;
-};
-
-static void on_event(void *context, const json_t *json) {
-    struct client *c = context;
-    const json_t *choice = json_array_get(json_object_get(json, "choices"), 0);
-    const char *fingerprint = json_string_value(json_object_get(choice, "samebits_fingerprint"));
-    if (!choice)
-        return;
-    c->last = clock_now();
-    c->first = c->n_new++ ? c->first : c->last;
-    if (fingerprint)
-        snprintf(c->fingerprint, sizeof c->fingerprint, "%s", fingerprint);
-}
-
-static void *ask(void *context) {
-    struct client *c = context;
-    c->asked = clock_now();
-    c->status = client_post(c->port, "/v1/completions", c->body, on_event, c, &c->error);
-    return NULL;
-}
-
-static int ask_all(struct client *clients, const struct workload *w, int port, struct error *err) {
-    int result = 0, n = 0;
-    for (; n < w->n; n++) {
-        clients[n] = (struct client){.port = port, .body = client_body(&w->requests[n])};
-        if (!clients[n].body || pthread_create(&clients[n].thread, NULL, ask, &clients[n])) {
-            result = error_set(err, "cannot start client %d", n);
-            break;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        pthread_join(clients[i].thread, NULL);
-        if (!result && clients[i].status != 200)
-            result = error_set(err, "client %d: status %d: %s", i, clients[i].status,
-                               clients[i].error.text);
-    }
-    for (int i = 0; i < n; i++)
-        free(clients[i].body);
-    return result;
-}
-
 /* What a row compares: the client's answer with its request among others in the engine of phase 8,
  * and alone. */
 struct runs {
     struct workload w;
-    struct client *clients;     /* [w.n] */
+    struct call *calls;         /* [w.n] what the clients saw */
     struct engine alone, batch; /* batch: all at once, without a server */
 };
 
@@ -78,11 +27,11 @@ static json_t *per_token(double seconds, int n) {
 }
 
 static json_t *client_row(const struct runs *r, int i, bool same, const char *alone) {
-    const struct client *c = &r->clients[i];
+    const struct call *c = &r->calls[i];
     const struct job *job = &r->batch.scheduler.jobs[i];
     return json_pack(
-        "[isiffooss]", i, r->w.requests[i].title, c->n_new, (c->first - c->asked) * 1e3,
-        (job->first - job->arrival) * 1e3, per_token(c->last - c->first, c->n_new),
+        "[isiffooss]", i, r->w.requests[i].title, c->n_events, (c->first - c->sent) * 1e3,
+        (job->first - job->arrival) * 1e3, per_token(c->last - c->first, c->n_events),
         per_token(job->done - job->first, job->n_new), c->fingerprint, same ? "the same" : alone);
 }
 
@@ -100,7 +49,7 @@ static int show_clients(struct demo *demo, const struct runs *r, struct error *e
     json_t *rows = json_array();
     int result = 0;
     for (int i = 0; i < r->w.n; i++) {
-        const struct client *c = &r->clients[i];
+        const struct call *c = &r->calls[i];
         char alone[17], batch[17];
         fingerprint_text(alone, fingerprint_value(&r->alone.answers[i].sequence.fingerprint));
         fingerprint_text(batch, fingerprint_value(&r->batch.answers[i].sequence.fingerprint));
@@ -140,21 +89,21 @@ static int run_clients(struct demo *demo, struct runs *r, struct error *err) {
     struct house house;
     struct error ignored;
     int result = house_open(&house, demo, &options, err) ||
-                 ask_all(r->clients, &r->w, house.server.port, err);
+                 client_call_all(demo, &r->w, house.server.port, r->w.n, r->calls, err);
     return house_close(&house, 0, result ? &ignored : err) || result ? -1 : 0;
 }
 
 static int tables(struct demo *demo, struct error *err) {
     struct runs r = {0};
     int result = demo_read_requests(demo, demo_requests_file(demo), &r.w, err);
-    if (!result && !(r.clients = calloc((size_t)r.w.n, sizeof *r.clients)))
+    if (!result && !(r.calls = calloc((size_t)r.w.n, sizeof *r.calls)))
         result = error_set(err, "out of memory for %d clients", r.w.n);
     result = result || run_engine(demo, &r.w, 1, &r.alone, err) ||
              run_engine(demo, &r.w, demo->options.max_running, &r.batch, err) ||
              run_clients(demo, &r, err) || show_clients(demo, &r, err);
     engine_end(&r.alone);
     engine_end(&r.batch);
-    free(r.clients);
+    free(r.calls);
     workload_free(&r.w);
     return result ? -1 : 0;
 }
