@@ -152,10 +152,10 @@ static int run_all(struct load *l, struct error *err) {
                                             {"cpu_s", "CPU s", 2, 7},
                                             {"tok_s", "tok/s", 1, 8},
                                             {"share", "of engine's tok/s", 3, 0},
-                                            {"ttft_p50", "TTFT p50", 1, 9},
+                                            {"ttft_p50", "TTFT ms p50", 1, 0},
                                             {"ttft_p99", "p99 ms", 1, 9},
                                             {"tok_p50", "ms/tok p50", 2, 0},
-                                            {"tok_p99", "p99", 2, 8}};
+                                            {"tok_p99", "p99 ms/tok", 2, 0}};
     struct demo *demo = l->demo;
     struct cost engine, server;
     double ratios[ROUNDS];
