@@ -137,7 +137,7 @@ help:
 	@echo "make bench         all measurements, each beside its limit (tests/bench/README.md)"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make cpu           the program of tutorials/cpu.md: one product in eight ways, on this CPU"
-	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
+	@echo "make fuzz          fuzz the readers of files and requests for a minute each (needs clang)"
 	@echo "make deps          install missing packages (apt; called by the targets above)"
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"
