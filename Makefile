@@ -11,11 +11,17 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libmicrohttpd-dev libssl-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
-# The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
+# Phase 14 alone needs MPI; without it the rest is built, and phase 14's tests are left out.
+MPI      := $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes)
+MPI_FLAGS := $(if $(MPI),$(shell pkg-config --cflags ompi-c))
+MPI_LIBS  := $(if $(MPI),$(shell pkg-config --libs ompi-c))
+# The integer kernels have instructions of their own, whatever the rest may use (ref/integer). Their
+# vectors are written out: with -O3, GCC 12 reorders them until registers run out.
 X86      := $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null))
 ISA_avx2   := -march=x86-64 -mavx2 -mfma
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-isa       = $(if $(X86),$(ISA_$(patsubst ref/integer/%.c,%,$(filter ref/integer/%,$(1)))))
+ISAS       := plain avx2 avx512 neon
+isa        = $(if $(filter $(ISAS:%=ref/integer/%.c),$(1)),-O2 $(if $(X86),$(ISA_$(patsubst ref/integer/%.c,%,$(1)))))
 say       = $(if $(V),,@echo "  $(1)   $@";)
 # The faster of binutils' linkers, where it is there: some 150 programs are linked for the tests.
 LINKER   := $(if $(shell command -v ld.gold 2>/dev/null),-fuse-ld=gold)
@@ -26,6 +32,7 @@ release_FLAGS := -O3 -g $(ARCH)
 SANITIZERS    := -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 arm64_FLAGS   := -O2 -g
 asan_FLAGS    := -O1 $(SANITIZERS)
+tsan_FLAGS    := -O1 -g1 -fsanitize=thread
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
@@ -55,16 +62,18 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14
+BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
-             $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
+             $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/logits_chain.c scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
-             scheduler/own_caches.c scheduler/engine_metrics.c tutorials/common/serve.c
+             scheduler/own_caches.c scheduler/engine_metrics.c scheduler/history.c \
+             $(addprefix tutorials/common/,serve.c page.c record.c)
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c tutorials/common/pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
@@ -87,6 +96,8 @@ MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c sched
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
+MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_10)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -112,9 +123,11 @@ help:
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
 	@echo "make phase12       build ./demo: a server that clients of OpenAI's API talk to"
 	@echo "make phase13       build ./demo: receipts of answers, exact scores, drafts that change no bit"
+	@echo "make phase14       build ./demo: one model on several processes, which add integers (MPI)"
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (20 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
+	@echo "make test-threads  what has threads of its own, under ThreadSanitizer (a part of test-all)"
 	@echo "make test-arm64    the same bits on ARM: the engine and its tests under qemu (Debian)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make lab5          your block allocator in the engine, graded (0 to 11: tutorials/labs.md)"
@@ -129,6 +142,9 @@ help:
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"
 	@echo "With WERROR= behind it, warnings are no errors; KERNELS=gpu|emu and CUDA_ARCH: README.md"
+
+phase14: PACKAGES += ompi-c
+phase14: APT += libopenmpi-dev openmpi-bin
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
@@ -168,7 +184,8 @@ clean:
 	rm -rf build demo compile_commands.json
 
 # ---- how things are built -----------------------------------------------------------------------
-# $(1) is release, asan or fuzz. The emulation's own checks need the compiler to tell of every
+# $(1) is release, asan, tsan or fuzz; tsan has no kernels, because the emulation uses the hooks of
+# ThreadSanitizer itself. The emulation's own checks need the compiler to tell of every
 # memory access (-fsanitize=thread,alignment at compile time, see gpu/emu/memory_hooks.cpp); under
 # ASan, the sanitizers look instead: ASan where memory is accessed, so UBSan need not, which takes
 # half of the compile time. Where variables are at each instruction (-fvar-tracking) takes a quarter
@@ -185,6 +202,7 @@ emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(CUDA_$(2))) \
 release_KERNELS := $(KERNELS)
 asan_KERNELS    := emu
 arm64_KERNELS   := emu
+tsan_KERNELS    := none
 kernel_objects = $(call $($(1)_KERNELS)_objects,$(1),$(2))
 
 # A file that holds a setting and is new when that has changed: what depends on it is built again.
@@ -197,12 +215,13 @@ FORCE:
 $(eval $(call setting,release-kernels,$(release_KERNELS)))
 $(eval $(call setting,asan-kernels,$(asan_KERNELS)))
 $(eval $(call setting,arm64-kernels,$(arm64_KERNELS)))
+$(eval $(call setting,tsan-kernels,$(tsan_KERNELS)))
 $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(if $$(filter parallel/%,$$<),$$(MPI_FLAGS)) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
@@ -227,9 +246,12 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 $(eval $(call rules,arm64))
+$(eval $(call rules,tsan))
+
+$(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
 
 # The compiler does not tell that the page is in it.
-build/release/tutorials/12-server/page.o build/asan/tutorials/12-server/page.o: tutorials/12-server/page.html
+$(foreach b,release asan arm64 tsan,build/$(b)/tutorials/common/page.o): tutorials/common/page.html
 
 build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)

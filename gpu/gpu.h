@@ -8,7 +8,7 @@
  * Errors are sticky: the first CUDA error is kept, later ops of the device do nothing, and the next
  * sync reports it. So the forward pass stays a plain list of calls.
  *
- * The same files compile for a GPU (nvcc) and for the emulation (g++, gpu/emu).
+ * Each kernel file compiles for a GPU (nvcc) and for the emulation (g++, gpu/emu).
  */
 #ifndef SAMEBITS_GPU_H
 #define SAMEBITS_GPU_H
@@ -125,7 +125,7 @@ void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, 
         }                                                                                          \
     } while (0)
 
-/* The same for a kernel that waits itself for the one before it (cuda_compat.h). */
+/* Launches a kernel that waits itself for the one before it (cuda_compat.h). */
 #define GPU_LAUNCH_EARLY(gpu, kernel, grid, block, shared_bytes, ...)                              \
     do {                                                                                           \
         if (!(gpu)->launches_early) {                                                              \
@@ -235,7 +235,8 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
     OP(matrix_create) OP(matrix_put) OP(matrix_free)
 
 #define GPU_OPS(OP, LATER_OP)                                                                      \
-    OP(embed) OP(take_rows) OP(snap_rows) OP(linear) OP(linear_parts) OP(add_bias)                 \
+    OP(embed) OP(take_rows) OP(snap_rows) OP(linear) OP(linear_parts)                              \
+    OP(row_largest) OP(snap_part) OP(linear_sums) OP(round_sums) OP(add_bias)                      \
     OP(rmsnorm) OP(add_rmsnorm) OP(rope) OP(norm_rope) OP(kv_append) OP(kv_gather) OP(attention)   \
     LATER_OP(attention_plan_new) LATER_OP(attention_plan_free) LATER_OP(attention_plan)            \
     LATER_OP(attention_plan_form) LATER_OP(attend) LATER_OP(merge_states) LATER_OP(finish_states)  \

@@ -16,51 +16,70 @@
 
 enum { NAME_BYTES = 80, ROWS_AT_ONCE = 32, LAYER_WEIGHTS = 18, OTHER_WEIGHTS = 3 };
 
-/* One tensor of the checkpoint, and where it goes: a matrix [n, k] or a vector [n]. */
+/* A dimension of a tensor of the checkpoint, and what this rank has of it. */
+struct side {
+    int whole, first, n;
+};
+
+/* One tensor of the checkpoint, and where this rank's part of it goes: a matrix or a vector, of
+ * cols.whole 0. */
 struct weight {
     char name[NAME_BYTES];
     struct matrix *matrix;
     float **vector;
-    int n, k;
+    struct side rows, cols;
+    int n_zeros; /* rows of zeros behind the matrix */
 };
 
 /* ---- which tensors a model has -------------------------------------------------------------- */
 
-static void add(struct model *m, struct matrix *matrix, float **vector, int n, int k,
-                const char *name, ...) {
+static struct side all_of(int n) {
+    return (struct side){n, 0, n};
+}
+
+/* The part of so many units, of `size` numbers each. */
+static struct side part_of(int whole, struct span part, int size) {
+    return (struct side){whole * size, part.first * size, part.n * size};
+}
+
+static struct weight *add(struct model *m, struct matrix *matrix, float **vector, struct side rows,
+                          struct side cols, const char *name, ...) {
     struct weight *w = &m->weights[m->n_weights++];
     va_list args;
-    *w = (struct weight){.matrix = matrix, .vector = vector, .n = n, .k = k};
+    *w = (struct weight){.matrix = matrix, .vector = vector, .rows = rows, .cols = cols};
     va_start(args, name);
     vsnprintf(w->name, NAME_BYTES, name, args);
     va_end(args);
+    return w;
 }
 
 static void add_norm(struct model *m, int layer, const char *part, float **gain, int n) {
-    add(m, NULL, gain, n, 0, "model.layers.%d.%s.weight", layer, part);
+    add(m, NULL, gain, all_of(n), all_of(0), "model.layers.%d.%s.weight", layer, part);
 }
 
 static void add_linear(struct model *m, int layer, const char *part, struct matrix *matrix,
-                       float **bias, int n, int k) {
-    add(m, matrix, NULL, n, k, "model.layers.%d.%s.weight", layer, part);
+                       float **bias, struct side rows, struct side cols) {
+    add(m, matrix, NULL, rows, cols, "model.layers.%d.%s.weight", layer, part);
     if (bias)
-        add(m, NULL, bias, n, 0, "model.layers.%d.%s.bias", layer, part);
+        add(m, NULL, bias, rows, all_of(0), "model.layers.%d.%s.bias", layer, part);
 }
 
 static void list_layer(struct model *m, int i) {
     const struct model_config *c = &m->config;
     struct layer_weights *w = &m->layers[i];
-    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    struct side hidden = all_of(c->hidden), ffn = part_of(c->ffn, m->part.ffn, 1);
+    struct side q = part_of(c->n_heads, m->part.heads, c->head_dim);
+    struct side kv = part_of(c->n_kv_heads, m->part.kv_heads, c->head_dim);
     bool qkv = c->qkv_bias, mlp = c->mlp_bias;
     add_norm(m, i, "input_layernorm", &w->attention_norm, c->hidden);
-    add_linear(m, i, "self_attn.q_proj", &w->q, qkv ? &w->q_bias : NULL, q, c->hidden);
-    add_linear(m, i, "self_attn.k_proj", &w->k, qkv ? &w->k_bias : NULL, kv, c->hidden);
-    add_linear(m, i, "self_attn.v_proj", &w->v, qkv ? &w->v_bias : NULL, kv, c->hidden);
-    add_linear(m, i, "self_attn.o_proj", &w->o, c->o_bias ? &w->o_bias : NULL, c->hidden, q);
+    add_linear(m, i, "self_attn.q_proj", &w->q, qkv ? &w->q_bias : NULL, q, hidden);
+    add_linear(m, i, "self_attn.k_proj", &w->k, qkv ? &w->k_bias : NULL, kv, hidden);
+    add_linear(m, i, "self_attn.v_proj", &w->v, qkv ? &w->v_bias : NULL, kv, hidden);
+    add_linear(m, i, "self_attn.o_proj", &w->o, c->o_bias ? &w->o_bias : NULL, hidden, q);
     add_norm(m, i, "post_attention_layernorm", &w->ffn_norm, c->hidden);
-    add_linear(m, i, "mlp.gate_proj", &w->gate, mlp ? &w->gate_bias : NULL, c->ffn, c->hidden);
-    add_linear(m, i, "mlp.up_proj", &w->up, mlp ? &w->up_bias : NULL, c->ffn, c->hidden);
-    add_linear(m, i, "mlp.down_proj", &w->down, mlp ? &w->down_bias : NULL, c->hidden, c->ffn);
+    add_linear(m, i, "mlp.gate_proj", &w->gate, mlp ? &w->gate_bias : NULL, ffn, hidden);
+    add_linear(m, i, "mlp.up_proj", &w->up, mlp ? &w->up_bias : NULL, ffn, hidden);
+    add_linear(m, i, "mlp.down_proj", &w->down, mlp ? &w->down_bias : NULL, hidden, ffn);
     if (!c->qk_norm)
         return;
     add_norm(m, i, "self_attn.q_norm", &w->q_norm, c->head_dim);
@@ -71,16 +90,18 @@ static void list_layer(struct model *m, int i) {
  * output. */
 static int list_weights(struct model *m, const struct checkpoint *from, struct error *err) {
     const struct model_config *c = &m->config;
+    struct side words = part_of(c->vocab_size, m->part.vocab, 1), hidden = all_of(c->hidden);
     m->layers = calloc((size_t)c->n_layers, sizeof *m->layers);
     m->weights = calloc((size_t)c->n_layers * LAYER_WEIGHTS + OTHER_WEIGHTS, sizeof *m->weights);
     if (!m->layers || !m->weights)
         return error_set(err, "out of memory");
     bool only_output =
         c->tied && !checkpoint_find(from, EMBEDDING) && checkpoint_find(from, OUTPUT);
-    add(m, &m->embedding, NULL, c->vocab_size, c->hidden, only_output ? OUTPUT : EMBEDDING);
+    add(m, &m->embedding, NULL, words, hidden, only_output ? OUTPUT : EMBEDDING)->n_zeros =
+        m->parallel != NULL;
     if (!c->tied)
-        add(m, &m->output, NULL, c->vocab_size, c->hidden, OUTPUT);
-    add(m, NULL, &m->final_norm, c->hidden, 0, "model.norm.weight");
+        add(m, &m->output, NULL, words, hidden, OUTPUT);
+    add(m, NULL, &m->final_norm, hidden, all_of(0), "model.norm.weight");
     for (int i = 0; i < c->n_layers; i++)
         list_layer(m, i);
     return 0;
@@ -91,9 +112,9 @@ static int list_weights(struct model *m, const struct checkpoint *from, struct e
 /* A matrix that is read, in items of ROWS_AT_ONCE. */
 struct reading {
     struct device *dev;
-    struct matrix *w;
+    const struct weight *weight;
     const struct tensor *tensor;
-    atomic_int first_bad; /* the lowest row that cannot be stored; w->n: none */
+    atomic_int first_bad; /* the lowest row that cannot be stored; the number of rows: none */
     atomic_bool out_of_memory;
 };
 
@@ -103,34 +124,50 @@ static void note_bad_row(struct reading *r, int row) {
         continue;
 }
 
+/* Row `row` of a rank's part: snapped whole, so that its exponent is the same on all ranks; q gets
+ * the rank's columns. Returns the exponent. */
+static int read_row(struct reading *r, int row, int16_t *q, float *x, int16_t *whole) {
+    const struct side *rows = &r->weight->rows, *cols = &r->weight->cols;
+    if (row >= rows->n) { /* zeros */
+        memset(q, 0, sizeof *q * (size_t)cols->n);
+        return BFP_MIN_EXPONENT;
+    }
+    int from = rows->first + row;
+    tensor_read_f32(x, r->tensor, (int64_t)from * cols->whole, cols->whole, NULL);
+    int e = num_snap_row(whole, x, cols->whole);
+    memcpy(q, whole + cols->first, sizeof *q * (size_t)cols->n);
+    if (e > BFP_MAX_EXPONENT)
+        note_bad_row(r, from);
+    return e;
+}
+
 static void read_rows(void *context, int item) {
     struct reading *r = context;
-    int k = r->w->k, first = item * ROWS_AT_ONCE, left = r->w->n - first;
+    struct matrix *w = r->weight->matrix;
+    size_t k = (size_t)w->k, whole = (size_t)r->weight->cols.whole;
+    int first = item * ROWS_AT_ONCE, left = w->n - first;
     int n_rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
     int8_t exponents[ROWS_AT_ONCE];
-    float *x = malloc(sizeof *x * (size_t)k);
-    int16_t *q = malloc(sizeof *q * (size_t)n_rows * (size_t)k);
-    for (int i = 0; x && q && i < n_rows; i++) {
-        tensor_read_f32(x, r->tensor, (int64_t)(first + i) * k, k, NULL);
-        int e = num_snap_row(q + (size_t)i * (size_t)k, x, k);
-        if (e > BFP_MAX_EXPONENT)
-            note_bad_row(r, first + i);
-        exponents[i] = (int8_t)e;
-    }
+    float *x = malloc(sizeof *x * whole);
+    int16_t *q = malloc(sizeof *q * ((size_t)n_rows * k + whole));
+    for (int i = 0; x && q && i < n_rows; i++)
+        exponents[i] = (int8_t)read_row(r, first + i, q + (size_t)i * k, x, q + (size_t)n_rows * k);
     if (x && q)
-        r->dev->ops->matrix_put(r->dev, r->w, first, n_rows, q, exponents);
+        r->dev->ops->matrix_put(r->dev, w, first, n_rows, q, exponents);
     else
         atomic_store(&r->out_of_memory, true);
     free(q);
     free(x);
 }
 
-static int read_matrix(struct device *dev, struct matrix *w, const struct tensor *t,
+static int read_matrix(struct device *dev, const struct weight *weight, const struct tensor *t,
                        struct error *err) {
-    int n = (int)t->shape[0], k = (int)t->shape[1], n_items = (n + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    struct reading r = {.dev = dev, .w = w, .tensor = t, .first_bad = n};
+    struct matrix *w = weight->matrix;
+    int n = weight->rows.n + weight->n_zeros, n_items = (n + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    struct reading r = {.dev = dev, .weight = weight, .tensor = t, .first_bad = weight->rows.whole};
     /* Nothing is read yet: whether its type can be. */
-    if (tensor_read_f32(NULL, t, 0, 0, err) || dev->ops->matrix_create(dev, w, n, k, err))
+    if (tensor_read_f32(NULL, t, 0, 0, err) ||
+        dev->ops->matrix_create(dev, w, n, weight->cols.n, err))
         return -1;
     if (dev->ops->share_out)
         dev->ops->share_out(dev, n_items, read_rows, &r);
@@ -139,7 +176,7 @@ static int read_matrix(struct device *dev, struct matrix *w, const struct tensor
             read_rows(&r, i);
     if (r.out_of_memory)
         return error_set(err, "%s: out of memory", t->file);
-    if (r.first_bad < n)
+    if (r.first_bad < weight->rows.whole)
         return tensor_refuse(t, err,
                              ", row %d holds a NaN, an infinity or a value above 1.7e38. Is the "
                              "file damaged?",
@@ -147,19 +184,21 @@ static int read_matrix(struct device *dev, struct matrix *w, const struct tensor
     return 0;
 }
 
-static int read_vector(struct device *dev, float **out, const struct tensor *t, struct error *err) {
-    int n = (int)t->shape[0];
+static int read_vector(struct device *dev, const struct weight *w, const struct tensor *t,
+                       struct error *err) {
+    int n = w->rows.n;
     size_t bytes = sizeof(float) * (size_t)n;
     float *x = malloc(bytes);
-    int result =
-        x ? tensor_read_f32(x, t, 0, n, err) : error_set(err, "%s: out of memory", t->file);
+    int result = x ? tensor_read_f32(x, t, w->rows.first, n, err)
+                   : error_set(err, "%s: out of memory", t->file);
     for (int i = 0; i < n && !result; i++)
         if (num_magnitude(x[i]) >= 0x7f800000u)
-            result = tensor_refuse(t, err, ", element %d is a NaN or an infinity", i);
-    if (!result && !(*out = dev->ops->alloc(dev, bytes, t->name, err)))
+            result =
+                tensor_refuse(t, err, ", element %d is a NaN or an infinity", w->rows.first + i);
+    if (!result && !(*w->vector = dev->ops->alloc(dev, bytes, t->name, err)))
         result = -1;
     if (!result)
-        dev->ops->upload(dev, *out, x, bytes);
+        dev->ops->upload(dev, *w->vector, x, bytes);
     free(x);
     return result;
 }
@@ -208,7 +247,7 @@ static int load_weights(struct model *m, struct checkpoint *from, const struct p
         return -1;
     for (int i = 0; i < m->n_weights; i++) {
         const struct weight *w = &m->weights[i];
-        const int64_t shape[] = {w->n, w->k};
+        const int64_t shape[] = {w->rows.whole, w->cols.whole};
         const struct tensor *t = checkpoint_need(from, w->name, w->matrix ? 2 : 1, shape, err);
         if (!t)
             return -1;
@@ -219,7 +258,7 @@ static int load_weights(struct model *m, struct checkpoint *from, const struct p
     for (int i = 0; i < m->n_weights; i++) {
         const struct weight *w = &m->weights[i];
         const struct tensor *t = checkpoint_find(from, w->name);
-        if (w->matrix ? read_matrix(dev, w->matrix, t, err) : read_vector(dev, w->vector, t, err))
+        if (w->matrix ? read_matrix(dev, w, t, err) : read_vector(dev, w, t, err))
             return -1;
         tensor_drop_pages(t);
         m->n_parameters += (size_t)t->n_elements;
@@ -230,18 +269,47 @@ static int load_weights(struct model *m, struct checkpoint *from, const struct p
     return dev->ops->sync(dev, &fault, err);
 }
 
-int model_load(struct model *out, struct device *dev, const char *dir,
-               const struct progress *progress, struct error *err) {
+/* Which part of the model is this rank's. */
+static int choose_part(struct model *m, struct error *err) {
+    struct parallel *p = m->parallel;
+    if (p && !m->dev->ops->linear_sums)
+        return error_set(err, "%s: this device has no ranks", m->dev->ops->name);
+    return parallel_part(&m->part, &m->config, p ? p->rank : 0, p ? p->n_ranks : 1, err);
+}
+
+/* What of the config is of the rank's part: what follows from it, caches and buffers, does so, too.
+ */
+static void take_part(struct model *m) {
+    m->config.n_heads = m->part.heads.n;
+    m->config.n_kv_heads = m->part.kv_heads.n;
+    m->config.ffn = m->part.ffn.n;
+}
+
+int model_load_part(struct model *out, struct device *dev, const char *dir,
+                    struct parallel *parallel, const struct progress *progress, struct error *err) {
     struct checkpoint *checkpoint;
-    *out = (struct model){.dev = dev};
-    if (arithmetic_check(err) || model_config_load(&out->config, dir, err) ||
-        checkpoint_open(&checkpoint, dir, err))
+    *out = (struct model){.dev = dev, .parallel = parallel};
+    if (arithmetic_check(err) || model_config_load(&out->config, dir, err))
+        return -1;
+    if (out->config.window && !dev->ops->attend)
+        return error_set(
+            err,
+            "%s: the model has a sliding window, for which %s has kernels from phase 8 "
+            "on. Use --device cpu, or make phase8",
+            dir, dev->ops->name);
+    if (choose_part(out, err) || checkpoint_open(&checkpoint, dir, err))
         return -1;
     int result = load_weights(out, checkpoint, progress, err);
     checkpoint_close(checkpoint);
+    take_part(out);
     if (result)
         model_free(out);
     return result;
+}
+
+int model_load(struct model *out, struct device *dev, const char *dir,
+               const struct progress *progress, struct error *err) {
+    return model_load_part(out, dev, dir, NULL, progress, err);
 }
 
 static void free_vector(struct model *model, float *x, size_t n) {
@@ -256,7 +324,7 @@ void model_free(struct model *m) {
         if (w->matrix)
             m->dev->ops->matrix_free(m->dev, w->matrix);
         else
-            free_vector(m, *w->vector, (size_t)w->n);
+            free_vector(m, *w->vector, (size_t)w->rows.n);
     }
     free(m->weights);
     free(m->layers);

@@ -15,7 +15,7 @@ static size_t max_size(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-enum { N_BUFFERS = 16 };
+enum { N_BUFFERS = 19 };
 
 struct buffer {
     void **data;
@@ -33,7 +33,7 @@ static struct buffers buffers_of(struct workspace *ws, int n_tokens, int n_logit
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
     size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
     size_t hidden = (size_t)c->hidden, ffn = (size_t)c->ffn;
-    size_t widest = max_size(max_size(hidden, q), ffn);
+    size_t widest = max_size(max_size(hidden, q), ffn), shared = ws->model->parallel != NULL;
     return (struct buffers){{
         {(void **)&ws->token_ids, sizeof(int32_t) * t},
         {(void **)&ws->positions, sizeof(int32_t) * t},
@@ -51,6 +51,9 @@ static struct buffers buffers_of(struct workspace *ws, int n_tokens, int n_logit
         {(void **)&ws->logits, f * l * (size_t)c->vocab_size},
         {(void **)&ws->snapped.mantissas, sizeof(int16_t) * t * widest},
         {(void **)&ws->snapped.exponents, t},
+        {(void **)&ws->largest, shared * sizeof(uint32_t) * t},
+        {(void **)&ws->sums, shared * sizeof(int64_t) * t * hidden},
+        {(void **)&ws->my_logits, shared * f * l * (size_t)(ws->model->part.vocab.n + 1)},
     }};
 }
 
@@ -158,8 +161,7 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     release_drawn(ws);
-    if (ws->plan)
-        ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    attention_plans_free(&ws->plans, ws->model->dev);
     decode_graphs_free(ws->graphs, ws->model->dev);
     free(ws->graphs);
     free(ws);

@@ -74,7 +74,7 @@ static void linear_1(struct device *dev, float *y, struct bfp_rows x, const stru
 void ref_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                       int n_parts, struct bfp_rows x, int n_tokens) {
     if (((struct ref_device *)dev)->linear_version != 1)
-        integer_linear(dev, parts, n_parts, x, n_tokens);
+        integer_linear(dev, parts, n_parts, NULL, x, n_tokens);
     else
         for (int i = 0; i < n_parts; i++)
             linear_1(dev, parts[i].y, x, parts[i].w, n_tokens);

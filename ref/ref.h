@@ -43,6 +43,11 @@ void ref_parallel(struct device *dev, int n_items, void (*run)(void *context, in
                   void *context);
 int ref_n_threads(struct device *dev);
 
+/* Shares out n_rows rows of n_cols numbers, for ops that do little with each number: run gets the
+ * rows first ... end - 1, as many as are worth a thread's turn. */
+void ref_parallel_rows(struct device *dev, int n_rows, int n_cols,
+                       void (*run)(void *context, int first, int end, int worker), void *context);
+
 /* Remembers the fault if it comes before the one already known. */
 void ref_fault(struct device *dev, int site, int token);
 
@@ -75,8 +80,8 @@ int ref_blas_default_threads(void);
  * would wait for memory for ever. Returns 0, or -1 with err set when they do not fit. */
 int ref_blas_reserve(int n_threads, struct error *err);
 
-/* linear_parts, version 2. */
-void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts,
+/* linear_parts, version 2; and linear_sums, with one part, where sums is not NULL. */
+void integer_linear(struct device *dev, const struct linear_part *parts, int n_parts, int64_t *sums,
                     struct bfp_rows x, int n_tokens);
 
 /* The entries of ref_ops: model/ops.h has their types and contracts. */
@@ -84,6 +89,7 @@ void integer_linear(struct device *dev, const struct linear_part *parts, int n_p
 #define REF_OPS(X) \
     X(available) \
     X(embed) X(take_rows) X(snap_rows) X(linear) X(linear_parts) X(add_bias) \
+    X(row_largest) X(snap_part) X(linear_sums) X(round_sums) \
     X(rmsnorm) X(add_rmsnorm) X(rope) X(norm_rope) X(silu_mul) X(add) X(sample) \
     X(kv_append) X(kv_gather) X(kv_convert) X(attention) X(attend) \
     X(attention_plan_new) X(attention_plan_free) X(attention_plan) X(attention_plan_form) \

@@ -245,6 +245,14 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
+/* The time of a step: rank 0's, since ranks whose clocks differ could see an arrival in different
+ * steps. */
+static double step_time(const struct engine *e) {
+    double now = engine_now(e);
+    parallel_broadcast(e->generator->model->parallel, &now, sizeof now);
+    return now;
+}
+
 /* Those that decode get drafts, and the scheduler is told how long they are. */
 static int draft(struct engine *e, struct error *err) {
     const struct scheduler *s = &e->scheduler;
@@ -266,11 +274,14 @@ static int draft(struct engine *e, struct error *err) {
 int engine_step(struct engine *e, struct error *err) {
     if (draft(e, err))
         return -1;
-    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
+    int n = scheduler_plan(&e->scheduler, step_time(e), e->plan);
+    if (parallel_check(e->generator->model->parallel, err))
+        return -1;
     if (e->options->memory->failed)
         return error_set(err, "%s", e->options->memory->why.text);
     if (!n)
         return 0;
+    e->n_planned = n;
     if (run_plan(e, n, err))
         return -1;
     e->steps++;

@@ -62,7 +62,8 @@ struct engine {
     const struct request **requests;  /* [capacity] the submitters' */
     struct answer *answers;           /* [capacity] */
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
-    struct plan_entry *plan;          /* [max_running] */
+    struct plan_entry *plan;          /* [n_planned] of the last step */
+    int n_planned;
     struct pass_part *parts;          /* [max_running] */
     struct sequence **drafted;        /* [max_running] who gets drafts in a step, */
     int *most_drafted;                /* [max_running] and of how many tokens at most */
@@ -118,6 +119,9 @@ int engine_fingerprint(const struct engine *e, uint64_t *out, struct error *err)
 struct spread {
     double mean, p50, p95, p99;
 };
+
+/* Sorts n values, and says how they are spread; zeros when there are none. */
+struct spread spread_of(double *values, int n);
 
 struct engine_metrics {
     int n;          /* requests with at least one token */

@@ -15,7 +15,9 @@ void generator_end(struct generator *g) {
 }
 
 bool generator_interrupted(const struct generator *g) {
-    return g->interrupted && *g->interrupted;
+    bool ends = g->interrupted && *g->interrupted;
+    parallel_broadcast(g->model ? g->model->parallel : NULL, &ends, sizeof ends);
+    return ends;
 }
 
 int generator_check_prompt(const struct generator *g, const struct sequence *s, struct error *err) {

@@ -41,7 +41,7 @@ int generator_start(struct generator *g, struct model *model, struct error *err)
 
 void generator_end(struct generator *g);
 
-/* Whether *g->interrupted asks to end. */
+/* Whether *g->interrupted asks to end; of ranks, that of rank 0. */
 bool generator_interrupted(const struct generator *g);
 
 /* Returns 0 when the sequence can be continued, or -1 with err set: it is empty, or does not fit in

@@ -51,11 +51,11 @@ static double megabytes(size_t bytes) {
 }
 
 /* The number of blocks, or -1 with err set. The share of 80 % leaves room for what passes need
- * beside the cache: activations, scratch memory, logits. */
-static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
+ * beside the cache: activations, scratch memory, logits. n_pools: that share what is there. */
+static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o, int n_pools,
                        struct error *err) {
     int most = INT_MAX / p->block_size;
-    size_t left = p->dev->ops->available(p->dev);
+    size_t left = p->dev->ops->available(p->dev) / (size_t)n_pools;
     if (o->n_blocks < 0)
         return error_set(err, "a KV pool of %d blocks: the number must not be negative",
                          o->n_blocks);
@@ -75,6 +75,15 @@ static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
         return most;
     return error_set(err, "a KV pool of %zu blocks of %d positions: more than 2^31 - 1 positions",
                      n, p->block_size);
+}
+
+/* The same number on all ranks. */
+static int choose_common_size(const struct kv_pool *p, const struct kv_pool_options *o,
+                              struct parallel *ranks, struct error *err) {
+    int mine = choose_size(p, o, ranks ? ranks->n_neighbours : 1, err);
+    int n_blocks = parallel_least(ranks, mine);
+    return n_blocks < 0 && mine >= 0 ? error_set(err, "another rank has no memory for a KV pool")
+                                     : n_blocks;
 }
 
 /* ---- the pool -------------------------------------------------------------------------------- */
@@ -105,7 +114,7 @@ int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_
     p->poison = o->poison;
     p->bytes_per_block =
         (size_t)c->n_layers * kv_layer_bytes(o->block_size, c->n_kv_heads, c->head_dim, o->type);
-    int n_blocks = choose_size(p, o, err);
+    int n_blocks = choose_common_size(p, o, model->parallel, err);
     if (n_blocks < 0 || block_allocator_start(&p->blocks, n_blocks, o->order, err) ||
         allocate_layers(p, n_blocks * o->block_size, err) || (p->poison && make_junk(p, err))) {
         kv_pool_end(p);

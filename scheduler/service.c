@@ -351,6 +351,13 @@ void service_drain(struct service *s, double patience) {
     pthread_mutex_unlock(&s->lock);
 }
 
+bool service_stopping(struct service *s) {
+    pthread_mutex_lock(&s->lock);
+    bool stopping = s->stopping;
+    pthread_mutex_unlock(&s->lock);
+    return stopping;
+}
+
 bool service_ended(struct service *s) {
     pthread_mutex_lock(&s->lock);
     bool ended = s->ended;

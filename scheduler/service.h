@@ -97,6 +97,9 @@ void service_measure(struct service *s, struct service_metrics *out);
  * and are cancelled then. Returns at once. */
 void service_drain(struct service *s, double patience);
 
+/* Whether new requests are refused: it drains, or its device failed. */
+bool service_stopping(struct service *s);
+
 /* Whether the engine thread has ended: drained, or its device failed. */
 bool service_ended(struct service *s);
 

@@ -12,18 +12,18 @@ TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(G
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
-DEMOS        := $(PHASES:%=build/release/demo%)
+DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
 # Every test on the CPU, as release and sanitizer build; those of the ops once more for each version
 # of the kernels under the emulation and, where there is a GPU, on it. (attend chooses version 4 itself
 # wherever it applies.)
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
-KERNEL_TESTS := test_ops test_shapes test_limits test_attention test_paged_ops test_faults \
+KERNEL_TESTS := test_ops test_shared_rows test_shapes test_limits test_attention test_paged_ops test_faults \
                 test_sampling test_available test_kv_pool test_naive_batch test_workloads \
                 test_paged_workloads test_kv_paged test_attention_paged test_attend test_attend_faults \
                 test_attend_fp8 test_kv_views test_kv_types test_cascade \
-                test_states test_plans test_attend_graph test_attend_large test_decode_step
+                test_states test_plans test_attend_graph test_attend_large test_decode_step test_vectors
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4 5,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
@@ -36,9 +36,10 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # `make test` leaves out what takes longest, where another program, build or device does a share of
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
+                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention \
+                test_server_faults test_clients
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
-                test_shared_decoding test_golden test_check
+                test_shared_decoding test_golden test_check test_clients
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
 BATCHES_release := 60
 BATCHES_asan    := 15
@@ -57,7 +58,7 @@ short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(ca
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
 	@tests/run "SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
-	    $(foreach t,test_attention test_ops test_decode_step test_kv_views test_states test_limits, \
+	    $(foreach t,test_attention test_ops test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
 	    $(foreach t,test_attend test_cascade test_attention_paged,"$(SHORT_emu) build/release/tests/$(t)") \
 	    $(foreach v,1 2 3 4 5,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
@@ -67,12 +68,12 @@ test: deps
 	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
-	@$(MAKE) --no-print-directory $(PARALLEL) build-test
+	@$(MAKE) --no-print-directory $(PARALLEL) build-test $(tsan_programs)
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
 	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
 	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu)
 
 test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
@@ -87,10 +88,26 @@ test-slow: deps
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
 
+# What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
+THREAD_TESTS   := test_threads test_service test_server test_server_faults
+THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device checkpoint_writer)
+tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12
+tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
+build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
+build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \
+                             $(THREAD_HELPERS) $(ALL_MODULES))
+	$(call say,cc )$(CC) $(tsan_FLAGS) $^ -o $@ $(LIBS) -lcmocka
+$(THREAD_TESTS:%=build/tsan/tests/%): build/tsan/tests/programs
+	@ln -sf programs $@
+test-threads: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) $(tsan_programs)
+	@tests/run $(tsan_tests)
+.PHONY: test-threads
+
 # The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
 ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
                 $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
-ARM64_DEMOS  := 0 1 8 11
+ARM64_DEMOS  := $(PHASES)
 test-arm64: deps
 	@tests/arm64 install
 	@$(ARM64_MAKE) $(PARALLEL) build/arm64/tests/programs $(ARM64_DEMOS:%=build/arm64/demo%)
@@ -104,9 +121,10 @@ mutate: deps
 	@command -v python3 >/dev/null || { echo "make mutate needs python3: apt-get install python3"; exit 1; }
 	@tests/mutate
 
-build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(PHASES:%=build/$(b)/demo%) \
+build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUILDABLE:%=build/$(b)/demo%) \
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
-              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate) build/release/emu-demo4 \
+              build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
+              $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
             build/release/emu-demo11 \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
@@ -135,6 +153,9 @@ build/$(1)/tests/check_kernel: $$(call objects,$(1),$$(GRADER) $$(TEST_HELPERS) 
 build/$(1)/tests/programs build/$(1)/tests/check_candidate: build/$(1)/tests/%: build/$(1)/tests/%.o \
         $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
+build/$(1)/tests/ranks/worker: build/$(1)/tests/ranks/worker.o $$(call emu_objects,$(1),11) \
+        $$(call objects,$(1),parallel/mpi.c $$(TEST_HELPERS) $$(ALL_MODULES))
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) $$(MPI_LIBS) -lcmocka
 $(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
 	@ln -sf programs $$@
 endef

@@ -2,11 +2,27 @@
 
 #include "tutorials/common/pool.h"
 
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 enum { PATIENCE = 10 };
+
+/* A token takes some bytes of a body, and whatever a text needs to be escaped. */
+struct server_options house_limits(const struct demo *demo) {
+    return (struct server_options){.host = "127.0.0.1",
+                                   .most_body = (64 << 10) + 64 * (size_t)demo->generator.context,
+                                   .time_limit = demo->options.timeout,
+                                   .most_connections = 1000};
+}
+
+/* The longest sequence that the pool has room for: no request may become longer. */
+static int pool_positions(const struct kv_pool *p) {
+    int64_t n = (int64_t)p->blocks.stats.total * p->block_size;
+    return n < INT_MAX ? (int)n : INT_MAX;
+}
 
 int house_open(struct house *h, struct demo *demo, const struct server_options *options,
                struct error *err) {
@@ -18,12 +34,15 @@ int house_open(struct house *h, struct demo *demo, const struct server_options *
                                       .memory = &h->memory,
                                       .tokenizer = demo->tokenizer,
                                       .max_waiting = demo->options.max_waiting,
+                                      .wait_limit = demo->options.max_wait,
                                       .stepped = server_stepped,
                                       .context = &h->server};
     *h = (struct house){
         .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
     if (demo_pool_start(demo, &h->pool, 0, err))
         return -1;
+    if (demo->generator.context > pool_positions(&h->pool))
+        demo->generator.context = pool_positions(&h->pool);
     paged_memory_start(&h->memory, &h->pool, &paged);
     h->service = service_start(&demo->generator, &service, err);
     if (!h->service)
@@ -55,35 +74,46 @@ static int read_key(const char *path, char *key, size_t size, struct error *err)
         fclose(f);
     if (!line || !strcspn(key, "\r\n"))
         return error_set(err, "--api-key %s: cannot read a key from its first line", path);
+    if (strlen(key) == size - 1)
+        return error_set(err, "--api-key %s: the key is too long, at most %zu bytes", path,
+                         size - 2);
     key[strcspn(key, "\r\n")] = 0;
     return 0;
 }
 
-int house_serve(struct demo *demo, struct error *err) {
-    const struct options *o = &demo->options;
+/* Until a signal comes, or the device fails. */
+static int serve_until_signal(struct demo *demo, const struct server_options *options,
+                              struct error *err) {
     struct house house;
     struct error why = {{0}};
-    char key[256];
-    struct server_options options = {.host = o->host,
-                                     .port = o->serve,
-                                     .most_body = MOST_BODY,
-                                     .idle_limit = IDLE_LIMIT,
-                                     .most_connections = MOST_CONNECTIONS,
-                                     .log = true};
-    if (o->api_key) {
-        if (read_key(o->api_key, key, sizeof key, err))
-            return -1;
-        options.key = key;
-    }
-    int result = house_open(&house, demo, &options, err);
+    bool v6 = strchr(options->host, ':') != NULL;
+    int result = house_open(&house, demo, options, err);
     if (!result) {
-        fprintf(stderr, "listening on http://%s:%d/ as model \"%s\", %s; Ctrl-C ends\n", o->host,
-                house.server.port, o->model, house.server.system_fingerprint);
-        while (!demo_interrupted(demo) && !service_ended(house.service))
+        fprintf(stderr, "listening on http://%s%s%s:%d/ as model \"%s\", %s; Ctrl-C ends\n",
+                v6 ? "[" : "", options->host, v6 ? "]" : "", house.server.port, demo->options.model,
+                house.server.system_fingerprint);
+        while (!demo_interrupted(demo) && !service_ended(house.service)) {
+            server_check(&house.server);
             nanosleep(&(struct timespec){0, 50000000}, NULL);
+        }
         fprintf(stderr, "ending: requests that run have %d seconds\n", PATIENCE);
     }
     if (house_close(&house, PATIENCE, &why) && !result)
         result = error_set(err, "%s", why.text);
     return result;
+}
+
+int house_serve(struct demo *demo, struct error *err) {
+    struct server_options options = house_limits(demo);
+    char key[256];
+    options.host = demo->options.host;
+    options.port = demo->options.serve;
+    options.log = true;
+    signal(SIGPIPE, SIG_IGN); /* nobody reads the log any more */
+    if (demo->options.api_key) {
+        if (read_key(demo->options.api_key, key, sizeof key, err))
+            return -1;
+        options.key = key;
+    }
+    return serve_until_signal(demo, &options, err);
 }

@@ -6,8 +6,6 @@
 
 #include "tutorials/12-server/server.h"
 
-enum { IDLE_LIMIT = 30, MOST_BODY = 8 << 20, MOST_CONNECTIONS = 1000 };
-
 struct house {
     struct kv_pool pool;
     struct paged_memory memory;
@@ -15,13 +13,16 @@ struct house {
     struct server server;
 };
 
-/* Starts all of it, as the demo's options and `options` say. h must not move. Returns 0, or -1 with
- * err set; house_close in either case. */
+/* What the demo's options say, on any free port of this machine. */
+struct server_options house_limits(const struct demo *demo);
+
+/* Opens it on the model of a demo, which stays where it is and whose context becomes at most what
+ * the pool has room for. Returns 0, or -1 with err set; house_close in either case. */
 int house_open(struct house *h, struct demo *demo, const struct server_options *options,
                struct error *err);
 
-/* Ends it. Requests that still run have `patience` seconds. Returns 0, or -1 with err set to why
- * the engine failed meanwhile. */
+/* Requests that still run have `patience` seconds. Returns 0, or -1 with err set: the engine has
+ * failed. */
 int house_close(struct house *h, double patience, struct error *err);
 
 /* For struct phase: serves at the options' --serve until a signal ends it. */

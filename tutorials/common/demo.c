@@ -99,7 +99,8 @@ static int open_model(struct demo *demo, struct error *err) {
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
-    int result = model_load(&demo->model, demo->dev, o->model, &progress, err);
+    int result =
+        model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
     progress_bar_end(&bar);
     if (result)
         return -1;
@@ -156,7 +157,8 @@ bool demo_interrupted(const struct demo *demo) {
 }
 
 /* From here on the first Ctrl-C, SIGTERM or SIGHUP ends the run at the end of its step, the second
- * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. */
+ * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. Of
+ * ranks, the first decides. */
 static void catch_interrupts(struct demo *demo) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction before,
@@ -165,6 +167,8 @@ static void catch_interrupts(struct demo *demo) {
         return;
     if (demo->options.chat)
         action.sa_flags = (int)SA_RESETHAND;
+    if (demo->parallel && demo->parallel->rank)
+        action.sa_handler = SIG_IGN;
     for (int i = 0; i < 3; i++) {
         sigaction(signals[i], &action, &before);
         if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN) /* nohup */
@@ -302,8 +306,8 @@ static int run_model(struct demo *demo, struct error *err) {
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
     if (output_check(demo->options.json, err) || output_check(demo->options.trace, err) ||
-        output_check(demo->options.receipt, err) || open_model(demo, err) ||
-        hash_files(demo, err) || fingerprint_start(&demo->run, err))
+        output_check(demo->options.html, err) || output_check(demo->options.receipt, err) ||
+        open_model(demo, err) || hash_files(demo, err) || fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
     if (demo->phase->begin)
@@ -350,12 +354,15 @@ static int check_streams(struct error *err) {
 
 static int run(struct demo *demo, int argc, char **argv, struct error *err) {
     const struct phase *phase = demo->phase;
-    if (check_streams(err) || options_parse(&demo->options, argc, argv, phase, err))
+    if (check_streams(err) || (phase->join && phase->join(demo, err)) ||
+        options_parse(&demo->options, argc, argv, phase, err))
         return -1;
     if (demo->options.help) {
         options_help(argv[0], phase);
         return output_flush_stdout(err);
     }
+    if (phase->agree && phase->agree(demo, argv, err))
+        return -1;
     demo->cache = phase->caches ? &phase->caches[demo->options.cache] : NULL;
     return demo->options.tokenize ? run_tokenizer(demo, err) : run_model(demo, err);
 }
@@ -365,9 +372,10 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
     struct error err;
     int result = run(&demo, argc, argv, &err);
     close_all(&demo);
-    if (result) {
-        fflush(stdout); /* what was written so far comes before the reason why it ends */
+    fflush(stdout); /* what was written so far comes before the reason why it ends */
+    if (demo.parallel)
+        demo.parallel->end(demo.parallel, result ? &err : NULL);
+    else if (result)
         fprintf(stderr, "demo: %s\n", err.text);
-    }
     return result ? 2 : interrupted ? 128 + interrupted : demo.refused ? 1 : 0;
 }

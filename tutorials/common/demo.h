@@ -49,6 +49,10 @@ struct phase {
     bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
+    /* Before the options are read, and when they are: phase 14 joins its ranks, and compares them.
+     * Both return 0, or -1 with err set. NULL in other phases. */
+    int (*join)(struct demo *demo, struct error *err);
+    int (*agree)(struct demo *demo, char **argv, struct error *err);
     /* Opens who proposes tokens, as options.speculate and draft say; end is called for every demo.
      * NULL before phase 13. Same result. */
     int (*speculate)(struct demo *demo, struct error *err);
@@ -60,6 +64,7 @@ struct demo {
     struct options options;
     const struct cache_kind *cache; /* the one that the options choose; NULL: the phase has none */
     struct device *dev;
+    struct parallel *parallel; /* the ranks that share the model; NULL: one */
     struct model model;
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: none, and why */

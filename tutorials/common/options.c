@@ -32,7 +32,7 @@ static const char *const task_names[N_TASKS] = {
  * pool of the size that the options say. */
 #define FROM(n) (ALL >> (n) << (n))
 #define ONLY(n) (1 << (n))
-enum { N_PHASES = 14, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { N_PHASES = 15, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
 enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
 
 /* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
@@ -136,6 +136,8 @@ static const struct row rows[] = {
      F(token_budget), INT, FROM(3), READING, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
     {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
      .flags = 0},
+    {"html", "FILE.html", "the run as a page of its own, to be stepped through in a browser",
+     F(html), WRITE, FROM(3), MANY, 0, .flags = 0},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
      FROM(3), RANDOM, 0, .max = 1e6},
     {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, FROM(3),
@@ -156,12 +158,31 @@ static const struct row rows[] = {
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
      INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
     {.help = "The server"},
+    {"clients", "N", "so many send the requests of --random to it, beside a run without it",
+     F(clients), INT, FROM(12), RANDOM, 0, .min = 1, .max = 900},
     {"host", "ADDRESS", "the address to listen on (127.0.0.1)", F(host), TEXT, FROM(12), SERVE, 0,
      .flags = 0},
     {"api-key", "FILE", "clients must have the key in its first line as bearer token", F(api_key),
      READ, FROM(12), SERVE, 0, .flags = 0},
     {"max-waiting", "N", "requests in the queue; one more gets status 429 (1000)", F(max_waiting),
      INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1 << 20},
+    {"max-wait", "SECONDS", "how long one may wait there, then status 503; 0: for ever (600)",
+     F(max_wait), FLOAT, FROM(12), SERVE, FROM(12), .max = 1e9},
+    {"timeout", "SECONDS", "a client may take so long to send a request, or do nothing (60)",
+     F(timeout), INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1e6},
+    {.help = "Ranks: processes that share the model (also: mpirun -n N ./demo ...)"},
+    {"ranks", "N", "start N of them on this host", F(ranks), INT, FROM(14), RUNNING & ~VERIFY,
+     FROM(14), .min = 1, .max = 1024},
+    {"patience", "S", "seconds that a rank may keep the others waiting (10; 20 while loading)",
+     F(patience), FLOAT, FROM(14), RUNNING & ~VERIFY, FROM(14), .min = 0.1, .max = 1e6},
+    {"plan", NULL, "the tables: step times of 1 to 64 ranks, computed from the next three", F(plan),
+     SWITCH, 0, 0, FROM(14), .flags = CHANGES},
+    {"link", "G", "GB/s that a rank sends (450)", F(link), FLOAT, 0, 0, FROM(14), .min = 1e-3,
+     .max = 1e6},
+    {"latency", "U", "microseconds from rank to rank (3)", F(latency), FLOAT, 0, 0, FROM(14),
+     .min = 0, .max = 1e6},
+    {"memory-speed", "G", "GB/s at which a rank reads its weights (4000)", F(memory_speed), FLOAT,
+     0, 0, FROM(14), .min = 1e-3, .max = 1e6},
     {.help = "What to print"},
     {"top-logprobs", "N", "with --score: the N likeliest tokens beside each (0)", F(top_logprobs),
      INT, FROM(13), SCORE, 0, .min = 0, .max = 20},
@@ -179,10 +200,11 @@ static const struct row rows[] = {
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows, FIRST_KEY = 256 };
-_Static_assert(N_ROWS <= 64, "options.given has a bit for each row");
+_Static_assert(sizeof rows / sizeof *rows <= MOST_OPTIONS,
+               "options.given has an element for each row");
 
 static bool given(const struct options *o, int row) {
-    return o->given >> row & 1;
+    return o->given[row];
 }
 
 /* With what a phase takes an option; 0: it does not have it. */
@@ -494,7 +516,13 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
                             .sampling = {.top_p = 1},
                             .serve = -1,
                             .host = "127.0.0.1",
-                            .max_waiting = 1000};
+                            .max_waiting = 1000,
+                            .max_wait = 600,
+                            .timeout = 60,
+                            .patience = 10,
+                            .link = 450,
+                            .latency = 3,
+                            .memory_speed = 4000};
     opterr = 0;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         const char *word = argv[optind - 1];
@@ -508,7 +536,7 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
             return error_set(err, "%s: unknown option, or short for several; see --help", word);
         if (set_option(out, &rows[key - FIRST_KEY], optarg, phase, err))
             return -1;
-        out->given |= (uint64_t)1 << (key - FIRST_KEY);
+        out->given[key - FIRST_KEY] = true;
     }
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",
