@@ -25,7 +25,7 @@ static void become(const struct served *s, const struct served_options *o) {
     char program[64], port[12], *arguments[40] = {program, "--device", "cpu", "--serve", port};
     int n = 5, log = open(o->log ? o->log : s->log, O_WRONLY | O_APPEND);
     struct rlimit files = {(rlim_t)o->most_files, (rlim_t)o->most_files};
-    snprintf(program, sizeof program, "%s/demo12", build_folder(NULL));
+    snprintf(program, sizeof program, "%s/demo%d", build_folder(NULL), o->phase ? o->phase : 12);
     snprintf(port, sizeof port, "%d", s->port);
     snprintf(words, sizeof words, "%s", o->arguments ? o->arguments : "");
     for (char *word = strtok(words, " "); word && n < 39; word = strtok(NULL, " "))

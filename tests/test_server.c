@@ -154,15 +154,14 @@ static void receipts_come_with_answers(void **state) {
     static const char *const bodies[] = {
         "{" QUESTION ",\"temperature\":0,\"samebits_receipt\":true}",
         "{" QUESTION ",\"seed\":3,\"n\":2,\"max_tokens\":5,\"samebits_receipt\":true}"};
-    char path[] = "/tmp/samebits-receipts-XXXXXX", folder[64], line[160];
+    char path[] = "/tmp/samebits-receipts-XXXXXX", line[160];
     int fd = mkstemp(path);
     (void)state;
-    snprintf(folder, sizeof folder, "%s", program);
-    snprintf(strrchr(program, '/'), 16, "/demo13");
-    struct served s = serve(NULL);
+    struct served s = served_start(
+        &(struct served_options){.phase = 13, .arguments = "--kv-blocks 400 --speculate"});
     for (int i = 0; i < 2; i++) {
-        char *answer = ask(&s, "POST", chat, "", bodies[i]);
-        json_t *json = json_of(answer), *choice;
+        char *answer = served_ask(&s, "POST", chat, "", bodies[i]);
+        json_t *json = served_json(answer), *choice;
         size_t k;
         json_array_foreach(json_object_get(json, "choices"), k, choice) {
             char *receipt = json_dumps(json_object_get(choice, "samebits_receipt"), 0);
@@ -174,18 +173,17 @@ static void receipts_come_with_answers(void **state) {
         free(answer);
     }
     char *answer =
-        ask(&s, "POST", chat, "",
-            "{" QUESTION ",\"temperature\":0,\"stream\":true,\"samebits_receipt\":true}");
+        served_ask(&s, "POST", chat, "",
+                   "{" QUESTION ",\"temperature\":0,\"stream\":true,\"samebits_receipt\":true}");
     assert_int_equal(count(answer, "\"samebits_receipt\":{\"samebits_receipt\":1"), 1);
     free(answer);
-    assert_int_equal(end(&s, SIGTERM), 128 + SIGTERM);
+    assert_int_equal(served_end(&s, SIGTERM), 128 + SIGTERM);
     close(fd);
     snprintf(line, sizeof line, "--verify-receipt %s", path);
     struct command c = demo_run(13, line);
     assert_int_equal(c.status, 0);
     assert_int_equal(count(c.out, "verified"), 3);
     command_free(&c);
-    snprintf(program, sizeof program, "%s", folder);
     unlink(path);
 }
 
