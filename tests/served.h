@@ -21,6 +21,7 @@ struct served_options {
     const char *log;       /* file for its stderr; NULL: a new one */
     int phase;             /* whose demo; 0: 12 */
     int most_files;        /* descriptors that it may have; 0: as we may */
+    int phase;             /* whose demo it is; 0: phase 12's */
 };
 
 /* Starts it on the CPU and waits until it listens. */
