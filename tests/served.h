@@ -19,7 +19,6 @@ struct served {
 struct served_options {
     const char *arguments; /* more of them, with blanks between; NULL: none */
     const char *log;       /* file for its stderr; NULL: a new one */
-    int phase;             /* whose demo; 0: 12 */
     int most_files;        /* descriptors that it may have; 0: as we may */
     int phase;             /* whose demo it is; 0: phase 12's */
 };
