@@ -224,7 +224,8 @@ static void receipts_come_with_answers(void **state) {
     char path[] = "/tmp/samebits-receipts-XXXXXX", line[160];
     int fd = mkstemp(path);
     (void)state;
-    struct served s = served_start(&(struct served_options){.phase = 13});
+    struct served s = served_start(
+        &(struct served_options){.phase = 13, .arguments = "--kv-blocks 400 --speculate"});
     for (int i = 0; i < 2; i++) {
         char *answer = served_ask(&s, "POST", chat, "", bodies[i]);
         json_t *json = served_json(answer), *choice;
