@@ -6,9 +6,9 @@ WERROR   ?= -Werror
 # The bits do not depend on the instruction set (tutorials/numerics.md), so the release build may
 # use all of this machine's; the sanitizer build uses the oldest, and the tests compare the two.
 ARCH     := -march=native
-PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash libmicrohttpd
+PACKAGES := openblas jansson libpcre2-8 libutf8proc libxxhash libmicrohttpd libcrypto
 APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2-dev libutf8proc-dev \
-            libxxhash-dev libmicrohttpd-dev libcmocka-dev
+            libxxhash-dev libmicrohttpd-dev libssl-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 # Phase 14 alone needs MPI; without it the rest is built, and phase 14's tests are left out.
@@ -30,6 +30,7 @@ release_FLAGS := -O3 -g $(ARCH)
 SANITIZERS    := -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 arm64_FLAGS   := -O2 -g
 asan_FLAGS    := -O1 $(SANITIZERS)
+tsan_FLAGS    := -O1 -g1 -fsanitize=thread
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 # ---- the CUDA kernels: compiled by nvcc for a GPU, or by g++ for the emulation ------------------
@@ -59,17 +60,18 @@ LIBS_emu    := -lstdc++
 PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 # ---- what exists by which phase: the layering rule --------------------------------------------
-PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 14
+PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14
 BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
-             $(filter-out %/group.c %/serve.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
+             $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
-             scheduler/fingerprint.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
+             scheduler/fingerprint.c scheduler/logits_chain.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
-             scheduler/own_caches.c scheduler/engine_metrics.c tutorials/common/serve.c
+             scheduler/own_caches.c scheduler/engine_metrics.c scheduler/history.c \
+             $(addprefix tutorials/common/,serve.c page.c record.c)
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
 MODULES_5 := $(MODULES_4) scheduler/block_allocator.c scheduler/kv_pool.c tutorials/common/pool.c
 MODULES_6 := $(MODULES_5) scheduler/block_table.c
@@ -86,11 +88,14 @@ CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
 $(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))
 CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
-MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
+MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c scheduler/service_metrics.c scheduler/service_ranks.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
+MODULES_13 := $(MODULES_12) scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
+              $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
-MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
-CUDA_14   := $(CUDA_10)
+CUDA_13   := $(CUDA_11)
+MODULES_14 := $(MODULES_13) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_11)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -115,10 +120,12 @@ help:
 	@echo "make phase10       build ./demo: what sequences share is read once for all of them"
 	@echo "make phase11       build ./demo: keys and values in 8 bits, and in the 16 of others"
 	@echo "make phase12       build ./demo: a server that clients of OpenAI's API talk to"
+	@echo "make phase13       build ./demo: receipts of answers, exact scores, drafts that change no bit"
 	@echo "make phase14       build ./demo: one model on several processes, which add integers (MPI)"
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 cores)"
 	@echo "make test-all      all of them, in every version of the kernels (20 minutes)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
+	@echo "make test-threads  what has threads of its own, under ThreadSanitizer (a part of test-all)"
 	@echo "make test-arm64    the same bits on ARM: the engine and its tests under qemu (Debian)"
 	@echo "make check OP=rmsnorm KERNEL=mine.cu   your kernel of an op beside the reference and ours"
 	@echo "make lab5          your block allocator in the engine, graded (0 to 11: tutorials/labs.md)"
@@ -175,7 +182,8 @@ clean:
 	rm -rf build demo compile_commands.json
 
 # ---- how things are built -----------------------------------------------------------------------
-# $(1) is release, asan or fuzz. The emulation's own checks need the compiler to tell of every
+# $(1) is release, asan, tsan or fuzz; tsan has no kernels, because the emulation uses the hooks of
+# ThreadSanitizer itself. The emulation's own checks need the compiler to tell of every
 # memory access (-fsanitize=thread,alignment at compile time, see gpu/emu/memory_hooks.cpp); under
 # ASan, the sanitizers look instead: ASan where memory is accessed, so UBSan need not, which takes
 # half of the compile time. Where variables are at each instruction (-fvar-tracking) takes a quarter
@@ -192,6 +200,7 @@ emu_objects = $(patsubst %.cu,build/$(1)/%.cu.o,$(CUDA_$(2))) \
 release_KERNELS := $(KERNELS)
 asan_KERNELS    := emu
 arm64_KERNELS   := emu
+tsan_KERNELS    := none
 kernel_objects = $(call $($(1)_KERNELS)_objects,$(1),$(2))
 
 # A file that holds a setting and is new when that has changed: what depends on it is built again.
@@ -204,6 +213,7 @@ FORCE:
 $(eval $(call setting,release-kernels,$(release_KERNELS)))
 $(eval $(call setting,asan-kernels,$(asan_KERNELS)))
 $(eval $(call setting,arm64-kernels,$(arm64_KERNELS)))
+$(eval $(call setting,tsan-kernels,$(tsan_KERNELS)))
 $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 
 define rules
@@ -234,11 +244,12 @@ endef
 $(eval $(call rules,release))
 $(eval $(call rules,asan))
 $(eval $(call rules,arm64))
+$(eval $(call rules,tsan))
 
 $(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
 
 # The compiler does not tell that the page is in it.
-build/release/tutorials/12-server/page.o build/asan/tutorials/12-server/page.o: tutorials/12-server/page.html
+$(foreach b,release asan arm64 tsan,build/$(b)/tutorials/common/page.o): tutorials/common/page.html
 
 build/gpu/%.o: gpu/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)

@@ -8,7 +8,7 @@
  * Errors are sticky: the first CUDA error is kept, later ops of the device do nothing, and the next
  * sync reports it. So the forward pass stays a plain list of calls.
  *
- * The same files compile for a GPU (nvcc) and for the emulation (g++, gpu/emu).
+ * Each kernel file compiles for a GPU (nvcc) and for the emulation (g++, gpu/emu).
  */
 #ifndef SAMEBITS_GPU_H
 #define SAMEBITS_GPU_H
@@ -125,7 +125,7 @@ void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, 
         }                                                                                          \
     } while (0)
 
-/* The same for a kernel that waits itself for the one before it (cuda_compat.h). */
+/* Launches a kernel that waits itself for the one before it (cuda_compat.h). */
 #define GPU_LAUNCH_EARLY(gpu, kernel, grid, block, shared_bytes, ...)                              \
     do {                                                                                           \
         if (!(gpu)->launches_early) {                                                              \

@@ -17,14 +17,14 @@ struct family {
     int n_kv_heads; /* 0: as many as heads */
     int head_dim;   /* 0: hidden / heads */
     int max_positions;
-    int window; /* sliding_window; 0: the class has none, or only with use_sliding_window */
+    int window; /* sliding_window; 0: the class has none */
 };
 
 static const struct family families[] = {
     {"LlamaForCausalLM", "llama", ARCH_LLAMA, 0, 0, 2048, 0},
     {"MistralForCausalLM", "mistral", ARCH_LLAMA, 8, 0, 131072, 4096},
-    {"Qwen2ForCausalLM", "qwen2", ARCH_QWEN2, 32, 0, 32768, 0},
-    {"Qwen3ForCausalLM", "qwen3", ARCH_QWEN3, 32, 128, 32768, 0},
+    {"Qwen2ForCausalLM", "qwen2", ARCH_QWEN2, 32, 0, 32768, 4096},
+    {"Qwen3ForCausalLM", "qwen3", ARCH_QWEN3, 32, 128, 32768, 4096},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
@@ -139,13 +139,9 @@ static int read_switches(struct model_config *c, const struct family *family,
     return 0;
 }
 
-static int refuse_windows(const struct model_config *c, const struct family *family,
-                          const struct json_source *s) {
-    bool used = false;
-    if (json_get_bool(s, "use_sliding_window", &used))
-        return -1;
-    if (used)
-        return json_refuse(s, "\"use_sliding_window\" is true; only full attention is supported");
+/* Which layers have the window, where the class lets a list decide (Qwen) or has fixed it. */
+static int read_layer_types(struct model_config *c, const struct family *family,
+                            const struct json_source *s) {
     json_t *types = json_field(s, "layer_types");
     if (types && !json_is_array(types))
         return json_refuse(s, "\"layer_types\" must be a list");
@@ -154,26 +150,51 @@ static int refuse_windows(const struct model_config *c, const struct family *fam
                            json_array_size(types), c->n_layers);
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
-        if (!type || strcmp(type, "full_attention"))
-            return json_refuse(
-                s, "\"layer_types\"[%zu] is \"%s\"; only \"full_attention\" is supported", i,
-                type ? type : "?");
+        bool windowed = type && !strcmp(type, "sliding_attention");
+        if (!type || (!windowed && strcmp(type, "full_attention")))
+            return json_refuse(s,
+                               "\"layer_types\"[%zu] is \"%s\"; only \"full_attention\" and "
+                               "\"sliding_attention\" are supported",
+                               i, type ? type : "?");
+        if (family->arch == ARCH_LLAMA ? windowed != c->windowed[i] : windowed && !c->window)
+            return json_refuse(s, "\"layer_types\"[%zu] is \"%s\", but the layer has %s", i, type,
+                               c->windowed[i] ? "a sliding window" : "no sliding window");
+        c->windowed[i] = windowed;
     }
-    if (!family->window)
-        return 0;
-    int window = json_object_get(s->object, "sliding_window") ? c->max_positions : family->window;
-    if (json_get_int(s, "sliding_window", 1, INT_MAX, &window))
-        return -1;
-    if (window < c->max_positions)
-        return json_refuse(s,
-                           "\"sliding_window\" is %d and \"max_position_embeddings\" %d; "
-                           "only full attention is supported",
-                           window, c->max_positions);
     return 0;
 }
 
-static int refuse_unsupported(const struct model_config *c, const struct family *family,
-                              const struct json_source *s) {
+/* Mistral has the window in every layer. Qwen has it only with use_sliding_window, in the layers
+ * from max_window_layers on, unless layer_types names them. */
+static int read_windows(struct model_config *c, const struct family *family,
+                        const struct json_source *s) {
+    bool used = false;
+    int first = 28; /* of the Qwen classes */
+    if (json_get_bool(s, "use_sliding_window", &used) ||
+        json_get_int(s, "max_window_layers", 0, INT_MAX, &first))
+        return -1;
+    bool is_qwen = family->arch != ARCH_LLAMA;
+    if (used && !family->window)
+        return json_refuse(s, "\"use_sliding_window\" is true, but %s has no windows",
+                           family->class_name);
+    if (is_qwen ? used : family->window) {
+        c->window = json_object_get(s->object, "sliding_window") ? 0 : family->window;
+        if (json_get_int(s, "sliding_window", 1, INT_MAX, &c->window))
+            return -1;
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        c->windowed[i] = c->window && (!is_qwen || i >= first);
+    if (read_layer_types(c, family, s))
+        return -1;
+    c->window = c->window < c->max_positions ? c->window : 0; /* it hides nothing */
+    return 0;
+}
+
+int model_config_window_left(const struct model_config *c, int layer) {
+    return c->window && c->windowed[layer] ? c->window - 1 : -1;
+}
+
+static int refuse_unsupported(const struct json_source *s) {
     const char *activation = "silu";
     if (json_get_string(s, "hidden_act", &activation))
         return -1;
@@ -186,7 +207,7 @@ static int refuse_unsupported(const struct model_config *c, const struct family 
                            "\"quantization_config\" (\"%s\"): only BF16, F16 and F32 are supported",
                            method ? method : "?");
     }
-    return refuse_windows(c, family, s);
+    return 0;
 }
 
 static int refuse_partial_rotary(const struct json_source *s) {
@@ -290,8 +311,8 @@ static int read_config(struct model_config *c, const struct json_source *s) {
     if (!family)
         return -1;
     c->arch = family->arch;
-    if (read_sizes(c, family, s) || read_switches(c, family, s) ||
-        refuse_unsupported(c, family, s) || read_rope(c, s))
+    if (read_sizes(c, family, s) || read_switches(c, family, s) || read_windows(c, family, s) ||
+        refuse_unsupported(s) || read_rope(c, s))
         return -1;
     return read_stop_ids(c, s);
 }

@@ -3,7 +3,6 @@
 #include "model/decode_graph.h"
 #include "model/forward_parallel.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,16 +40,6 @@ static bool is_paged(const struct batch *batch) {
 /* Must each sequence be gathered into one piece before attention? */
 static bool is_gathered(const struct batch *batch) {
     return is_paged(batch) && !batch->pages;
-}
-
-/* Positions that sequence i has after the pass. */
-static int kv_len_of(const struct batch *batch, int i) {
-    return batch->positions[batch->qo_indptr[i + 1] - 1] + 1;
-}
-
-static struct attention_shape attention_shape_of(const struct model_config *c) {
-    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim, 1.0 / sqrt(c->head_dim),
-                                    KV_BFP16};
 }
 
 /* Which word each row is, where its keys and values go, and by how much it is rotated. */
@@ -91,7 +80,7 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
     int64_t n = 0;
     int longest = 0, result = 0;
     for (int i = 0; i < batch->n_sequences; i++) {
-        int kv_len = kv_len_of(batch, i);
+        int kv_len = batch_kv_len(batch, i);
         longest = kv_len > longest ? kv_len : longest;
         n += kv_len;
     }
@@ -102,7 +91,7 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
         return error_set(err, "out of memory for a pass over %lld cached positions", (long long)n);
     for (int i = 0; i < batch->n_sequences && !result; i++) {
         const struct kv_cache *cache = batch->caches[i];
-        int kv_len = kv_len_of(batch, i);
+        int kv_len = batch_kv_len(batch, i);
         result = cache->slots(cache, 0, kv_len, next, err);
         next += kv_len;
     }
@@ -112,15 +101,6 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
         dev->ops->upload(dev, ws->paged_slots, slots, sizeof *slots * (size_t)n);
     free(slots);
     return result;
-}
-
-static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
-    struct device *dev = ws->model->dev;
-    struct attention_shape shape = attention_shape_of(&ws->model->config);
-    shape.kv_type = batch->caches[0]->type;
-    if (!ws->plan)
-        ws->plan = dev->ops->attention_plan_new(dev, err);
-    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;
 }
 
 /* Gets memory and uploads what the ops read of the batch. Returns 0, or -1 with err set. */
@@ -133,7 +113,7 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
         return error_set(err, "a KV cache of type %s needs passes of all sequences together",
                          kv_type_name(batch->caches[0]->type));
     if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
-        (batch->pages && plan_attention(ws, batch, err)) || upload_rows(ws, batch, err))
+        attention_plans_make(&ws->plans, model, batch, err) || upload_rows(ws, batch, err))
         return -1;
     ops->upload(model->dev, ws->logit_rows, batch->logit_rows,
                 sizeof(int32_t) * (size_t)batch->n_logits);
@@ -227,11 +207,12 @@ static void attend_together(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     const struct kv_cache *cache = p->batch->caches[0];
     int page_size = p->batch->pages->page_size;
-    struct attention_variant causal = attention_variant_causal();
+    struct attention_variant variant = attention_variant_of(c, p->layer);
+    const struct attention_plan *plan = p->ws->plans.together[variant.window_left >= 0];
     struct kv_views kv = kv_layer_views(&cache->layers[p->layer], cache->type, page_size,
                                         c->n_kv_heads, c->head_dim);
     append(p, &kv, page_size, 0, p->batch->n_tokens);
-    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, p->ws->plan, &causal,
+    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, plan, &variant,
                    site(p, TENSOR_ATTENTION));
 }
 
@@ -244,7 +225,7 @@ static void attend_each(const struct pass *p) {
     const int64_t *paged_slots = is_gathered(p->batch) ? ws->paged_slots : NULL;
     for (int i = 0; i < p->batch->n_sequences; i++) {
         int first = p->batch->qo_indptr[i], n = p->batch->qo_indptr[i + 1] - first;
-        int kv_len = kv_len_of(p->batch, i);
+        int kv_len = batch_kv_len(p->batch, i);
         struct kv_layer layer = kv_of(p, i);
         struct kv_views kv = kv_layer_views(&layer, KV_BFP16, 1, c->n_kv_heads, c->head_dim);
         append(p, &kv, 1, first, n);
@@ -254,8 +235,13 @@ static void attend_each(const struct pass *p) {
             paged_slots += kv_len;
             layer = ws->gathered;
         }
-        p->ops->attention(p->dev, ws->attention + (size_t)first * q, ws->q + (size_t)first * q,
-                          &layer, n, kv_len, &shape, site(p, TENSOR_ATTENTION));
+        float *y = ws->attention + (size_t)first * q;
+        if (model_config_window_left(c, p->layer) >= 0)
+            attention_plans_run(&ws->plans, p->model, p->layer, i, y, ws->q + (size_t)first * q,
+                                &layer, kv_len, site(p, TENSOR_ATTENTION));
+        else
+            p->ops->attention(p->dev, y, ws->q + (size_t)first * q, &layer, n, kv_len, &shape,
+                              site(p, TENSOR_ATTENTION));
     }
 }
 

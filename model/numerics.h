@@ -34,6 +34,11 @@
 #define NUM_FN static inline
 #endif
 
+/* The version of the rules by which every bit is computed: of this file, of model/attention/, of
+ * the ops in ref/, of the rounding of weights and of the draw of tokens. A change of any bit of any
+ * result gets another number. tutorials/numerics-1.md states version 1; data/numerics/ tests it. */
+enum { NUMERICS_VERSION = 1 };
+
 enum {
     BFP_MAX_MANTISSA = 32639, /* 0x7F7F: splits into 256*h + l with h and l signed 8-bit digits */
     BFP_MIN_EXPONENT = -100,

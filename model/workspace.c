@@ -161,8 +161,7 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     release_drawn(ws);
-    if (ws->plan)
-        ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    attention_plans_free(&ws->plans, ws->model->dev);
     decode_graphs_free(ws->graphs, ws->model->dev);
     free(ws->graphs);
     free(ws);

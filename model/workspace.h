@@ -5,6 +5,7 @@
 #ifndef SAMEBITS_WORKSPACE_H
 #define SAMEBITS_WORKSPACE_H
 
+#include "model/attention_plans.h"
 #include "model/decode_graph.h"
 #include "model/forward.h"
 
@@ -34,7 +35,7 @@ struct workspace {
     int64_t *paged_slots;
     struct kv_layer gathered;
     int max_paged_slots, max_gathered;
-    struct attention_plan *plan;  /* of a batch with a page table */
+    struct attention_plans plans;
     struct decode_graphs *graphs; /* NULL: none yet */
     bool no_graphs;
 };

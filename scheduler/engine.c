@@ -9,9 +9,18 @@
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-double engine_now(const struct engine *e) {
+static double own_now(const struct engine *e) {
     const struct engine_clock *clock = e->options->clock;
     return clock ? clock->now(clock->context) : clock_now() - e->began;
+}
+
+double engine_now(const struct engine *e) {
+    return e->generator->model->parallel ? e->common : own_now(e);
+}
+
+void engine_tick(struct engine *e) {
+    e->common = own_now(e);
+    parallel_broadcast(e->generator->model->parallel, &e->common, sizeof e->common);
 }
 
 static void wait_until(const struct engine *e, double time) {
@@ -65,8 +74,7 @@ static bool cut_at_stop(struct answer *a, const struct request *r, size_t old) {
 }
 
 /* The token drawn last becomes text. */
-static int decode(struct engine *e, int i, struct error *err) {
-    struct answer *a = &e->answers[i];
+static int decode(struct engine *e, struct answer *a, struct error *err) {
     struct sequence *s = &a->sequence;
     const char *text;
     size_t n, old = a->n_text;
@@ -80,8 +88,20 @@ static int decode(struct engine *e, int i, struct error *err) {
     if (s->finish != FINISH_NOT_YET &&
         (decode_stream_flush(a->stream, &text, &n, err) || add_text(a, text, n, err)))
         return -1;
-    if (cut_at_stop(a, e->requests[i], old))
+    if (cut_at_stop(a, e->requests[a - e->answers], old))
         s->finish = FINISH_STOP_STRING;
+    return 0;
+}
+
+/* A sequence has got a token: its answer's first member. */
+static int on_appended(void *context, struct sequence *s, struct error *err) {
+    struct engine *e = context;
+    struct answer *a = (struct answer *)s;
+    e->drawn++;
+    if (decode(e, a, err))
+        return -1;
+    if (e->options->drew)
+        e->options->drew(e->options->context, e, (int)(a - e->answers));
     return 0;
 }
 
@@ -114,7 +134,17 @@ static int make_sequence(struct engine *e, int i, int fork_of, struct error *err
         sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err))
         return -1;
     s->ignore_stop = r->ignore_stop;
-    return 0;
+    s->forced = r->forced;
+    if (r->receipt && !(s->chain = logits_chain_new(err)))
+        return -1;
+    return sequence_propose(s, r->draft, r->n_draft, err);
+}
+
+/* What a request proposes to follow, as far as it may come to be stored. */
+static void count_draft(struct engine *e, int i) {
+    const struct sequence *s = &e->answers[i].sequence;
+    int most = e->in_memory[i].max_positions - s->n_tokens;
+    e->scheduler.jobs[i].n_draft = s->n_draft < most ? s->n_draft : most;
 }
 
 int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err) {
@@ -133,6 +163,7 @@ int engine_submit(struct engine *e, const struct request *request, int fork_of, 
         return -1;
     }
     e->n_submitted++;
+    count_draft(e, i);
     if (generator_check_prompt(e->generator, &e->answers[i].sequence, &e->answers[i].error))
         scheduler_stop(&e->scheduler, i, FINISH_ERROR, engine_now(e));
     else if (request->max_new < 1)
@@ -176,21 +207,23 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     struct request_memory *memory = e->options->memory;
     for (int i = 0; i < n; i++)
         e->parts[i] = part_of(e, &entries[i]);
-    if (pass_run(e->generator, e->parts, n, err))
+    e->generator->appended = on_appended;
+    e->generator->appended_context = e;
+    int result = pass_run(e->generator, e->parts, n, err);
+    e->generator->appended = NULL;
+    if (result)
         return -1;
+    engine_tick(e);
     e->passes++;
     for (int i = 0; i < n; i++)
-        memory->stored(memory, entries[i].job, e->parts[i].end);
+        memory->stored(memory, entries[i].job, e->parts[i].sequence->n_cached);
     if (memory->bytes > e->most_cache_bytes)
         e->most_cache_bytes = memory->bytes;
     for (int i = 0; i < n; i++) {
-        int job = entries[i].job;
-        e->drawn += entries[i].draws;
-        if (entries[i].draws && decode(e, job, err))
-            return -1;
-        if (entries[i].draws && e->options->drew)
-            e->options->drew(e->options->context, e, job);
-        scheduler_ran(&e->scheduler, &entries[i], e->parts[i].sequence->finish, engine_now(e));
+        const struct sequence *s = e->parts[i].sequence;
+        struct job *j = &e->scheduler.jobs[entries[i].job];
+        j->n_draft = entries[i].draws ? sequence_new_tokens(s) - j->n_new - 1 : 0;
+        scheduler_ran(&e->scheduler, &entries[i], s->finish, engine_now(e));
     }
     return 0;
 }
@@ -215,22 +248,18 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
-/* The time of a step: rank 0's, since ranks whose clocks differ could see an arrival in different
- * steps. */
-static double step_time(const struct engine *e) {
-    double now = engine_now(e);
-    parallel_broadcast(e->generator->model->parallel, &now, sizeof now);
-    return now;
-}
-
 int engine_step(struct engine *e, struct error *err) {
-    int n = scheduler_plan(&e->scheduler, step_time(e), e->plan);
+    for (int i = 0; i < e->scheduler.n_running; i++)
+        count_draft(e, e->scheduler.running[i]);
+    engine_tick(e);
+    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
     if (parallel_check(e->generator->model->parallel, err))
         return -1;
     if (e->options->memory->failed)
         return error_set(err, "%s", e->options->memory->why.text);
     if (!n)
         return 0;
+    e->n_planned = n;
     if (run_plan(e, n, err))
         return -1;
     e->steps++;

@@ -35,7 +35,7 @@ struct engine_options {
     /* Called after each step; may call engine_cancel. May be NULL. */
     void (*stepped)(void *context, struct engine *engine);
     /* Called for each token that a request has drawn, after its text and its finish are there, and
-     * before `changed` is told that it is done. May be NULL. */
+     * before `changed` is told that it is done; in the middle of a step. May be NULL. */
     void (*drew)(void *context, struct engine *engine, int request);
     /* Called for every change of a request's state. May be NULL. */
     void (*changed)(void *context, const struct engine *engine, int request,
@@ -62,11 +62,13 @@ struct engine {
     const struct request **requests;  /* [capacity] the submitters' */
     struct answer *answers;           /* [capacity] */
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
-    struct plan_entry *plan;          /* [max_running] */
-    struct pass_part *parts;          /* [max_running] */
-    long steps, passes, drawn;        /* drawn: tokens */
-    int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */
-    double began;                     /* clock_now at the start */
+    struct plan_entry *plan;          /* [n_planned] of the last step */
+    int n_planned;
+    struct pass_part *parts;   /* [max_running] */
+    long steps, passes, drawn; /* drawn: tokens */
+    int64_t most_cache_bytes;  /* of all requests together, at the fullest moment */
+    double began;              /* clock_now at the start */
+    double common;             /* of ranks: rank 0's time when it told it last */
 };
 
 /* An engine without requests, for `capacity` of them at once. The generator and the options, with
@@ -86,8 +88,12 @@ int engine_submit(struct engine *e, const struct request *request, int fork_of, 
  * a device that failed. */
 int engine_step(struct engine *e, struct error *err);
 
-/* Seconds of the run, by the options' clock: the times of requests count in it. */
+/* Seconds of the run, by the options' clock: the times of requests count in it. Of ranks, rank 0's
+ * at the last tick, so that they see an arrival in the same step. */
 double engine_now(const struct engine *e);
+
+/* All ranks hear rank 0's time. (engine_step does this at its beginning and after the pass.) */
+void engine_tick(struct engine *e);
 
 /* Cancels a request, if it is not done. Not from `changed` or `drew`. */
 void engine_cancel(struct engine *e, int request);

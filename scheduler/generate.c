@@ -13,8 +13,12 @@ void generator_end(struct generator *g) {
     g->ws = NULL;
 }
 
+bool generator_signalled(const struct generator *g) {
+    return g->interrupted && *g->interrupted;
+}
+
 bool generator_interrupted(const struct generator *g) {
-    bool ends = g->interrupted && *g->interrupted;
+    bool ends = generator_signalled(g);
     parallel_broadcast(g->model ? g->model->parallel : NULL, &ends, sizeof ends);
     return ends;
 }
@@ -39,7 +43,8 @@ int generate(struct generator *g, struct sequence *s, struct kv_cache *cache, st
         /* Without a cache everything is read again, in one pass. */
         int first = cache ? s->n_cached : 0, left = s->n_tokens - first;
         bool all = !cache || left <= g->chunk;
-        struct pass_part part = {s, cache, first, all ? s->n_tokens : first + g->chunk, 0, all};
+        int end = all ? s->n_tokens : first + g->chunk;
+        struct pass_part part = {s, cache, first, end, 0, all};
         if (pass_run(g, &part, 1, err))
             return -1;
     }

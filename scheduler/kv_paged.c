@@ -140,6 +140,15 @@ void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions)
     c->n_stored = n_positions;
 }
 
+int kv_paged_shrink(struct kv_paged *c, struct error *err) {
+    int n = blocks_for(c->n_stored, c->pool->block_size), result = 0;
+    while (c->table.n_blocks > n)
+        if (release(c, c->table.blocks[--c->table.n_blocks], err))
+            result = -1;
+    c->base.capacity = c->table.n_blocks * c->pool->block_size;
+    return result;
+}
+
 /* ---- sharing --------------------------------------------------------------------------------- */
 
 static int share(struct kv_paged *c, int32_t block, struct error *err) {

@@ -135,7 +135,11 @@ static struct kv_cache *cache(struct request_memory *base, int job) {
 
 static void stored(struct request_memory *base, int job, int n_positions) {
     struct paged_memory *m = paged(base);
+    struct error err;
     kv_paged_stored(cache_of(m, job), m->requests[job].sequence->tokens, n_positions);
+    if (kv_paged_shrink(cache_of(m, job), &err)) /* what drafts had that were not drawn */
+        fail(m, &err);
+    count_bytes(m);
 }
 
 static void release(struct request_memory *base, int job) {

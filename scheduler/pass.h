@@ -5,6 +5,13 @@
  * drawn. The pass becomes a batch (model/forward.h), runs, and hands each drawn token to its
  * sequence: it is appended, its logits go into the sequence's fingerprint, and the sequence may be
  * finished.
+ *
+ * A part that draws may end behind the sequence's tokens, in its draft (phase 13). Then a token is
+ * drawn behind the last token of the sequence and behind each drafted one that is read, and the
+ * first that is not what was drafted is the last that counts: those behind it were drawn from a
+ * text that does not go on like that (Leviathan et al., "Fast Inference from Transformers via
+ * Speculative Decoding", 2023). The random number of a token depends on its position alone, so the
+ * tokens are those that would be drawn one by one.
  */
 #ifndef SAMEBITS_PASS_H
 #define SAMEBITS_PASS_H
@@ -25,7 +32,8 @@ struct pass_part {
 };
 
 /*
- * Runs the parts; cached tokens are noted in each sequence. A part may be padding only (first ==
+ * Runs the parts; cached tokens are noted in each sequence: those of drafts that were not drawn are
+ * not among them, though their keys and values were stored. A part may be padding only (first ==
  * end). Returns 0, or -1 with err set: no memory, what forward and forward_finish report, what
  * g->on_token reports. Sequences then keep the tokens that they have.
  */

@@ -12,6 +12,9 @@
  * Distributed Serving System for Transformer-Based Generative Models", 2022). Prompts in pieces
  * beside decoding: Agrawal et al., "SARATHI", 2023.
  *
+ * Phase 13: a request may have a draft, tokens that are proposed to follow its last one. They are
+ * read with it, as far as budget and memory that nobody else wants allow.
+ *
  * Phase 7: a request that lacks memory takes it from the one that arrived last (while it still
  * reads its prompt: from the last one that reads, too). That one is preempted: it gives back what
  * it holds, waits in front of the queue, and later reads its tokens again, or those of them that
@@ -44,7 +47,9 @@ struct job {
     int n_to_read, n_read; /* tokens to be read before the next is drawn: the prompt, and after a
                               preemption what was drawn, too; and those that are there */
     int n_new;             /* tokens drawn */
-    int n_preempted;       /* how often */
+    int n_draft;     /* set before a plan: tokens that are proposed to follow; before scheduler_ran:
+                        those of them that do */
+    int n_preempted; /* how often */
     double arrival, admitted, first, done;
     int steps; /* in which it had a part */
 };

@@ -55,6 +55,10 @@ struct service_metrics {
     struct histogram ttft, inter_token, latency, queue;
 };
 
+/* The buckets of metrics that are all zero. histogram_add: one more value. */
+void service_metrics_start(struct service_metrics *m);
+void histogram_add(struct histogram *h, double value);
+
 struct service_options {
     struct scheduler_options scheduler;
     struct paged_memory *memory;
@@ -95,6 +99,9 @@ void service_measure(struct service *s, struct service_metrics *out);
 /* From now on new requests are refused; those that are there may run for `patience` seconds more,
  * and are cancelled then. Returns at once. */
 void service_drain(struct service *s, double patience);
+
+/* Whether new requests are refused: it drains, or its device failed. */
+bool service_stopping(struct service *s);
 
 /* Whether the engine thread has ended: drained, or its device failed. */
 bool service_ended(struct service *s);

@@ -112,13 +112,13 @@ static size_t element_count(const struct writer_tensor *t) {
     return n;
 }
 
-/* x as binary16: exact for this file's values, for infinities and for NaNs, and that is all. */
+/* x as binary16: exact for what binary16 holds, for infinities and for NaNs, and that is all. */
 static uint16_t narrow_f16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     uint32_t sign = bits >> 16 & 0x8000, exponent = bits >> 23 & 0xff;
-    if (!(bits & 0x7fffffff))
-        return (uint16_t)sign;
+    if (exponent < 127 - 14) /* zero, or subnormal */
+        return (uint16_t)(sign | (uint32_t)(fabsf(x) * 0x1p24f));
     uint32_t biased = exponent == 0xff ? 31 : exponent - 127 + 15;
     return (uint16_t)(sign | biased << 10 | (bits >> 13 & 0x3ff));
 }

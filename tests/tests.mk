@@ -2,7 +2,7 @@
 
 # One program per file, but all are linked as one, with every module and the helpers; the others are
 # links to it (tests/programs.c).
-ALL_MODULES  := $(MODULES_12)
+ALL_MODULES  := $(MODULES_13)
 TEST_SOURCES := $(wildcard tests/test_*.c)
 SLOW_SOURCES := $(wildcard tests/slow_*.c)
 PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
@@ -36,9 +36,10 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # `make test` leaves out what takes longest, where another program, build or device does a share of
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention
+                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention \
+                test_server_faults test_clients
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
-                test_shared_decoding test_golden test_check
+                test_shared_decoding test_golden test_check test_clients
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
 BATCHES_release := 60
 BATCHES_asan    := 15
@@ -67,12 +68,12 @@ test: deps
 	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
-	@$(MAKE) --no-print-directory $(PARALLEL) build-test
+	@$(MAKE) --no-print-directory $(PARALLEL) build-test $(tsan_programs)
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
 	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
 	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu)
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu)
 
 test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
@@ -86,6 +87,22 @@ test-slow: deps
 
 bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
+
+# What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
+THREAD_TESTS   := test_threads test_service test_server test_server_faults
+THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device checkpoint_writer)
+tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12
+tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
+build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
+build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \
+                             $(THREAD_HELPERS) $(ALL_MODULES))
+	$(call say,cc )$(CC) $(tsan_FLAGS) $^ -o $@ $(LIBS) -lcmocka
+$(THREAD_TESTS:%=build/tsan/tests/%): build/tsan/tests/programs
+	@ln -sf programs $@
+test-threads: deps
+	@$(MAKE) --no-print-directory $(PARALLEL) $(tsan_programs)
+	@tests/run $(tsan_tests)
+.PHONY: test-threads
 
 # The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
 ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \

@@ -10,28 +10,25 @@
 
 #include <cmocka.h>
 
-#define SIZES(heads, kv_heads, dim)                                                                \
-    "{\"architectures\":[\"LlamaForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":32,"        \
+#define SIZES(arch, heads, kv_heads, dim, more)                                                    \
+    "{\"architectures\":[\"" arch "ForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":32,"     \
     "\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim     \
     ",\"intermediate_size\":48,\"vocab_size\":61,\"max_position_embeddings\":700,"                 \
-    "\"eos_token_id\":7}"
-
-#define OTHER(kind, heads, kv_heads, dim, more)                                                    \
-    "{\"architectures\":[\"" kind "ForCausalLM\"],\"num_hidden_layers\":3,\"hidden_size\":40,"     \
-    "\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim     \
-    ",\"intermediate_size\":50,\"vocab_size\":67,\"max_position_embeddings\":700,"                 \
     "\"eos_token_id\":7" more "}"
 
 static const char *const configs[N_SHARED_MODELS] = {
-    SIZES("4", "4", "16"), /* MHA */
-    SIZES("6", "2", "32"), /* GQA */
-    SIZES("4", "1", "64"), /* MQA */
-    SIZES("2", "1", "128"),
+    SIZES("Llama", "4", "4", "16", ""), /* MHA */
+    SIZES("Llama", "6", "2", "32", ""), /* GQA */
+    SIZES("Llama", "4", "1", "64", ""), /* MQA */
+    SIZES("Llama", "2", "1", "128", ""),
+    SIZES("Mistral", "4", "2", "32", ",\"sliding_window\":20"),
+    SIZES("Qwen2", "4", "2", "32",
+          ",\"use_sliding_window\":true,\"sliding_window\":130,\"max_window_layers\":1"),
     /* Two or four ranks get 2 and 1 of these kv heads, and more of one's heads than of another's.
      */
-    OTHER("Qwen3", "9", "3", "8", ",\"tie_word_embeddings\":true"),
-    OTHER("Qwen2", "8", "2", "16", ""),
-    OTHER("Llama", "8", "8", "4", ",\"attention_bias\":true,\"mlp_bias\":true"),
+    SIZES("Qwen3", "9", "3", "8", ",\"tie_word_embeddings\":true"),
+    SIZES("Qwen2", "8", "2", "16", ""),
+    SIZES("Llama", "8", "8", "4", ",\"attention_bias\":true,\"mlp_bias\":true"),
 };
 
 static void must(int result, const struct error *err) {

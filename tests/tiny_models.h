@@ -17,7 +17,9 @@ struct tiny_model {
     struct generator generator;
 };
 
-enum { N_TINY_MODELS = 4 }; /* MHA, GQA and MQA; head dims 16 to 128; contexts of 700 */
+/* MHA, GQA and MQA; head dims 16 to 128; contexts of 700. The last two have sliding windows: in
+ * both layers, and in the second alone. */
+enum { N_TINY_MODELS = 6 };
 
 /* And three more for ranks: heads that cannot be dealt out evenly, biases, q/k norms, tied weights.
  */

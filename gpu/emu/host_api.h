@@ -167,7 +167,7 @@ cublasStatus_t cublasDgemm(cublasHandle_t handle, cublasOperation_t op_a, cublas
                            const double *a, int lda,                 /* op(B) is [k, n] */
                            const double *b, int ldb, const double *beta, double *c, int ldc);
 
-/* The same for 8-bit integers into 32-bit integers, with cuBLAS's demand that a, b, lda and ldb
+/* Products of 8-bit integers into 32-bit integers, with cuBLAS's demand that a, b, lda and ldb
  * are multiples of 4; other types are CUBLAS_STATUS_NOT_SUPPORTED. Exact, like cuBLAS, while
  * k * 2^14 < 2^31. */
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,

@@ -64,7 +64,8 @@ template <class T> static inline T load_from_peer(const T *there, int) {
     return *there;
 }
 
-/* Of one block each. At once: so many that tests have several, and several rows in one. */
+/* A cluster has one block here, and two run at once: so tests have several clusters, and several
+ * rows in one. */
 template <class... P>
 static inline cudaError_t cluster_prepare(void (*kernel)(P...), int *n_blocks, int, int bytes,
                                           int *n_at_once) {

@@ -45,8 +45,9 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
     return half_fma(a >> 16, b >> 16, c >> 16) << 16 | half_fma(a, b, c);
 }
 
-/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
- * the half with the larger upper byte, where the bits of the signs are 0 in both. */
+/* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
+ * largest. Of fp8, the half with the larger upper byte, where the bits of the signs are 0 in both.
+ */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
     return high | low;
@@ -68,9 +69,9 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
     return d;
 }
 
-/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
- * the half with the larger upper byte, where the bits of the signs are 0 in both: so, they are
- * finite numbers of bf16. Compute capability 8.0 and later. */
+/* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
+ * largest. Of fp8, the half with the larger upper byte, where the bits of the signs are 0 in both:
+ * so, they are finite numbers of bf16. Compute capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;

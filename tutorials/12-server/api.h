@@ -9,7 +9,7 @@
 #include "scheduler/service.h"
 #include "tutorials/common/demo.h"
 
-enum { MOST_CHOICES = 64, MOST_STOPS = 16 };
+enum { MOST_CHOICES = 64, MOST_STOPS = 16, LONGEST_STOP = 1000 };
 
 /* A request of /v1/chat/completions or /v1/completions, read. */
 struct api_request {
@@ -18,7 +18,8 @@ struct api_request {
     int n;               /* answers wanted */
     struct request base; /* prompt, stops (both owned), max_new, sampling of the first answer */
     int n_logprobs;      /* as in struct ticket */
-    char *prompt_text;   /* with echo */
+    char *echoed;        /* [n_echoed] with echo: the prompt's text */
+    size_t n_echoed;
 };
 
 /* An error as a client gets it: a status of HTTP, and the field that is wrong, or "". */
@@ -43,7 +44,8 @@ json_t *api_error_json(const struct api_error *err);
 /* What all parts of an answer say of themselves. */
 struct api_head {
     bool chat;
-    char id[48];
+    bool usage_comes; /* a stream's last part has the usage, and the others a null in its place */
+    char id[64];
     long created; /* Unix time */
     const char *model, *system_fingerprint;
 };
@@ -60,9 +62,10 @@ struct api_choice {
 };
 
 /* One token's entry for logprobs, in the form of chat: how likely it was, and the likeliest in its
- * place. NULL: no memory. */
+ * place. offset: for completions, how many characters stand before the token; counted on. Returns
+ * NULL without memory. */
 json_t *api_logprob(const struct demo *demo, int32_t id, float logprob, const struct logprob *top,
-                    int n_top);
+                    int n_top, long *offset);
 
 /* A choice, whole or (delta) a piece of it. Takes choice->logprobs. */
 json_t *api_choice_json(const struct api_head *head, const struct api_choice *choice, bool delta);

@@ -1,182 +1,43 @@
-#include "tutorials/12-server/api.h"
+#include "tutorials/12-server/api_fields.h"
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- errors ---------------------------------------------------------------------------------- */
-
-static int refuse(struct api_error *err, int status, const char *field, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    err->status = status;
-    snprintf(err->field, sizeof err->field, "%s", field);
-    vsnprintf(err->why.text, sizeof err->why.text, format, arguments);
-    va_end(arguments);
-    return -1;
-}
-
-json_t *api_error_json(const struct api_error *err) {
-    const char *type = err->status == 401   ? "authentication_error"
-                       : err->status == 404 ? "not_found_error"
-                       : err->status == 429 ? "rate_limit_error"
-                       : err->status >= 500 ? "server_error"
-                                            : "invalid_request_error";
-    json_t *param = err->field[0] ? json_string(err->field) : json_null();
-    return json_pack("{s:{ss ss so si}}", "error", "message", err->why.text, "type", type, "param",
-                     param, "code", err->status);
-}
-
-/* ---- fields ---------------------------------------------------------------------------------- */
-
-static json_t *field_of(const json_t *body, const char *name) {
-    json_t *value = json_object_get(body, name);
-    return json_is_null(value) ? NULL : value;
-}
-
-static int get_number(const json_t *body, const char *name, double min, double max, double *out,
-                      struct api_error *err) {
-    const json_t *value = field_of(body, name);
-    if (!value)
-        return 0;
-    double x = json_number_value(value);
-    if (!json_is_number(value) || !(x >= min && x <= max))
-        return refuse(err, 400, name, "%s must be a number from %g to %g", name, min, max);
-    *out = x;
-    return 0;
-}
-
-static int get_int(const json_t *body, const char *name, json_int_t min, json_int_t max, int *out,
-                   struct api_error *err) {
-    const json_t *value = field_of(body, name);
-    if (!value)
-        return 0;
-    json_int_t x = json_integer_value(value);
-    if (!json_is_integer(value) || x < min || x > max)
-        return refuse(err, 400, name, "%s must be a whole number from %lld to %lld", name,
-                      (long long)min, (long long)max);
-    *out = (int)x;
-    return 0;
-}
-
-static int get_bool(const json_t *body, const char *name, bool *out, struct api_error *err) {
-    const json_t *value = field_of(body, name);
-    if (!value)
-        return 0;
-    if (!json_is_boolean(value))
-        return refuse(err, 400, name, "%s must be true or false", name);
-    *out = json_is_true(value);
-    return 0;
-}
-
-/* Fields that have no effect here, and the value with which that is what is asked for; NULL: any.
- */
-struct unsupported {
-    const char *name, *neutral;
-};
-
-static const struct unsupported unsupported[] = {
-    {"user", NULL},
-    {"metadata", NULL},
-    {"store", "[false]"},
-    {"best_of", "[1]"},
-    {"suffix", "[\"\"]"},
-    {"tool_choice", "[\"auto\"]"},
-    {"logit_bias", "[{}]"},
-    {"modalities", "[[\"text\"]]"},
-    {"service_tier", "[\"auto\"]"},
-    {"response_format", "[{\"type\":\"text\"}]"},
-    {"parallel_tool_calls", "[true]"},
-    {"frequency_penalty", "[0]"},
-    {"presence_penalty", "[0]"},
-    {"repetition_penalty", "[1]"},
-    {"min_p", "[0]"},
-    {"min_tokens", "[0]"},
-    {"stop_token_ids", "[[]]"},
-    {"skip_special_tokens", "[true]"},
-    {"add_generation_prompt", "[true]"},
-};
-
-static const char *const supported[] = {
-    "model",          "messages", "prompt",      "stream",
-    "stream_options", "n",        "stop",        "seed",
-    "top_p",          "top_k",    "temperature", "logprobs",
-    "top_logprobs",   "echo",     "max_tokens",  "max_completion_tokens",
-    "ignore_eos"};
-
-static bool is_supported(const char *name) {
-    for (size_t i = 0; i < sizeof supported / sizeof *supported; i++)
-        if (!strcmp(name, supported[i]))
-            return true;
-    return false;
-}
-
-/* Whether value is what `neutral`, a JSON list of one element, holds; 0 and 0.0 are the same. */
-static bool is_neutral(const json_t *value, const char *neutral) {
-    if (!neutral)
-        return true;
-    json_t *list = json_loads(neutral, 0, NULL);
-    const json_t *wanted = json_array_get(list, 0);
-    bool same = json_is_number(wanted) && json_is_number(value)
-                    ? json_number_value(wanted) == json_number_value(value)
-                    : json_equal(wanted, value);
-    json_decref(list);
-    return same;
-}
-
-static int check_fields(const json_t *body, struct api_error *err) {
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)body, name, value) {
-        const struct unsupported *u = unsupported;
-        const struct unsupported *end = u + sizeof unsupported / sizeof *unsupported;
-        if (is_supported(name) || json_is_null(value))
-            continue;
-        while (u < end && strcmp(u->name, name))
-            u++;
-        if (u == end)
-            return refuse(err, 400, name, "%s is not a field that this server knows", name);
-        if (!is_neutral(value, u->neutral))
-            return refuse(err, 400, name, "%s is not supported, except with its default", name);
-    }
-    return 0;
-}
 
 /* ---- parts of a request ---------------------------------------------------------------------- */
 
 static int read_stops(struct request *r, const json_t *body, struct api_error *err) {
-    json_t *stop = field_of(body, "stop");
+    json_t *stop = api_field(body, "stop");
     if (!stop)
         return 0;
     size_t n = json_is_array(stop) ? json_array_size(stop) : 1;
     if (n > MOST_STOPS)
-        return refuse(err, 400, "stop", "stop has %zu texts; at most %d", n, MOST_STOPS);
+        return api_refuse(err, 400, "stop", "stop has %zu texts; at most %d", n, MOST_STOPS);
     r->stops = calloc(n + 1, sizeof *r->stops);
     if (!r->stops)
-        return refuse(err, 500, "stop", "out of memory");
+        return api_refuse(err, 500, "stop", "out of memory");
     for (size_t i = 0; i < n; i++) {
         const json_t *text = json_is_array(stop) ? json_array_get(stop, i) : stop;
-        if (!json_is_string(text) || !json_string_length(text) ||
-            strlen(json_string_value(text)) != json_string_length(text))
-            return refuse(err, 400, "stop", "stop must be a text, or a list of texts, none empty");
+        size_t length = json_string_length(text);
+        if (!length || length > LONGEST_STOP || strlen(json_string_value(text)) != length)
+            return api_refuse(err, 400, "stop",
+                              "stop must be a text or a list of texts, each of 1 to %d bytes",
+                              LONGEST_STOP);
         if (!(r->stops[r->n_stops++] = strdup(json_string_value(text))))
-            return refuse(err, 500, "stop", "out of memory");
+            return api_refuse(err, 500, "stop", "out of memory");
     }
     return 0;
 }
 
 static int read_sampling(struct sampling_options *s, const json_t *body, struct api_error *err) {
     double temperature = 1, top_p = 1;
-    const json_t *seed = field_of(body, "seed");
+    const json_t *seed = api_field(body, "seed");
     *s = (struct sampling_options){0};
-    if (get_number(body, "temperature", 0, 2, &temperature, err) ||
-        get_number(body, "top_p", 0, 1, &top_p, err) ||
-        get_int(body, "top_k", -1, 1 << 30, &s->top_k, err))
+    if (api_get_number(body, "temperature", 0, 2, &temperature, err) ||
+        api_get_number(body, "top_p", 0, 1, &top_p, err) ||
+        api_get_int(body, "top_k", -1, 1 << 30, &s->top_k, err))
         return -1;
     if (seed && !json_is_integer(seed))
-        return refuse(err, 400, "seed", "seed must be a whole number");
+        return api_refuse(err, 400, "seed", "seed must be a whole number");
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
     s->top_k = s->top_k < 0 ? 0 : s->top_k;
@@ -189,14 +50,14 @@ static int read_sampling(struct sampling_options *s, const json_t *body, struct 
 static int read_logprobs(struct api_request *r, const json_t *body, struct api_error *err) {
     r->n_logprobs = -1;
     if (!r->chat)
-        return get_int(body, "logprobs", 0, MOST_TOP_LOGPROBS, &r->n_logprobs, err);
+        return api_get_int(body, "logprobs", 0, MOST_TOP_LOGPROBS, &r->n_logprobs, err);
     bool wanted = false;
     int n = 0;
-    if (get_bool(body, "logprobs", &wanted, err) ||
-        get_int(body, "top_logprobs", 0, MOST_TOP_LOGPROBS, &n, err))
+    if (api_get_bool(body, "logprobs", &wanted, err) ||
+        api_get_int(body, "top_logprobs", 0, MOST_TOP_LOGPROBS, &n, err))
         return -1;
     if (n && !wanted)
-        return refuse(err, 400, "top_logprobs", "top_logprobs needs logprobs: true");
+        return api_refuse(err, 400, "top_logprobs", "top_logprobs needs logprobs: true");
     r->n_logprobs = wanted ? n : -1;
     return 0;
 }
@@ -213,17 +74,17 @@ static int encode(struct request *r, const struct demo *demo, const char *text,
 
 /* Token ids instead of a text. */
 static int take_ids(struct request *r, const struct demo *demo, const json_t *list,
-                    struct api_error *err) {
+                    const char *field, struct api_error *err) {
     size_t n = json_array_size(list);
     r->prompt = malloc(sizeof *r->prompt * (n + 1));
     if (!r->prompt)
-        return refuse(err, 500, "prompt", "out of memory");
+        return api_refuse(err, 500, field, "out of memory");
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_array_get(list, i);
         json_int_t x = json_integer_value(id);
         if (!json_is_integer(id) || x < 0 || x >= demo->model.config.vocab_size)
-            return refuse(err, 400, "prompt", "prompt: token %zu must be an id from 0 to %d", i,
-                          demo->model.config.vocab_size - 1);
+            return api_refuse(err, 400, field, "%s: token %zu must be an id from 0 to %d", field, i,
+                              demo->model.config.vocab_size - 1);
         r->prompt[i] = (int32_t)x;
     }
     r->n_prompt = (int)n;
@@ -232,19 +93,31 @@ static int take_ids(struct request *r, const struct demo *demo, const json_t *li
 
 static int read_prompt(struct api_request *r, const struct demo *demo, const json_t *body,
                        struct api_error *err) {
-    json_t *prompt = field_of(body, "prompt");
+    json_t *prompt = api_field(body, "prompt");
     if (json_is_array(prompt) && json_array_size(prompt) == 1 &&
         !json_is_integer(json_array_get(prompt, 0)))
         prompt = json_array_get(prompt, 0);
-    if (json_is_array(prompt) && (r->echo || json_is_integer(json_array_get(prompt, 0))))
-        return r->echo ? refuse(err, 400, "echo", "echo needs a prompt that is a text")
-                       : take_ids(&r->base, demo, prompt, err);
+    if (json_is_array(prompt) && json_is_integer(json_array_get(prompt, 0)))
+        return take_ids(&r->base, demo, prompt, "prompt", err);
     if (!json_is_string(prompt) || strlen(json_string_value(prompt)) != json_string_length(prompt))
-        return refuse(err, 400, "prompt",
-                      "prompt must be a text without NUL, or a list of token ids");
-    if (r->echo && !(r->prompt_text = strdup(json_string_value(prompt))))
-        return refuse(err, 500, "prompt", "out of memory");
+        return api_refuse(err, 400, "prompt",
+                          "prompt must be a text without NUL, or a list of token ids");
     return encode(&r->base, demo, json_string_value(prompt), err);
+}
+
+/* What echo puts in front of the answer: the prompt as it was given, or what its ids say. */
+static int keep_prompt(struct api_request *r, const struct demo *demo, const json_t *body,
+                       struct api_error *err) {
+    json_t *prompt = api_field(body, "prompt");
+    if (json_is_array(prompt) && json_is_string(json_array_get(prompt, 0)))
+        prompt = json_array_get(prompt, 0);
+    err->status = 500;
+    if (!json_is_string(prompt))
+        return tokenizer_decode(demo->tokenizer, r->base.prompt, (size_t)r->base.n_prompt, true,
+                                &r->echoed, &r->n_echoed, &err->why);
+    r->n_echoed = json_string_length(prompt);
+    r->echoed = strdup(json_string_value(prompt));
+    return r->echoed ? 0 : error_set(&err->why, "out of memory");
 }
 
 static int read_messages(struct api_request *r, const struct demo *demo, const json_t *body,
@@ -265,13 +138,13 @@ static int read_limits(struct api_request *r, const struct demo *demo, const jso
     int context = demo->generator.context, room = context - r->base.n_prompt;
     r->base.max_new = r->chat ? room : 16; /* the API's defaults */
     if (r->base.n_prompt < 1)
-        return refuse(err, 400, r->chat ? "messages" : "prompt", "the prompt is empty");
+        return api_refuse(err, 400, r->chat ? "messages" : "prompt", "the prompt is empty");
     if (room < 1)
-        return refuse(err, 400, r->chat ? "messages" : "prompt",
-                      "the prompt has %d tokens, and the context is %d: none is left to answer",
-                      r->base.n_prompt, context);
-    if (get_int(body, "max_tokens", 1, 1 << 30, &r->base.max_new, err) ||
-        get_int(body, "max_completion_tokens", 1, 1 << 30, &r->base.max_new, err))
+        return api_refuse(err, 400, r->chat ? "messages" : "prompt",
+                          "the prompt has %d tokens, and the context is %d: none is left to answer",
+                          r->base.n_prompt, context);
+    if (api_get_int(body, "max_tokens", 1, 1 << 30, &r->base.max_new, err) ||
+        api_get_int(body, "max_completion_tokens", 1, 1 << 30, &r->base.max_new, err))
         return -1;
     if (r->base.max_new > room)
         r->base.max_new = room;
@@ -279,32 +152,34 @@ static int read_limits(struct api_request *r, const struct demo *demo, const jso
 }
 
 static int read_stream(struct api_request *r, const json_t *body, struct api_error *err) {
-    const json_t *options = field_of(body, "stream_options");
-    if (get_bool(body, "stream", &r->stream, err))
+    const json_t *options = api_field(body, "stream_options");
+    if (api_get_bool(body, "stream", &r->stream, err))
         return -1;
     if (options && (!r->stream || !json_is_object(options)))
-        return refuse(err, 400, "stream_options", "stream_options goes with stream: true");
-    return get_bool(options, "include_usage", &r->include_usage, err);
+        return api_refuse(err, 400, "stream_options", "stream_options goes with stream: true");
+    return api_get_bool(options, "include_usage", &r->include_usage, err);
 }
 
 static int read_body(struct api_request *r, const struct demo *demo, const json_t *body,
                      struct api_error *err) {
-    const char *model = json_string_value(field_of(body, "model"));
+    const char *model = json_string_value(api_field(body, "model"));
     r->n = 1;
     if (!json_is_object(body))
-        return refuse(err, 400, "", "the body must be a JSON object");
-    if (check_fields(body, err))
+        return api_refuse(err, 400, "", "the body must be a JSON object");
+    if (api_check_fields(body, err))
         return -1;
-    if (field_of(body, "model") && (!model || strcmp(model, demo->options.model)))
-        return refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
-    if (read_stream(r, body, err) || get_int(body, "n", 1, MOST_CHOICES, &r->n, err) ||
-        get_bool(body, "echo", &r->echo, err) ||
-        get_bool(body, "ignore_eos", &r->base.ignore_stop, err) || read_logprobs(r, body, err) ||
-        read_sampling(&r->base.sampling, body, err) || read_stops(&r->base, body, err))
+    if (api_field(body, "model") && (!model || strcmp(model, demo->options.model)))
+        return api_refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
+    if (read_stream(r, body, err) || api_get_int(body, "n", 1, MOST_CHOICES, &r->n, err) ||
+        api_get_bool(body, "echo", &r->echo, err) ||
+        api_get_bool(body, "ignore_eos", &r->base.ignore_stop, err) ||
+        read_logprobs(r, body, err) || read_sampling(&r->base.sampling, body, err) ||
+        read_stops(&r->base, body, err))
         return -1;
     if (r->echo && (r->chat || r->n_logprobs >= 0))
-        return refuse(err, 400, "echo", "echo goes with completions, and without logprobs");
-    if (r->chat ? read_messages(r, demo, body, err) : read_prompt(r, demo, body, err))
+        return api_refuse(err, 400, "echo", "echo goes with completions, and without logprobs");
+    if ((r->chat ? read_messages(r, demo, body, err) : read_prompt(r, demo, body, err)) ||
+        (r->echo && keep_prompt(r, demo, body, err)))
         return -1;
     return read_limits(r, demo, body, err);
 }
@@ -326,7 +201,7 @@ void api_request_free(struct api_request *r) {
         free(r->base.stops[i]);
     free(r->base.stops);
     free(r->base.prompt);
-    free(r->prompt_text);
+    free(r->echoed);
     *r = (struct api_request){0};
 }
 
@@ -341,7 +216,7 @@ json_t *api_tokenize(const struct demo *demo, const char *body, size_t n, struct
     int32_t *ids = NULL;
     size_t n_ids = 0;
     int result = -1;
-    if (!json || get_bool(json, "add_special_tokens", &special, err))
+    if (!json || api_get_bool(json, "add_special_tokens", &special, err))
         result = -1;
     else if (json_object_get(json, "messages") && !read_messages(&r, demo, json, err)) {
         ids = r.base.prompt;
@@ -351,7 +226,7 @@ json_t *api_tokenize(const struct demo *demo, const char *body, size_t n, struct
         result = tokenizer_encode(demo->tokenizer, json_string_value(text),
                                   json_string_length(text), special, &ids, &n_ids, &err->why);
     else if (!err->why.text[0])
-        refuse(err, 400, "prompt", "prompt must be a text, or messages a list");
+        api_refuse(err, 400, "prompt", "prompt must be a text, or messages a list");
     if (!result) {
         json_t *list = json_array();
         for (size_t i = 0; i < n_ids; i++)
@@ -372,8 +247,8 @@ json_t *api_detokenize(const struct demo *demo, const char *body, size_t n, stru
     char *text;
     size_t n_bytes;
     if (json && !json_is_array(ids))
-        refuse(err, 400, "tokens", "tokens must be a list of token ids");
-    else if (json && !take_ids(&r, demo, ids, err) &&
+        api_refuse(err, 400, "tokens", "tokens must be a list of token ids");
+    else if (json && !take_ids(&r, demo, ids, "tokens", err) &&
              !tokenizer_decode(demo->tokenizer, r.prompt, (size_t)r.n_prompt, false, &text,
                                &n_bytes, &err->why)) {
         answer = json_pack("{ss%}", "prompt", text, n_bytes);

@@ -1,5 +1,7 @@
 #include "tutorials/12-server/api.h"
 
+#include "model/files/folder.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,31 +38,48 @@ static json_t *token_entry(const struct demo *demo, int32_t id, float logprob) {
     return entry;
 }
 
+static long count_characters(const char *utf8) {
+    long n = 0;
+    for (; *utf8; utf8++)
+        n += (*utf8 & 0xc0) != 0x80;
+    return n;
+}
+
 json_t *api_logprob(const struct demo *demo, int32_t id, float logprob, const struct logprob *top,
-                    int n_top) {
+                    int n_top, long *offset) {
     json_t *entry = token_entry(demo, id, logprob), *list = json_array();
+    if (!entry) {
+        json_decref(list);
+        return NULL;
+    }
     for (int i = 0; i < n_top; i++)
         json_array_append_new(list, token_entry(demo, top[i].id, top[i].value));
     json_object_set_new(entry, "top_logprobs", list);
+    if (offset) {
+        json_object_set_new(entry, "text_offset", json_integer(*offset));
+        *offset += count_characters(json_string_value(json_object_get(entry, "token")));
+    }
     return entry;
 }
 
 /* The lists that /v1/completions has instead of one list of entries. */
 static json_t *lists_of(const json_t *entries) {
-    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(), *entry;
+    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
+           *offsets = json_array(), *entry;
     size_t i;
     json_array_foreach((json_t *)entries, i, entry) {
         json_t *top = json_object(), *likely;
         size_t k;
         json_array_append(tokens, json_object_get(entry, "token"));
         json_array_append(values, json_object_get(entry, "logprob"));
+        json_array_append(offsets, json_object_get(entry, "text_offset"));
         json_array_foreach(json_object_get(entry, "top_logprobs"), k, likely)
             json_object_set(top, json_string_value(json_object_get(likely, "token")),
                             json_object_get(likely, "logprob"));
         json_array_append_new(tops, top);
     }
-    return json_pack("{so so so}", "tokens", tokens, "token_logprobs", values, "top_logprobs",
-                     tops);
+    return json_pack("{so so so so}", "tokens", tokens, "token_logprobs", values, "top_logprobs",
+                     tops, "text_offset", offsets);
 }
 
 static json_t *logprobs_json(bool chat, json_t *entries) {
@@ -103,6 +122,8 @@ json_t *api_answer_json(const struct api_head *head, json_t *choices, bool delta
     json_t *answer = json_pack("{ss ss sI ss ss so}", "id", head->id, "object", object, "created",
                                (json_int_t)head->created, "model", head->model,
                                "system_fingerprint", head->system_fingerprint, "choices", choices);
+    if (n_prompt < 0 && head->usage_comes)
+        json_object_set_new(answer, "usage", json_null());
     if (n_prompt >= 0)
         json_object_set_new(answer, "usage",
                             json_pack("{sI sI sI}", "prompt_tokens", (json_int_t)n_prompt,
@@ -140,12 +161,24 @@ static void write_histogram(FILE *f, const char *model, const char *name, const 
     fprintf(f, "vllm:%s_sum{model_name=\"%s\"} %.9g\n", name, model, h->sum);
 }
 
-char *api_metrics(const struct service_metrics *m, const char *model) {
-    char *text = NULL;
+/* A name as the value of a label; what is too long is cut. */
+static void escape_label(char *out, size_t size, const char *name) {
+    size_t n = 0;
+    for (; *name && n + 3 < size; name++) {
+        if (*name == '"' || *name == '\\' || *name == '\n')
+            out[n++] = '\\';
+        out[n++] = *name == '\n' ? 'n' : *name;
+    }
+    out[n] = 0;
+}
+
+char *api_metrics(const struct service_metrics *m, const char *name) {
+    char *text = NULL, model[1024];
     size_t n;
     FILE *f = open_memstream(&text, &n);
     if (!f)
         return NULL;
+    escape_label(model, sizeof model, name);
     write_number(f, model, "num_requests_running", "gauge", "Requests in the batch.", m->running);
     write_number(f, model, "num_requests_waiting", "gauge", "Requests in the queue.", m->waiting);
     write_number(f, model, "kv_cache_usage_perc", "gauge", "Used part of the KV blocks, 0 to 1.",
@@ -181,6 +214,31 @@ static int hash_file(XXH3_state_t *hash, const char *folder, const char *name, b
     return 0;
 }
 
+/* The weights: one file, or those that the index names. */
+static int hash_weights(XXH3_state_t *hash, const char *folder, struct error *err) {
+    char path[4096];
+    const char *tensor;
+    json_t *seen, *file;
+    int result = 0;
+    if (model_folder_has(folder, "model.safetensors"))
+        return hash_file(hash, folder, "model.safetensors", true, err);
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
+    json_t *index = json_read_file(path, err);
+    if (!index)
+        return -1;
+    seen = json_object();
+    json_object_foreach(json_object_get(index, "weight_map"), tensor, file) {
+        const char *name = json_string_value(file);
+        if (result || !name || json_object_get(seen, name))
+            continue;
+        result = hash_file(hash, folder, name, true, err);
+        json_object_set_new(seen, name, json_true());
+    }
+    json_decref(index);
+    json_decref(seen);
+    return result;
+}
+
 int api_system_fingerprint(char out[32], const char *folder, struct error *err) {
     static const char build[] = "numerics 1, compiler " __VERSION__;
     XXH3_state_t *hash = XXH3_createState();
@@ -190,8 +248,9 @@ int api_system_fingerprint(char out[32], const char *folder, struct error *err) 
     XXH3_64bits_update(hash, build, sizeof build);
     int result = hash_file(hash, folder, "config.json", true, err) ||
                  hash_file(hash, folder, "tokenizer.json", true, err) ||
-                 hash_file(hash, folder, "model.safetensors.index.json", false, err) ||
-                 hash_file(hash, folder, "model.safetensors", false, err);
+                 hash_file(hash, folder, "tokenizer_config.json", false, err) ||
+                 hash_file(hash, folder, "chat_template.jinja", false, err) ||
+                 hash_weights(hash, folder, err);
     snprintf(out, 32, "samebits-%016llx", (unsigned long long)XXH3_64bits_digest(hash));
     XXH3_freeState(hash);
     return result ? -1 : 0;

@@ -5,12 +5,16 @@
 #include <string.h>
 #include <time.h>
 
+/* Bytes of an answer that wait for a client to read them. */
+enum { MOST_UNSENT = 16 << 20 };
+
 /* One of the answers to a request. */
 struct choice {
     struct ticket ticket; /* first: the service knows this one */
     struct exchange *exchange;
     int index;
     size_t n_told;    /* bytes of its text that were sent */
+    long offset;      /* of the next token in the text, in characters */
     bool begun;       /* something was sent */
     json_t *logprobs; /* entries not sent yet; NULL: not wanted */
 };
@@ -23,18 +27,28 @@ static void wake(struct exchange *x) {
     x->suspended = false;
 }
 
+/* Room for n bytes more. Returns whether there is. */
+static bool make_room(struct exchange *x, size_t n) {
+    x->n_out -= x->n_sent;
+    memmove(x->out, x->out + x->n_sent, x->n_out);
+    x->n_sent = 0;
+    if (x->n_out + n <= x->capacity)
+        return true;
+    size_t capacity = 2 * (x->n_out + n);
+    char *larger = x->n_out + n > MOST_UNSENT ? NULL : realloc(x->out, capacity);
+    x->out = larger ? larger : x->out;
+    x->capacity = larger ? capacity : x->capacity;
+    return larger != NULL;
+}
+
+/* A client that lets too much wait is given up, as one that went away. */
 static void put(struct exchange *x, const char *text, size_t n) {
-    if (x->gone)
+    if (x->gone || x->broken)
         return;
-    if (x->n_out + n > x->capacity) {
-        size_t capacity = 2 * (x->n_out + n);
-        char *larger = realloc(x->out, capacity);
-        if (!larger) { /* the client's stream ends here, too early */
-            x->error = (struct api_error){.status = 500, .why = {"out of memory"}};
-            return;
-        }
-        x->out = larger;
-        x->capacity = capacity;
+    if (x->n_out + n > x->capacity && !make_room(x, n)) {
+        x->broken = true;
+        exchange_cancel(x);
+        return;
     }
     memcpy(x->out + x->n_out, text, n);
     x->n_out += n;
@@ -81,9 +95,9 @@ static json_t *piece(struct choice *c, const struct answer *a, bool delta) {
                                 .first = !c->begun};
     char *echoed = NULL;
     if (x->request.echo && !c->begun) {
-        size_t n_prompt = strlen(x->request.prompt_text);
+        size_t n_prompt = x->request.n_echoed;
         if ((echoed = malloc(n_prompt + choice.n_text + 1))) {
-            memcpy(echoed, x->request.prompt_text, n_prompt);
+            memcpy(echoed, x->request.echoed, n_prompt);
             if (choice.n_text)
                 memcpy(echoed + n_prompt, choice.text, choice.n_text);
             choice.text = echoed;
@@ -111,9 +125,10 @@ static void drew(struct ticket *t, const struct answer *a) {
     pthread_mutex_lock(&x->server->lock);
     x->n_new++;
     if (c->logprobs)
-        json_array_append_new(c->logprobs, api_logprob(x->server->demo,
-                                                       a->sequence.tokens[a->sequence.n_tokens - 1],
-                                                       t->logprob, t->top, t->n_top));
+        json_array_append_new(c->logprobs,
+                              api_logprob(x->server->demo,
+                                          a->sequence.tokens[a->sequence.n_tokens - 1], t->logprob,
+                                          t->top, t->n_top, x->request.chat ? NULL : &c->offset));
     if (x->request.stream && !x->gone && a->sequence.finish == FINISH_NOT_YET) {
         stream(c, a);
         wake(x);
@@ -127,9 +142,10 @@ static struct api_error failure(const struct ticket *t, const struct answer *a) 
     if (a->sequence.finish == FINISH_ERROR)
         err = (struct api_error){.status = 500, .why = a->error};
     if (a->sequence.finish == FINISH_CANCELLED) {
-        err.status = t->late ? 503 : 499;
-        error_set(&err.why, t->late ? "waited too long for its turn: try again later"
-                                    : "cancelled: the client has gone, or the server stops");
+        err.status = t->cancelled && !t->late ? 499 : 503;
+        error_set(&err.why, t->late        ? "waited too long for its turn: try again later"
+                            : t->cancelled ? "cancelled: the client has gone"
+                                           : "the server is shutting down");
     }
     return err;
 }
@@ -193,7 +209,7 @@ static ssize_t read_out(void *context, uint64_t position, char *to, size_t most)
             x->n_sent = x->n_out = 0;
         result = (ssize_t)n;
     } else if (!x->n_open) {
-        result = MHD_CONTENT_READER_END_OF_STREAM;
+        result = x->broken ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     } else {
         x->suspended = true;
         MHD_suspend_connection(x->connection);
@@ -209,7 +225,7 @@ static enum MHD_Result begin_stream(struct exchange *x) {
         return MHD_NO;
     MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
     MHD_add_response_header(response, "Cache-Control", "no-cache");
-    MHD_add_response_header(response, "X-Request-Id", x->head.id);
+    MHD_add_response_header(response, "X-Request-Id", x->id);
     enum MHD_Result result = MHD_queue_response(x->connection, 200, response);
     MHD_destroy_response(response);
     x->status = 200;
@@ -252,6 +268,7 @@ static enum service_answer submit(struct exchange *x) {
         if (s->open)
             s->open->previous = x;
         s->open = x;
+        s->n_unanswered++;
     } else {
         x->n_open = 0;
     }
@@ -259,28 +276,30 @@ static enum service_answer submit(struct exchange *x) {
     return answer;
 }
 
-static void name_exchange(struct exchange *x) {
-    const char *asked = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
-    struct server *s = x->server;
+static void make_head(struct exchange *x) {
     x->head = (struct api_head){.chat = x->request.chat,
+                                .usage_comes = x->request.include_usage,
                                 .created = (long)time(NULL),
-                                .model = s->demo->options.model,
-                                .system_fingerprint = s->system_fingerprint};
-    size_t plain = asked ? strspn(asked, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                         "0123456789-_.")
-                         : 0;
-    if (plain && !asked[plain] && plain < sizeof x->head.id)
-        memcpy(x->head.id, asked, plain + 1);
-    else
-        snprintf(x->head.id, sizeof x->head.id, "%s-%lx-%ld", x->request.chat ? "chatcmpl" : "cmpl",
-                 s->started, ++s->n_requests);
+                                .model = x->server->demo->options.model,
+                                .system_fingerprint = x->server->system_fingerprint};
+    snprintf(x->head.id, sizeof x->head.id, "%s-%s", x->request.chat ? "chatcmpl" : "cmpl", x->id);
+}
+
+void exchange_forget_body(struct exchange *x) {
+    x->server->n_body_bytes -= x->n_body;
+    free(x->body);
+    x->body = NULL;
+    x->n_body = 0;
 }
 
 enum MHD_Result exchange_begin(struct exchange *x, bool chat) {
     struct api_error err;
-    if (api_read(&x->request, x->server->demo, chat, x->body ? x->body : "", x->n_body, &err))
+    int result =
+        api_read(&x->request, x->server->demo, chat, x->body ? x->body : "", x->n_body, &err);
+    exchange_forget_body(x);
+    if (result)
         return server_refuse(x, &err);
-    name_exchange(x);
+    make_head(x);
     err = (struct api_error){.status = 500, .why = {"out of memory"}};
     if (make_choices(x))
         return server_refuse(x, &err);
@@ -323,10 +342,12 @@ void exchange_cancel(struct exchange *x) {
 
 void exchange_close(struct exchange *x) {
     struct server *s = x->server;
+    exchange_forget_body(x);
     pthread_mutex_lock(&s->lock);
     bool busy = x->n_open > 0;
     x->gone = true;
     x->suspended = false;
+    s->n_unanswered -= x->submitted;
     if (busy)
         exchange_cancel(x);
     pthread_mutex_unlock(&s->lock);
@@ -343,6 +364,5 @@ void exchange_free(struct exchange *x) {
     json_decref(x->list);
     api_request_free(&x->request);
     free(x->out);
-    free(x->body);
     free(x);
 }

@@ -3,73 +3,58 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How often the view is made at most, how long after the last look, and how much of a pool it has:
- * in seconds and blocks. */
-static const double every = 0.1, interest = 2;
-enum { MOST_BLOCKS = 4096 };
+/* In seconds: how often steps are told of that change no request's state, and how long after the
+ * last look anything is. */
+static const double every = 0.03, interest = 2;
 
-static json_t *request_json(const struct engine *e, int i, double now) {
-    const struct job *j = &e->scheduler.jobs[i];
-    const struct paged_memory *m = (const struct paged_memory *)e->options->memory;
-    const struct block_table *t = &m->jobs[i].cache.table;
-    json_t *blocks = json_array();
-    for (int k = 0; k < t->n_blocks && t->blocks[k] < MOST_BLOCKS; k++)
-        json_array_append_new(blocks, json_integer(t->blocks[k]));
-    return json_pack("{sI ss si si si sf so}", "id", (json_int_t)j->order, "state",
-                     request_state_name(j->state), "prompt", j->n_prompt, "read", j->n_read, "new",
-                     j->n_new, "seconds", now - j->arrival, "blocks", blocks);
-}
-
-static json_t *requests_json(const struct engine *e) {
-    const struct scheduler *s = &e->scheduler;
-    double now = engine_now(e);
-    json_t *list = json_array();
-    for (int i = 0; i < s->n_running; i++)
-        json_array_append_new(list, request_json(e, s->running[i], now));
-    for (int i = 0; i < s->n_preempted; i++)
-        json_array_append_new(list, request_json(e, s->preempted[i], now));
-    for (int i = s->queue_first; i < s->queue_end && i < s->queue_first + 64; i++)
-        json_array_append_new(list, request_json(e, s->queue[i], now));
-    return list;
-}
-
-/* For each block how many use it: 0 free, -1 cached. */
-static json_t *references_json(const struct block_allocator *a) {
-    json_t *list = json_array();
-    for (int32_t b = 0; b < a->stats.total && b < MOST_BLOCKS; b++)
-        json_array_append_new(list, json_integer(a->references[b]));
-    return list;
+void live_view_end(struct live_view *view) {
+    for (int i = 0; i < LIVE_CHANGES; i++)
+        json_decref(view->changes[i]);
+    history_end(&view->history);
 }
 
 void live_view_update(struct live_view *view, const struct engine *e) {
-    const struct paged_memory *m = (const struct paged_memory *)e->options->memory;
-    const struct block_allocator *a = &m->pool->blocks;
-    double now = clock_now();
+    double clock = clock_now(), now = engine_now(e);
     pthread_mutex_lock(&view->lock);
-    bool wanted =
-        now - view->asked < interest && (now - view->made > every || !e->scheduler.n_running);
-    pthread_mutex_unlock(&view->lock);
-    if (!wanted && view->made > 0)
-        return;
-    json_t *state = json_pack("{si sI si si sI si sI so so}", "step", (int)e->steps, "tokens",
-                              (json_int_t)e->drawn, "block_size", m->pool->block_size, "blocks",
-                              a->stats.total, "used", (json_int_t)a->stats.used, "waiting",
-                              e->scheduler.queue_end - e->scheduler.queue_first, "preemptions",
-                              (json_int_t)m->stats.preemptions, "references", references_json(a),
-                              "requests", requests_json(e));
-    char *text = state ? json_dumps(state, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
-    json_decref(state);
-    pthread_mutex_lock(&view->lock);
-    free(view->json);
-    view->json = text;
-    view->made = now;
+    struct history *h = &view->history;
+    if (!h->memory)
+        history_start(h, e->options->memory, false, now);
+    view->began = clock - now;
+    if (clock - view->asked < interest &&
+        (clock - view->made > every || !e->scheduler.n_running || history_is_new(h, e, now))) {
+        json_t *change = history_take(h, e, now);
+        if (change) { /* in place of the oldest */
+            json_t **place = &view->changes[view->n_changes++ % LIVE_CHANGES];
+            json_decref(*place);
+            *place = change;
+        }
+        view->made = clock;
+    }
     pthread_mutex_unlock(&view->lock);
 }
 
-char *live_view_text(struct live_view *view) {
+/* The changes from number `since` on; if some of them are not there any more, one of everything. */
+static json_t *changes_since(const struct live_view *view, long since, bool *all) {
+    json_t *list = json_array();
+    *all = since < 0 || since > view->n_changes || since < view->n_changes - LIVE_CHANGES;
+    if (*all)
+        json_array_append_new(list, history_all(&view->history));
+    for (long i = since; i < view->n_changes && !*all; i++)
+        json_array_append(list, view->changes[i % LIVE_CHANGES]);
+    return list;
+}
+
+char *live_view_text(struct live_view *view, long since) {
+    bool all;
     pthread_mutex_lock(&view->lock);
     view->asked = clock_now();
-    char *text = strdup(view->json ? view->json : "{}");
+    json_t *list = changes_since(view, since, &all);
+    json_t *state =
+        json_pack("{sf sI sb si si so}", "now", view->asked - view->began, "next",
+                  (json_int_t)view->n_changes, "all", all, "block_size", view->history.block_size,
+                  "blocks", view->history.n_blocks, "changes", list);
+    char *text = state ? json_dumps(state, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(state); /* under the lock: the changes are counted by both threads */
     pthread_mutex_unlock(&view->lock);
     return text;
 }

@@ -1,5 +1,7 @@
 #include "tutorials/12-server/server.h"
 
+#include "tutorials/common/page.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -7,9 +9,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
-
-/* page.html, as it is: page.S. */
-extern const char server_page[], server_page_end[];
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
@@ -21,8 +20,7 @@ enum MHD_Result server_reply(struct exchange *x, int status, const char *type, c
         return MHD_NO;
     MHD_add_response_header(response, "Content-Type", type);
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
-    if (x->head.id[0])
-        MHD_add_response_header(response, "X-Request-Id", x->head.id);
+    MHD_add_response_header(response, "X-Request-Id", x->id);
     if (status == 429 || status == 503)
         MHD_add_response_header(response, "Retry-After", "1");
     if (status == 401)
@@ -70,8 +68,8 @@ static enum MHD_Result models(struct exchange *x) {
 }
 
 static enum MHD_Result health(struct exchange *x) {
-    return service_ended(x->server->service) ? refuse(x, 503, "the engine has stopped")
-                                             : server_reply(x, 200, "text/plain", "", 0);
+    return service_stopping(x->server->service) ? refuse(x, 503, "the server is shutting down")
+                                                : server_reply(x, 200, "text/plain", "", 0);
 }
 
 static enum MHD_Result metrics(struct exchange *x) {
@@ -103,13 +101,14 @@ static enum MHD_Result detokenize(struct exchange *x) {
 }
 
 static enum MHD_Result page(struct exchange *x) {
-    return server_reply(x, 200, "text/html; charset=utf-8", server_page,
-                        (size_t)(server_page_end - server_page));
+    return server_reply(x, 200, "text/html; charset=utf-8", page_text,
+                        (size_t)(page_end - page_text));
 }
 
 static enum MHD_Result state(struct exchange *x) {
     service_poke(x->server->service);
-    char *text = live_view_text(&x->server->view);
+    const char *since = MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, "since");
+    char *text = live_view_text(&x->server->view, since ? atol(since) : -1);
     if (!text)
         return MHD_NO;
     enum MHD_Result result = server_reply(x, 200, "application/json", text, strlen(text));
@@ -161,6 +160,25 @@ static bool has_key(const struct exchange *x) {
     return !differs;
 }
 
+/* Text that a client chose, for a line of the log. */
+static void copy_printable(char *out, size_t size, const char *text) {
+    size_t n = 0;
+    for (; *text && n + 1 < size; text++)
+        out[n++] = *text > ' ' && *text < 127 ? *text : '?';
+    out[n] = 0;
+}
+
+static void name_exchange(struct exchange *x) {
+    const char *asked = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
+    size_t plain = asked ? strspn(asked, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                         "0123456789-_.")
+                         : 0;
+    if (plain && !asked[plain] && plain < sizeof x->id)
+        memcpy(x->id, asked, plain + 1);
+    else
+        snprintf(x->id, sizeof x->id, "%lx-%ld", x->server->started, ++x->server->n_requests);
+}
+
 static struct exchange *exchange_new(struct server *s, struct MHD_Connection *connection,
                                      const char *method, const char *path) {
     struct exchange *x = calloc(1, sizeof *x);
@@ -168,38 +186,58 @@ static struct exchange *exchange_new(struct server *s, struct MHD_Connection *co
         return NULL;
     x->server = s;
     x->connection = connection;
+    x->fd = connections_fd(connection);
     x->began = clock_now();
-    x->method = method;
-    snprintf(x->path, sizeof x->path, "%s", path);
+    copy_printable(x->method, sizeof x->method, method);
+    copy_printable(x->path, sizeof x->path, path);
+    name_exchange(x);
     return x;
 }
 
-static bool announces_too_much(const struct exchange *x) {
+/* A client that waits for leave to send its body is told at once; one that sends it anyway is told
+ * when it has, because it does not read before. */
+static bool asks_too_much(const struct exchange *x) {
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
-    return length && strtoull(length, NULL, 10) > x->server->options.most_body;
+    return length && strtoull(length, NULL, 10) > x->server->options.most_body &&
+           MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Expect");
 }
 
 static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *n) {
-    if (x->n_body + *n > x->server->options.most_body) {
-        x->too_large = true; /* the rest is read, and forgotten */
-    } else if (!x->too_large) {
+    struct server *s = x->server;
+    if (x->n_body + *n > s->options.most_body)
+        x->refused = 413; /* the rest is read, and forgotten */
+    else if (s->n_body_bytes + *n > 16 * s->options.most_body)
+        x->refused = 503;
+    if (!x->refused) {
         char *larger = realloc(x->body, x->n_body + *n);
         if (!larger)
             return MHD_NO;
         x->body = larger;
         memcpy(x->body + x->n_body, data, *n);
         x->n_body += *n;
+        s->n_body_bytes += *n;
+    } else {
+        exchange_forget_body(x);
     }
     *n = 0;
     return MHD_YES;
 }
 
+static enum MHD_Result refuse_body(struct exchange *x) {
+    char why[100];
+    snprintf(why, sizeof why, "the body is too large: at most %zu bytes",
+             x->server->options.most_body);
+    return x->refused == 503 ? refuse(x, 503, "too many requests come in at once: try again later")
+                             : refuse(x, 413, why);
+}
+
 static enum MHD_Result answer_to(struct exchange *x, const char *method, const char *path) {
     bool other_method;
     const struct route *route = find_route(method, path, &other_method);
-    if (x->too_large)
-        return refuse(x, 413, "the body is too large");
+    connections_reads(x->server, x->connection, false);
+    if (x->refused)
+        return refuse_body(x);
     if (!route)
         return other_method ? refuse(x, 405, "this path has another method")
                             : refuse(x, 404, "there is no such path; GET / shows the page");
@@ -216,7 +254,8 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     if (!x) {
         if (!(x = *state_of = exchange_new(context, connection, method, url)))
             return MHD_NO;
-        return announces_too_much(x) ? refuse(x, 413, "the body is too large") : MHD_YES;
+        x->refused = asks_too_much(x) ? 413 : 0;
+        return x->refused ? refuse_body(x) : MHD_YES;
     }
     if (*n)
         return take_body(x, data, n);
@@ -224,48 +263,35 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
 }
 
 /* A line for each request: never its contents, nor its key. */
-static void log_request(const struct exchange *x, enum MHD_RequestTerminationCode how) {
+static void log_request(const struct exchange *x, bool sent) {
     char moment[32];
     time_t now = time(NULL);
     struct tm utc;
     if (!x->server->options.log)
         return;
     strftime(moment, sizeof moment, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    fprintf(stderr, "%s %s %s %d %.1f ms, %d prompt tokens, %ld new%s\n", moment, x->method,
-            x->path, x->status, (clock_now() - x->began) * 1e3, x->request.base.n_prompt, x->n_new,
-            how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? "" : ", client gone");
+    pthread_mutex_lock(&x->server->lock);
+    long n_new = x->n_new;
+    pthread_mutex_unlock(&x->server->lock);
+    fprintf(stderr, "%s %s %s %s %d %.1f ms, %d prompt tokens, %ld new%s\n", moment, x->id,
+            x->method, x->path, x->status ? x->status : 499, (clock_now() - x->began) * 1e3,
+            x->request.base.n_prompt, n_new, sent ? "" : ", client gone");
 }
 
 static void on_completed(void *context, struct MHD_Connection *connection, void **state_of,
                          enum MHD_RequestTerminationCode how) {
     struct exchange *x = *state_of;
-    (void)context, (void)connection;
     if (!x)
         return;
-    log_request(x, how);
+    connections_reads(context, connection, true);
+    log_request(x, how == MHD_REQUEST_TERMINATED_COMPLETED_OK);
     exchange_close(x);
     *state_of = NULL;
 }
 
-/* ---- what the engine's thread does for the server ----------------------------------------------
- */
-
-/* A client that closed its end while its connection sleeps is not noticed by libmicrohttpd. */
-static bool has_gone(const struct exchange *x) {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    char byte;
-    ssize_t n = info ? recv(info->connect_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) : 1;
-    return !n || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
-
 void server_stepped(void *context, const struct engine *e) {
     struct server *s = context;
-    pthread_mutex_lock(&s->lock);
-    for (struct exchange *x = s->open; x; x = x->next)
-        if (!x->gone && x->suspended && has_gone(x))
-            exchange_cancel(x);
-    pthread_mutex_unlock(&s->lock);
+    connections_cancel_gone(s);
     live_view_update(&s->view, e);
 }
 
@@ -297,17 +323,21 @@ int server_start(struct server *s, const struct demo *demo, struct service *serv
     s->service = service;
     s->options = *options;
     s->started = (long)time(NULL);
+    s->polled = calloc((size_t)options->most_connections, sizeof *s->polled);
+    if (!s->polled)
+        return error_set(err, "out of memory for %d connections", options->most_connections);
     if (address_of(&address, options, err) ||
         api_system_fingerprint(s->system_fingerprint, demo->options.model, err))
         return -1;
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
                      (address.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
-    s->daemon = MHD_start_daemon(
-        flags, (uint16_t)options->port, NULL, NULL, on_request, s, MHD_OPTION_SOCK_ADDR, &address,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)options->idle_limit, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)options->most_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(64 << 10),
-        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
+    s->daemon = MHD_start_daemon(flags, (uint16_t)options->port, NULL, NULL, on_request, s,
+                                 MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_NOTIFY_COMPLETED,
+                                 on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, connections_notify,
+                                 s, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->time_limit,
+                                 MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->most_connections,
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(64 << 10),
+                                 MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
     if (!s->daemon)
         return error_set(err, "cannot listen on %s port %d: %s", options->host, options->port,
                          strerror(errno));
@@ -315,10 +345,23 @@ int server_start(struct server *s, const struct demo *demo, struct service *serv
     return 0;
 }
 
+/* The engine has made the last answers just now: they are not sent yet. */
+static void let_send(struct server *s) {
+    for (int i = 0, n = 1; n && i < 200; i++) {
+        pthread_mutex_lock(&s->lock);
+        n = s->n_unanswered;
+        pthread_mutex_unlock(&s->lock);
+        nanosleep(&(struct timespec){0, n ? 10000000 : 0}, NULL);
+    }
+}
+
 void server_end(struct server *s) {
-    if (s->daemon)
+    if (s->daemon) {
+        let_send(s);
         MHD_stop_daemon(s->daemon);
-    free(s->view.json);
+    }
+    free(s->polled);
+    live_view_end(&s->view);
     s->daemon = NULL;
-    s->view.json = NULL;
+    s->polled = NULL;
 }

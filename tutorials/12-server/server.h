@@ -11,27 +11,33 @@
 #ifndef SAMEBITS_SERVER_H
 #define SAMEBITS_SERVER_H
 
+#include "scheduler/history.h"
 #include "scheduler/service.h"
 #include "tutorials/12-server/api.h"
 
 #include <microhttpd.h>
+#include <poll.h>
 #include <pthread.h>
 
 struct server_options {
     const char *host; /* numeric address to listen on */
     int port;         /* 0: any that is free */
     const char *key;  /* what clients must have as a bearer token; NULL: nothing */
-    size_t most_body; /* bytes */
-    int idle_limit;   /* seconds that a connection may do nothing */
+    size_t most_body; /* bytes; of all together at most 16 times that, at a time */
+    int time_limit;   /* seconds for a request to come, its last byte, too; and for a connection to
+                         do nothing */
     int most_connections;
     bool log; /* a line on stderr for each request */
 };
 
-/* How the engine stands, as JSON for the page: made by the engine thread, when somebody looks. */
+/* What the engine does, as JSON for the page: told by the engine thread, while somebody looks. */
+enum { LIVE_CHANGES = 1024 };
 struct live_view {
     pthread_mutex_t lock;
-    char *json;
-    double made, asked; /* clock_now */
+    struct history history;
+    json_t *changes[LIVE_CHANGES]; /* the last of n_changes, a ring */
+    long n_changes;
+    double made, asked, began; /* clock_now: of the last change and look, and when the run began */
 };
 
 struct server {
@@ -43,9 +49,13 @@ struct server {
     int port;     /* where it listens */
     long started; /* Unix time */
     struct live_view view;
-    pthread_mutex_t lock;  /* of all exchanges */
-    struct exchange *open; /* those that wait for the engine */
     long n_requests;       /* for their ids */
+    size_t n_body_bytes;   /* of the bodies that are there now */
+    pthread_mutex_t lock;  /* of what follows, and of all exchanges */
+    struct exchange *open; /* those that wait for the engine */
+    int n_unanswered;      /* those that the engine has or had, whose answers are not sent yet */
+    struct connection *connections;
+    struct pollfd *polled; /* [most_connections] */
 };
 
 /* Listens, on a service that runs. The options' strings and the demo stay where they are. Returns
@@ -53,8 +63,13 @@ struct server {
 int server_start(struct server *s, const struct demo *demo, struct service *service,
                  const struct server_options *options, struct error *err);
 
-/* Closes all connections; the service must have ended before. A zeroed one is fine. */
+/* Closes all connections; the service must have ended before. Answers that are complete have two
+ * seconds to be sent. A zeroed one is fine. */
 void server_end(struct server *s);
+
+/* Closes connections whose requests have not come in time_limit seconds. To be called now and then,
+ * from any thread. */
+void server_check(struct server *s);
 
 /* For struct service_options; context: the server. Makes the live view, and cancels the requests of
  * clients that have gone. */
@@ -67,12 +82,12 @@ struct exchange {
     struct server *server;
     struct MHD_Connection *connection;
     double began;
-    const char *method;
-    char path[64];
-    int status;
+    char id[48];               /* the client's X-Request-Id, or one of ours */
+    char method[12], path[64]; /* for the log */
+    int status, fd;
     char *body;
     size_t n_body;
-    bool too_large;
+    int refused; /* the status, when its body is not kept; else 0 */
 
     /* Of a completion; everything below is under the server's lock once it is submitted. */
     struct api_request request;
@@ -85,6 +100,7 @@ struct exchange {
     char *out;              /* [n_out] what is to be sent; [n_sent] has been */
     size_t n_out, n_sent, capacity;
     bool submitted, suspended, gone;
+    bool broken;                      /* its answer cannot be sent as a whole */
     struct exchange *previous, *next; /* among those that wait */
 };
 
@@ -101,8 +117,24 @@ void exchange_cancel(struct exchange *x);
  */
 void exchange_close(struct exchange *x);
 
+/* Its body is not needed any more. In the HTTP thread. */
+void exchange_forget_body(struct exchange *x);
+
 /* Frees it. */
 void exchange_free(struct exchange *x);
+
+/* For MHD_OPTION_NOTIFY_CONNECTION: keeps the list of connections. */
+void connections_notify(void *context, struct MHD_Connection *of, void **own,
+                        enum MHD_ConnectionNotificationCode what);
+
+/* From now on a connection waits for a request, or one has come and is answered. */
+void connections_reads(struct server *s, struct MHD_Connection *of, bool reads);
+
+/* Its socket. */
+int connections_fd(struct MHD_Connection *of);
+
+/* Cancels the requests of clients that closed their end. */
+void connections_cancel_gone(struct server *s);
 
 /* Answers with n bytes of text. */
 enum MHD_Result server_reply(struct exchange *x, int status, const char *type, const char *text,
@@ -112,10 +144,15 @@ enum MHD_Result server_reply(struct exchange *x, int status, const char *type, c
 enum MHD_Result server_reply_json(struct exchange *x, int status, json_t *json);
 enum MHD_Result server_refuse(struct exchange *x, const struct api_error *err);
 
-/* The live view as malloc'ed JSON, maybe some steps old; NULL: no memory. */
-char *live_view_text(struct live_view *view);
+/* For the page, malloc'ed JSON: {now: seconds of the run, next: the number of the next change, all:
+ * whether `changes` is one of everything, because those from number `since` on are not there, or
+ * since is -1; block_size, blocks, changes: (scheduler/history.h)}. NULL: no memory. */
+char *live_view_text(struct live_view *view, long since);
 
-/* Makes it anew, if somebody has asked lately. In the engine thread. */
+/* Adds what is new, if somebody has looked lately. In the engine thread. */
 void live_view_update(struct live_view *view, const struct engine *e);
+
+/* Frees the changes; of a view without any it is fine. */
+void live_view_end(struct live_view *view);
 
 #endif

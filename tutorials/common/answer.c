@@ -119,8 +119,11 @@ int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const 
     demo->generator.on_token = show_token;
     demo->generator.on_token_context = &streaming;
     demo->dev->peak_bytes = demo->dev->bytes;
-    if (!sequence_add_prompt(s, ids, n, max_new, err) &&
-        !generate(&demo->generator, s, cache, err) && !finish_output(&streaming, s, err)) {
+    struct request request = {.receipt = options->receipt != NULL};
+    if ((!request.receipt || (s->chain = logits_chain_new(err))) &&
+        !sequence_add_prompt(s, ids, n, max_new, err) &&
+        !generate(&demo->generator, s, cache, err) && !finish_output(&streaming, s, err) &&
+        !demo_keep_receipt(demo, &request, s, err)) {
         report(demo, s, s->n_prompt);
         result = 0;
     }

@@ -1,5 +1,6 @@
 #include "tutorials/common/demo.h"
 
+#include "model/files/digests.h"
 #include "model/files/folder.h"
 #include "tutorials/common/complete.h"
 #include "tutorials/common/output.h"
@@ -66,7 +67,8 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
  * error where it is needed. */
 static int load_template(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
-    bool has_prompts = !o->random && !o->messages && !o->chat && !o->raw && o->serve < 0;
+    bool has_prompts = !o->random && !o->messages && !o->chat && !o->raw && !o->score &&
+                       !o->verify_receipt && o->serve < 0;
     if (chat_template_load(&demo->chat, o->model, &demo->why_no_chat))
         return has_prompts ? error_set(err, "%s. --raw continues prompts without the template",
                                        demo->why_no_chat.text)
@@ -183,6 +185,10 @@ static int run_task(struct demo *demo, struct error *err) {
         return complete_prompt(demo, err);
     if (o->serve >= 0)
         return demo->phase->serve(demo, err);
+    if (o->score)
+        return demo->phase->score(demo, err);
+    if (o->verify_receipt)
+        return demo->phase->verify_receipts(demo, err);
     if (o->random)
         return demo->phase->prompts(demo, err);
     if (o->prompts)
@@ -209,6 +215,44 @@ static int write_json(const struct demo *demo, struct error *err) {
     return -1;
 }
 
+int demo_keep_receipt(struct demo *demo, const struct request *request, const struct sequence *s,
+                      struct error *err) {
+    if (!demo->receipts || !s->chain || s->finish == FINISH_ERROR)
+        return 0;
+    json_t *receipt = demo->phase->receipt(demo, request, s, err);
+    return receipt ? json_array_append_new(demo->receipts, receipt) : -1;
+}
+
+/* One line for each. */
+static int write_receipts(const struct demo *demo, struct error *err) {
+    struct output o;
+    const char *path = demo->options.receipt;
+    const json_t *receipt;
+    size_t i;
+    int failed = 0;
+    if (!path)
+        return 0;
+    if (output_open(&o, path, err))
+        return -1;
+    json_array_foreach(demo->receipts, i, receipt) {
+        failed = failed || json_dumpf(receipt, o.file, JSON_COMPACT) || fputc('\n', o.file) == EOF;
+    }
+    if (!failed)
+        return output_keep(&o, err);
+    output_discard(&o);
+    return error_set(err, "%s: cannot write: %s", path, strerror(errno));
+}
+
+/* Of whatever writes receipts, or checks them. */
+static int hash_files(struct demo *demo, struct error *err) {
+    const struct options *o = &demo->options;
+    if (!demo->phase->receipt || !(o->receipt || o->verify_receipt || o->serve >= 0))
+        return 0;
+    demo->receipts = o->receipt ? json_array() : NULL;
+    demo->files = folder_digests(o->model, err);
+    return demo->files ? 0 : -1;
+}
+
 /* The fingerprint on stderr, and whether it is the chapter's if the chapter's tables were asked
  * for.
  */
@@ -232,7 +276,7 @@ static int finish_report(struct demo *demo, struct error *err) {
     fingerprint_text(fingerprint, fingerprint_value(&demo->run));
     json_object_set_new(demo->json, ended ? "interrupted" : "fingerprint",
                         ended ? json_true() : json_string(fingerprint));
-    if (write_json(demo, err) || output_flush_stdout(err))
+    if (write_json(demo, err) || write_receipts(demo, err) || output_flush_stdout(err))
         return -1;
     if (ended)
         fprintf(stderr, "interrupted\n");
@@ -261,7 +305,8 @@ static int run_model(struct demo *demo, struct error *err) {
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
     if (output_check(demo->options.json, err) || output_check(demo->options.trace, err) ||
-        open_model(demo, err) || fingerprint_start(&demo->run, err))
+        output_check(demo->options.html, err) || output_check(demo->options.receipt, err) ||
+        open_model(demo, err) || hash_files(demo, err) || fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
     if (demo->phase->begin)
@@ -287,6 +332,8 @@ static void close_all(struct demo *demo) {
     tokenizer_free(demo->tokenizer);
     chat_template_free(demo->chat);
     json_decref(demo->json);
+    json_decref(demo->files);
+    json_decref(demo->receipts);
 }
 
 /* A file that is opened must not become stdin, stdout or stderr. */
@@ -325,5 +372,5 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
         demo.parallel->end(demo.parallel, result ? &err : NULL);
     else if (result)
         fprintf(stderr, "demo: %s\n", err.text);
-    return result ? 2 : interrupted ? 128 + interrupted : 0;
+    return result ? 2 : interrupted ? 128 + interrupted : demo.refused ? 1 : 0;
 }

@@ -12,6 +12,7 @@
 #include "model/model.h"
 #include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
+#include "scheduler/request.h"
 #include "tutorials/common/options.h"
 #include "tutorials/common/table.h"
 
@@ -38,6 +39,13 @@ struct phase {
     int (*prompts)(struct demo *demo, struct error *err);
     /* Serves until a signal ends it, with options.serve; NULL before phase 12. Same result. */
     int (*serve)(struct demo *demo, struct error *err);
+    /* From phase 13 on: score options.score and check options.verify_receipt, with the same result;
+     * and the receipt of an answer that was asked for with one, NULL with err set when there is no
+     * memory. It needs demo->files. */
+    int (*score)(struct demo *demo, struct error *err);
+    int (*verify_receipts)(struct demo *demo, struct error *err);
+    json_t *(*receipt)(const struct demo *demo, const struct request *request,
+                       const struct sequence *s, struct error *err);
     bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
@@ -62,7 +70,10 @@ struct demo {
     uint32_t n_sequences;   /* run so far */
     json_t *json;           /* what --json writes */
     struct table table;
-    int n_failed;              /* requests that could not be answered */
+    json_t *files;    /* their SHA-256 (model/files/digests.h), where receipts are wanted */
+    json_t *receipts; /* what --receipt writes */
+    bool refused;     /* a receipt was not right: the exit status is 1 */
+    int n_failed;     /* requests that could not be answered */
     struct error first_failed; /* the first of them, and why */
     struct error late; /* what went wrong while there was still something to show; or empty */
 };
@@ -101,6 +112,10 @@ int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **id
  * where names it in errors. */
 int demo_encode_messages(const struct demo *demo, const json_t *conversation, const char *where,
                          int32_t **ids, size_t *n, struct error *err);
+
+/* Keeps the receipt of an answer, if --receipt asks for it. Returns 0, or -1 with err set. */
+int demo_keep_receipt(struct demo *demo, const struct request *request, const struct sequence *s,
+                      struct error *err);
 
 /* One measurement for a table: answers `prompt` with exactly n_new tokens (stop tokens do not end
  * it), with the cache kind (NULL: none). Returns a row with the keys new, tok_s, ms_tok, last_ms

@@ -17,14 +17,16 @@
 /* What a command line asks for. An option says with which of these it does something. EACH are the
  * --prompts of phases 0 and 1, one after the other, PROMPTS those of later ones, all at once. */
 enum { TABLES = 1, PROMPT = 2, VERIFY = 4, EACH = 8, PROMPTS = 16, RANDOM = 32, MESSAGES = 64 };
-enum { CHAT = 128, TOKENIZE = 256, SERVE = 512, N_TASKS = 10 };
+enum { CHAT = 128, TOKENIZE = 256, SERVE = 512, SCORE = 1024 };
+enum { CHECK = 2048, N_TASKS = 12 };
 enum { ONE = PROMPT | EACH | MESSAGES | CHAT, MANY = PROMPTS | RANDOM, DRAWING = ONE | MANY };
-enum { SERVED = MANY | SERVE };
-enum { RUNNING = DRAWING | VERIFY | SERVE };
+enum { SERVED = MANY | SERVE, RECEIVED = PROMPT | MESSAGES | MANY };
+enum { POOLS = SERVED | SCORE, READING = POOLS | CHECK };
+enum { RUNNING = DRAWING | VERIFY | READING };
 
-static const char *const task_names[N_TASKS] = {"the tables", "--prompt", "--verify",   "--prompts",
-                                                "--prompts",  "--random", "--messages", "--chat",
-                                                "--tokenize", "--serve"};
+static const char *const task_names[N_TASKS] = {
+    "the tables", "--prompt", "--verify",   "--prompts", "--prompts", "--random",
+    "--messages", "--chat",   "--tokenize", "--serve",   "--score",   "--verify-receipt"};
 
 /* Sets of phases; DRAWN: their tables draw tokens as the options say; POOLED: their tables have a
  * pool of the size that the options say. */
@@ -89,6 +91,10 @@ static const struct row rows[] = {
      F(tokenize), READ, ALL, TOKENIZE, 0, .flags = TASK_GROUP},
     {"serve", "PORT", "answer HTTP requests (OpenAI's API) on this port; 0: any that is free",
      F(serve), INT, FROM(12), SERVE, 0, .flags = TASK_GROUP, .min = 0, .max = 65535},
+    {"score", "FILE", "how likely texts are: one {text} or {prompt, continuation} a line", F(score),
+     READ, FROM(13), SCORE, 0, .flags = TASK_GROUP},
+    {"verify-receipt", "FILE", "check receipts, one a line; exit status 1: one is not right",
+     F(verify_receipt), READ, FROM(13), CHECK, 0, .flags = TASK_GROUP},
     {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", F(verify),
      SWITCH, ALL, PROMPT | VERIFY, 0, .flags = 0},
     {"quick", NULL, "the tables with fewer and shorter measurements: some seconds", F(quick),
@@ -120,12 +126,14 @@ static const struct row rows[] = {
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
      RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
     {.help = "Many requests"},
-    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), SERVED,
+    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), READING,
      FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
     {"token-budget", "N", "most tokens of all requests in one step (256, or N of --max-running)",
-     F(token_budget), INT, FROM(3), SERVED, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
+     F(token_budget), INT, FROM(3), READING, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
     {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
      .flags = 0},
+    {"html", "FILE.html", "the run as a page of its own, to be stepped through in a browser",
+     F(html), WRITE, FROM(3), MANY, 0, .flags = 0},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
      FROM(3), RANDOM, 0, .max = 1e6},
     {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, FROM(3),
@@ -133,16 +141,16 @@ static const struct row rows[] = {
     {.help = "The pool of KV blocks"},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", F(block_size),
      POWER_OF_TWO, FROM(7), RUNNING, FROM(5) & ~ONLY(9), .min = 1, .max = 256},
-    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), SERVED,
+    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), POOLS,
      POOLED, .flags = POOL_GROUP, .min = 1, .max = INT_MAX},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free; tables choose)",
-     F(kv_memory), SIZE, FROM(7), SERVED, POOLED, .flags = POOL_GROUP},
+     F(kv_memory), SIZE, FROM(7), POOLS, POOLED, .flags = POOL_GROUP},
     {"kv-type", "TYPE", "keys and values as", F(kv_type), CHOICE, FROM(11), RUNNING, 0,
      .choice = type_name},
     {"preempt", "HOW", "who gives way reads its tokens again, or has them in host memory:",
      F(preempt), CHOICE, FROM(7), SERVED, 0, .choice = preempt_name},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", F(no_prefix_cache),
-     SWITCH, FROM(7), SERVED, 0, .flags = 0},
+     SWITCH, FROM(7), READING, 0, .flags = 0},
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
      INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
     {.help = "The server"},
@@ -152,6 +160,10 @@ static const struct row rows[] = {
      READ, FROM(12), SERVE, 0, .flags = 0},
     {"max-waiting", "N", "requests in the queue; one more gets status 429 (1000)", F(max_waiting),
      INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1 << 20},
+    {"max-wait", "SECONDS", "how long one may wait there, then status 503; 0: for ever (600)",
+     F(max_wait), FLOAT, FROM(12), SERVE, FROM(12), .max = 1e9},
+    {"timeout", "SECONDS", "a client may take so long to send a request, or do nothing (60)",
+     F(timeout), INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1e6},
     {.help = "Ranks: processes that share the model (also: mpirun -n N ./demo ...)"},
     {"ranks", "N", "start N of them on this host", F(ranks), INT, FROM(14), RUNNING & ~VERIFY,
      FROM(14), .min = 1, .max = 1024},
@@ -166,6 +178,10 @@ static const struct row rows[] = {
     {"memory-speed", "G", "GB/s at which a rank reads its weights (4000)", F(memory_speed), FLOAT,
      0, 0, FROM(14), .min = 1e-3, .max = 1e6},
     {.help = "What to print"},
+    {"top-logprobs", "N", "with --score: the N likeliest tokens beside each (0)", F(top_logprobs),
+     INT, FROM(13), SCORE, 0, .min = 0, .max = 20},
+    {"receipt", "FILE", "a receipt of each answer, by which anybody can check it", F(receipt),
+     WRITE, FROM(13), RECEIVED, 0, .flags = 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
      PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
     {"ids", NULL, "token ids instead of text, in lines prompt: ... and output: ...", F(ids), SWITCH,
@@ -188,7 +204,8 @@ static bool given(const struct options *o, int row) {
 static unsigned tasks_of(const struct row *row, int phase) {
     unsigned tasks = (row->phases >> phase & 1 ? row->tasks : 0) |
                      (row->tables >> phase & 1 ? (unsigned)TABLES : 0);
-    return tasks & ~(unsigned)((phase < 2 ? PROMPTS : EACH) | (phase < 12 ? SERVE : 0));
+    return tasks & ~(unsigned)((phase < 2 ? PROMPTS : EACH) | (phase < 12 ? SERVE : 0) |
+                               (phase < 13 ? SCORE | CHECK : 0));
 }
 
 /* The first phase from `phase` on that takes the option with one of the tasks; N_PHASES: none. */
@@ -383,14 +400,16 @@ static int set_option(struct options *o, const struct row *row, const char *text
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static unsigned task_asked(const struct options *o, int phase) {
-    return o->tokenize     ? TOKENIZE
-           : o->serve >= 0 ? SERVE
-           : o->prompt     ? (o->verify ? VERIFY : PROMPT)
-           : o->prompts    ? (phase < 2 ? EACH : PROMPTS)
-           : o->random     ? RANDOM
-           : o->messages   ? MESSAGES
-           : o->chat       ? CHAT
-                           : TABLES;
+    return o->tokenize         ? TOKENIZE
+           : o->serve >= 0     ? SERVE
+           : o->score          ? SCORE
+           : o->verify_receipt ? CHECK
+           : o->prompt         ? (o->verify ? VERIFY : PROMPT)
+           : o->prompts        ? (phase < 2 ? EACH : PROMPTS)
+           : o->random         ? RANDOM
+           : o->messages       ? MESSAGES
+           : o->chat           ? CHAT
+                               : TABLES;
 }
 
 /* An option that the phase does not have, or that would do nothing. */
@@ -491,6 +510,8 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
                             .serve = -1,
                             .host = "127.0.0.1",
                             .max_waiting = 1000,
+                            .max_wait = 600,
+                            .timeout = 60,
                             .patience = 10,
                             .link = 450,
                             .latency = 3,

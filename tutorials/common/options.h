@@ -27,26 +27,32 @@ struct options {
     int context;        /* 0: the model's */
     int chunk;          /* prompt tokens per pass */
     int cache;          /* index into the phase's caches */
-    const char *prompt; /* at most one of these six; none: the phase's tables */
+    const char *prompt; /* at most one of these eight; none: the phase's tables */
     const char *prompts;
     int random; /* requests drawn at random; 0: none. From phase 3 on */
     const char *messages;
     bool chat;
-    int serve;            /* port to listen on, 0: any; -1: not asked for. From phase 12 on */
-    const char *host;     /* address to listen on */
-    const char *api_key;  /* file with the key that clients must have; NULL: they need none */
-    int max_waiting;      /* requests in the server's queue */
-    const char *tokenize; /* instead of running the model */
-    bool verify;          /* with prompt: compare the device with the reference */
-    bool quick;           /* the tables: fewer and shorter measurements */
-    bool raw;             /* no chat template */
+    int serve;                  /* port to listen on, 0: any; -1: not asked for. From phase 12 on */
+    const char *host;           /* address to listen on */
+    const char *api_key;        /* file with the key that clients must have; NULL: they need none */
+    int max_waiting;            /* requests in the server's queue */
+    float max_wait;             /* seconds that one of them may wait; 0: for ever */
+    int timeout;                /* seconds that a client may take to ask, or do nothing */
+    const char *tokenize;       /* instead of running the model */
+    const char *score;          /* file of texts; from phase 13 on */
+    const char *verify_receipt; /* file of receipts, from phase 13 on, like the next */
+    const char *receipt;        /* file to write them to */
+    int top_logprobs;           /* likeliest tokens that are told beside each */
+    bool verify;                /* with prompt: compare the device with the reference */
+    bool quick;                 /* the tables: fewer and shorter measurements */
+    bool raw;                   /* no chat template */
     bool ids;
     int max_new;
     struct sampling_options sampling;
     const char *dump_logits;
     const char *json;
     int max_running, token_budget; /* from phase 3 on */
-    const char *trace;
+    const char *trace, *html;
     enum kv_type kv_type;      /* from phase 11 on */
     int block_size, kv_blocks; /* from phase 5 on; kv_blocks and kv_memory 0: not given */
     size_t kv_memory;          /* bytes */

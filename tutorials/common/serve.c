@@ -3,6 +3,7 @@
 #include "scheduler/own_caches.h"
 #include "scheduler/trace.h"
 #include "tutorials/common/output.h"
+#include "tutorials/common/page.h"
 #include "tutorials/common/terminal.h"
 
 #include <stdio.h>
@@ -16,6 +17,7 @@ struct log {
     char *states;  /* [n + 1] a letter each */
     json_t *steps; /* NULL: not wanted */
     struct trace trace;
+    struct record record;
     int running, waiting, blocks; /* as last counted in the trace */
     struct progress_bar bar;
 };
@@ -80,6 +82,7 @@ static void on_step(void *context, struct engine *e) {
     progress_bar_update(&log->bar, (size_t)e->scheduler.n_done, (size_t)e->n);
     count(log, e, now);
     log_states(log, e, now);
+    record_step(&log->record, e, now);
 }
 
 /* A trace that cannot be written must not cost the tables: the reason is reported after them. */
@@ -98,12 +101,15 @@ static void log_finish(struct log *log, struct demo *demo, const struct engine *
     double now = clock_now() - e->began;
     count(log, e, now);
     log_states(log, e, now);
+    record_step(&log->record, e, now);
     if (log->trace.events)
         write_trace(log, demo->options.trace, &demo->late);
+    if (log->record.changes)
+        record_write(&log->record, demo, demo->options.html, &demo->late);
 }
 
 static int log_start(struct log *log, const struct demo *demo, const struct workload *w,
-                     json_t **steps, struct error *err) {
+                     const struct request_memory *memory, json_t **steps, struct error *err) {
     size_t n = (size_t)w->n + 1;
     *log = (struct log){.workload = w,
                         .since = calloc(n, sizeof *log->since),
@@ -115,6 +121,8 @@ static int log_start(struct log *log, const struct demo *demo, const struct work
         return error_set(err, "out of memory for the log of %d requests", w->n);
     if (steps)
         log->steps = *steps = json_array();
+    if (demo->options.html && record_start(&log->record, memory, err))
+        return -1;
     if (!demo->options.trace)
         return 0;
     if (trace_start(&log->trace, err))
@@ -154,13 +162,14 @@ int serve_run(struct demo *demo, const struct workload *w, const struct serving 
     own_caches_start(&own, &demo->model, serving->cache->create, serving->cache->destroy,
                      demo->generator.context);
     demo->dev->peak_bytes = demo->dev->bytes;
-    int result = log_start(&log, demo, w, steps, err) ||
+    int result = log_start(&log, demo, w, options.memory, steps, err) ||
                  engine_run(engine, &generator, w->requests, w->n, &options, err);
     progress_bar_end(&log.bar);
     if (!result)
         log_finish(&log, demo, engine);
     own_caches_end(&own);
     trace_end(&log.trace);
+    record_end(&log.record);
     for (int i = 0; !result && i < w->n; i++)
         fingerprint_add_sequence(&demo->run,
                                  fingerprint_value(&engine->answers[i].sequence.fingerprint));
@@ -280,8 +289,12 @@ int serve_requests(struct demo *demo, const char *path, const struct serving *se
     if (!result && demo->options.samples)
         result = workload_fork(&w, demo->options.samples, err);
     demo->generator.ignore_stop = !path;
+    for (int i = 0; i < w.n; i++)
+        w.requests[i].receipt = demo->options.receipt;
     if (!result)
         result = serve_run(demo, &w, serving, &engine, w.n > 100 ? NULL : &steps, err);
+    for (int i = 0; i < w.n && !result; i++)
+        result = demo_keep_receipt(demo, &w.requests[i], &engine.answers[i].sequence, err);
     demo->generator.ignore_stop = false;
     if (!result) {
         if (steps)

@@ -117,8 +117,8 @@ static __device__ __forceinline__ int32_t dot_of(const struct digit_sums *s, int
     return s->high[j] * 256 + s->high[2 + j] + s->low[j] + (s->low[2 + j] >> 8);
 }
 
-/* The same of mantissas of 8 bits, from one of the two: exact, because one of them is the upper
- * half of one of 16 bits, whose unit is 256. */
+/* A dot product with mantissas of 8 bits, from one of the two sums: exact, because one of them is
+ * the upper half of one of 16 bits, whose unit is 256. */
 static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], int j) {
     return sums[j] * 256 + sums[2 + j];
 }
@@ -272,9 +272,9 @@ struct softmax {
     float unit;           /* of its weighted values */
 };
 
-/* Tells the other warps the largest score. */
+/* Writes this warp's largest score of each row where the other warps read it. */
 template <class size>
-static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
+static __device__ __forceinline__ void store_largest(const float s[], struct row_states *rows) {
     float m = s[0];
     UNROLL
     for (int i = 1; i < size::SCORES; i++)

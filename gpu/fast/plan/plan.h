@@ -328,7 +328,8 @@ void gpu_attention_prompts(struct gpu_device *gpu, const struct attention_argume
 /* The shared memory that the decode kernel takes, in bytes. */
 int gpu_attention_decode_bytes(int head_dim, bool variant);
 
-/* Of any views. Returns false: their rows are not in one piece. */
+/* Describes any views as the decode kernel reads them. Returns false if their rows are not in one
+ * piece. */
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim);
 
 struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);

@@ -90,7 +90,7 @@ template <int VECTORS> struct lane_values {
     static __device__ __forceinline__ int dim_of(int i) {
         return ((int)threadIdx.x % LANES + i * LANES) * VECTOR;
     }
-    /* Of `dim` dimensions; zeros behind them. */
+    /* Reads a row of `dim` dimensions; zeros stand behind them. */
     __device__ __forceinline__ void load(const float *from, int dim) {
         UNROLL
         for (int i = 0; i < VECTORS; i++)

@@ -133,7 +133,7 @@ template <class tile_scores> static __device__ __forceinline__ uint32_t peer_sum
     return x;
 }
 
-/* Of the lanes that share rows, the first. */
+/* True in the first of the lanes that share rows. */
 template <class tile_scores> static __device__ __forceinline__ bool leads_peers(void) {
     return ((int)threadIdx.x & (tile_scores::PEER_END - tile_scores::PEER_BEGIN)) == 0;
 }

@@ -1,8 +1,8 @@
 /*
  * products.h - for gpu/fast/prompt/wgmma.cu: exact products, by wgmma.
  *
- * Of the 64 rows of a block with 64 columns, keys or dimensions of values. A product of mantissas
- * is one of digits four times:
+ * The 64 rows of a block are multiplied with 64 columns, keys or dimensions of values. A product
+ * of mantissas is four products of digits:
  *
  *     65536 high * high + 256 (high * low + low * high) + low * low
  *

@@ -16,7 +16,8 @@
 enum { STEP_HEAD_WARPS = 3 }; /* make a query, a key and a value of what came in */
 
 /* A mantissa + 128 is 256 times its high digit, and its low one with the highest bit turned over.
- * Of two of them: the high digits, then the low ones, as dot products of two want them. */
+ * Returns the high digits of two mantissas, then their low ones, as dot products of two want them.
+ */
 static __device__ __forceinline__ uint32_t digits_of_two(uint32_t raised) {
     return __byte_perm(raised, 0, 0x2031) ^ 0x80800000u;
 }

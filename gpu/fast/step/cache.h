@@ -59,7 +59,7 @@ struct step_tile_rows {
     int n_values;        /* of the warp's positions, that are there */
 };
 
-/* Of the tile that begins at position `tile`. */
+/* Finds the cache rows of the tile that begins at position `tile`. */
 static __device__ __forceinline__ void find_rows(struct step_tile_rows *rows, const struct step *s,
                                                  const struct step_head *h, int tile) {
     int position = tile + (int)threadIdx.x / 2, first = tile + s->warp * STEP_POSITIONS;

@@ -4,7 +4,7 @@
  *
  * 1  leaves the pass to the other ops
  * 2  the kernel, where it applies: compute capability 9.0, bfp16, a model that is small enough for
- *    its activations to fit in shared memory, 32, 64 or 128 dimensions a head
+ *    its activations to fit in shared memory, 32, 64 or 128 dimensions a head, no sliding window
  *
  * The choice (version 0) is 2 where it pays: weights that stay in the L2 cache, few and short
  * sequences (measured: tests/bench/README.md). And 1 if a version of another op was asked for,
@@ -209,7 +209,8 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     struct gpu_device *gpu = gpu_of(dev);
     struct step_arguments a = arguments_of(gpu, model, pages);
     int version = gpu->version[GPU_DECODE_STEP];
-    if (version == 1 || gpu->failed || !a.n_rows || !can_run(gpu, &a, pages))
+    if (version == 1 || gpu->failed || !a.n_rows || model->config.window ||
+        !can_run(gpu, &a, pages))
         return 0;
     if (paged_batch_check(pages, err))
         return -1;

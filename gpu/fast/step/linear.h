@@ -67,8 +67,8 @@ static inline size_t step_packed_offset(const struct step_arguments *a, enum ste
     return at;
 }
 
-/* Of output i, the bias; NULL: there is none. of_up: the second row of a gated one. (Adding 0 would
- * make a +0 of a -0.) */
+/* The bias of output i, or NULL where there is none. of_up: the second row of a gated one. (Adding
+ * 0 would make a +0 of a -0.) */
 static __device__ __forceinline__ const float *
 bias_of(const struct step_linear *w, const struct step_layer *layer, int i, bool of_up) {
     int matrix = w->matrix + (of_up || i >= w->second), first = i >= w->second ? w->second : 0;

@@ -1,0 +1,31 @@
+/*
+ * house.h - a server with all that it stands on: a pool, the engine in its thread, HTTP before it.
+ */
+#ifndef SAMEBITS_HOUSE_H
+#define SAMEBITS_HOUSE_H
+
+#include "tutorials/12-server/server.h"
+
+struct house {
+    struct kv_pool pool;
+    struct paged_memory memory;
+    struct service *service;
+    struct server server;
+};
+
+/* A server on loopback with the limits that the demo's options set. */
+struct server_options house_limits(const struct demo *demo);
+
+/* Starts all of it, as the demo's options and `options` say. h must not move. Returns 0, or -1 with
+ * err set; house_close in either case. */
+int house_open(struct house *h, struct demo *demo, const struct server_options *options,
+               struct error *err);
+
+/* Ends it. Requests that still run have `patience` seconds. Returns 0, or -1 with err set to why
+ * the engine failed meanwhile. */
+int house_close(struct house *h, double patience, struct error *err);
+
+/* For struct phase: serves at the options' --serve until a signal ends it. */
+int house_serve(struct demo *demo, struct error *err);
+
+#endif
