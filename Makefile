@@ -65,7 +65,7 @@ BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
 MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
-             scheduler/fingerprint.c scheduler/logits_chain.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
+             scheduler/fingerprint.c scheduler/logits_chain.c scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
@@ -90,7 +90,7 @@ CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
 MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c scheduler/service_metrics.c scheduler/service_ranks.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
-MODULES_13 := $(MODULES_12) scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
+MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)

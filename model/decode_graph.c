@@ -108,7 +108,8 @@ int decode_at_once(struct model *model, struct workspace *ws, const struct batch
         return 0;
     decode_pad(ws->graphs, batch, size);
     if (parts->prepare(model, ws, &ws->graphs->batch, err) ||
-        decode_run(ws->graphs, size, attention_plans_form(&ws->plans, model->dev), model, ws, parts, err))
+        decode_run(ws->graphs, size, attention_plans_form(&ws->plans, model->dev), model, ws, parts,
+                   err))
         return -1;
     return 1;
 }

@@ -289,7 +289,7 @@ int model_load_part(struct model *out, struct device *dev, const char *dir,
                     struct parallel *parallel, const struct progress *progress, struct error *err) {
     struct checkpoint *checkpoint;
     *out = (struct model){.dev = dev, .parallel = parallel};
-    if (arithmetic_check(err) || model_config_load(&out->config, dir, err) || choose_part(out, err))
+    if (arithmetic_check(err) || model_config_load(&out->config, dir, err))
         return -1;
     if (out->config.window && !dev->ops->attend)
         return error_set(
@@ -297,7 +297,7 @@ int model_load_part(struct model *out, struct device *dev, const char *dir,
             "%s: the model has a sliding window, for which %s has kernels from phase 8 "
             "on. Use --device cpu, or make phase8",
             dir, dev->ops->name);
-    if (checkpoint_open(&checkpoint, dir, err))
+    if (choose_part(out, err) || checkpoint_open(&checkpoint, dir, err))
         return -1;
     int result = load_weights(out, checkpoint, progress, err);
     checkpoint_close(checkpoint);

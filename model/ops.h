@@ -300,7 +300,7 @@ struct ops {
 
     /* Causal attention of one sequence over its contiguous cache: the queries are the last
      * n_tokens of kv_len positions, already appended. Every operation, in its order:
-     * tutorials/numerics.md (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al.,
+     * tutorials/numerics-1.md (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al.,
      * 2022). */
     void (*attention)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                       const float *q,               /* [n_tokens, n_heads, head_dim] */

@@ -1,5 +1,6 @@
 #include "scheduler/engine.h"
 
+#include "scheduler/draft.h"
 #include "scheduler/pass.h"
 
 #include <math.h>
@@ -140,11 +141,15 @@ static int make_sequence(struct engine *e, int i, int fork_of, struct error *err
     return sequence_propose(s, r->draft, r->n_draft, err);
 }
 
-/* What a request proposes to follow, as far as it may come to be stored. */
+/* The longest draft of a request whose tokens may all come to be stored. */
+static int most_drafted(const struct engine *e, int i) {
+    return e->in_memory[i].max_positions - e->answers[i].sequence.n_tokens;
+}
+
+/* What a request proposes to follow. */
 static void count_draft(struct engine *e, int i) {
-    const struct sequence *s = &e->answers[i].sequence;
-    int most = e->in_memory[i].max_positions - s->n_tokens;
-    e->scheduler.jobs[i].n_draft = s->n_draft < most ? s->n_draft : most;
+    int n = e->answers[i].sequence.n_draft, most = most_drafted(e, i);
+    e->scheduler.jobs[i].n_draft = n < most ? n : most;
 }
 
 int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err) {
@@ -222,6 +227,8 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     for (int i = 0; i < n; i++) {
         const struct sequence *s = e->parts[i].sequence;
         struct job *j = &e->scheduler.jobs[entries[i].job];
+        e->proposed += entries[i].draws ? s->drafting.last_proposed : 0;
+        e->accepted += entries[i].draws ? s->drafting.last_accepted : 0;
         j->n_draft = entries[i].draws ? sequence_new_tokens(s) - j->n_new - 1 : 0;
         scheduler_ran(&e->scheduler, &entries[i], s->finish, engine_now(e));
     }
@@ -248,9 +255,27 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
+/* Those that decode get drafts, and the scheduler is told how long they are. */
+static int draft(struct engine *e, struct error *err) {
+    const struct scheduler *s = &e->scheduler;
+    int n = 0;
+    for (int i = 0; i < s->n_running && e->generator->drafter; i++) {
+        int job = s->running[i];
+        if (s->jobs[job].state != REQUEST_DECODING)
+            continue;
+        e->drafted[n] = &e->answers[job].sequence;
+        e->most_drafted[n++] = most_drafted(e, job);
+    }
+    if (drafter_propose(e->generator->drafter, e->drafted, e->most_drafted, n, err))
+        return -1;
+    for (int i = 0; i < s->n_running; i++)
+        count_draft(e, s->running[i]);
+    return 0;
+}
+
 int engine_step(struct engine *e, struct error *err) {
-    for (int i = 0; i < e->scheduler.n_running; i++)
-        count_draft(e, e->scheduler.running[i]);
+    if (draft(e, err))
+        return -1;
     engine_tick(e);
     int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
     if (parallel_check(e->generator->model->parallel, err))
@@ -280,7 +305,10 @@ int engine_start(struct engine *e, struct generator *g, const struct engine_opti
     e->in_memory = calloc(n, sizeof *e->in_memory);
     e->plan = malloc(sizeof *e->plan * max_running);
     e->parts = malloc(sizeof *e->parts * max_running);
-    if (!e->requests || !e->answers || !e->in_memory || !e->plan || !e->parts)
+    e->drafted = malloc(sizeof *e->drafted * max_running);
+    e->most_drafted = malloc(sizeof *e->most_drafted * max_running);
+    if (!e->requests || !e->answers || !e->in_memory || !e->plan || !e->parts || !e->drafted ||
+        !e->most_drafted)
         return error_set(err, "out of memory for %d requests", capacity);
     if (memory->start(memory, &e->scheduler, e->in_memory, capacity, err))
         return -1;
@@ -330,6 +358,8 @@ void engine_end(struct engine *e) {
     free(e->in_memory);
     free(e->plan);
     free(e->parts);
+    free(e->drafted);
+    free(e->most_drafted);
     scheduler_end(&e->scheduler);
     *e = (struct engine){0};
 }

@@ -65,7 +65,10 @@ struct engine {
     struct plan_entry *plan;          /* [n_planned] of the last step */
     int n_planned;
     struct pass_part *parts;   /* [max_running] */
+    struct sequence **drafted; /* [max_running] who gets drafts in a step, */
+    int *most_drafted;         /* [max_running] and of how many tokens at most */
     long steps, passes, drawn; /* drawn: tokens */
+    long proposed, accepted;   /* tokens of drafts that were read, and of them drawn */
     int64_t most_cache_bytes;  /* of all requests together, at the fullest moment */
     double began;              /* clock_now at the start */
     double common;             /* of ranks: rank 0's time when it told it last */
@@ -121,6 +124,9 @@ int engine_fingerprint(const struct engine *e, uint64_t *out, struct error *err)
 struct spread {
     double mean, p50, p95, p99;
 };
+
+/* Sorts n values, and says how they are spread; zeros when there are none. */
+struct spread spread_of(double *values, int n);
 
 struct engine_metrics {
     int n;          /* requests with at least one token */

@@ -1,5 +1,6 @@
 #include "scheduler/generate.h"
 
+#include "scheduler/draft.h"
 #include "scheduler/pass.h"
 
 int generator_start(struct generator *g, struct model *model, struct error *err) {
@@ -43,7 +44,11 @@ int generate(struct generator *g, struct sequence *s, struct kv_cache *cache, st
         /* Without a cache everything is read again, in one pass. */
         int first = cache ? s->n_cached : 0, left = s->n_tokens - first;
         bool all = !cache || left <= g->chunk;
-        int end = all ? s->n_tokens : first + g->chunk;
+        int most = s->max_new - sequence_new_tokens(s) - 1, room = g->context - s->n_tokens - 1;
+        most = most < room ? most : room;
+        if (all && cache && drafter_propose(g->drafter, &s, &most, 1, err))
+            return -1;
+        int end = all ? s->n_tokens + s->n_draft : first + g->chunk;
         struct pass_part part = {s, cache, first, end, 0, all};
         if (pass_run(g, &part, 1, err))
             return -1;

@@ -152,8 +152,9 @@ static int accept_part(struct generator *g, const struct pass_part *part, const 
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
-    s->drafting.proposed += n_draft;
-    s->drafting.accepted += i - 1;
+    struct drafting *d = &s->drafting;
+    d->proposed += d->last_proposed = n_draft;
+    d->accepted += d->last_accepted = i - 1;
     return 0;
 }
 

@@ -42,8 +42,9 @@ struct sampling_options {
 /* What became of a sequence's drafts (draft.h). */
 struct drafting {
     long proposed, accepted; /* tokens that were read as drafts; those of them that were drawn */
-    int length;              /* of its next draft, at most */
-    int pause;               /* tokens to be drawn without a draft before one is tried again */
+    int last_proposed, last_accepted; /* in the last pass; noted when 0 were proposed, too */
+    int length;                       /* of its next draft, at most; 0: it had none yet */
+    int pause, next_pause;            /* passes without a draft before one is tried again */
 };
 
 struct sequence {

@@ -167,6 +167,8 @@ static void count_now(struct service *s) {
     s->metrics.cache_used = (double)blocks->used / blocks->total;
     s->metrics.prefix_queries = s->options.memory->stats.looked_up;
     s->metrics.prefix_hits = s->options.memory->stats.shared;
+    s->metrics.drafted = s->engine.proposed;
+    s->metrics.accepted = s->engine.accepted;
 }
 
 /* What has come since the last step; waits for something if there is nothing to do. It goes on

@@ -52,6 +52,7 @@ struct service_metrics {
     double cache_used; /* of the pool's blocks: 0 ... 1 */
     long prompt_tokens, generated_tokens, finished, cancelled, refused;
     long prefix_queries, prefix_hits; /* tokens that were looked up, and found */
+    long drafted, accepted;           /* tokens that were proposed, and drawn */
     struct histogram ttft, inter_token, latency, queue;
 };
 

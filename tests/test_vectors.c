@@ -123,8 +123,8 @@ static void run_python(const char *options) {
         print_message("no python3 here: the implementation in Python is not run\n");
         skip();
     }
-    /* It is one and the same for every device and build. */
-    if (device_under_test() != &ref_ops || !strstr(programs, "release"))
+    /* It is one and the same for every device, build and version of the kernels. */
+    if (device_under_test() != &ref_ops || !strstr(programs, "release") || kernel_under_test())
         skip();
     struct command c = command_runf("python3 -B tests/numerics/check.py " FOLDER " %s", options);
     if (c.status)

@@ -125,7 +125,8 @@ struct call {
 };
 
 struct result {
-    float *y, *lse, *m, *l; /* device */
+    float *y, *lse, *m, *l;      /* device */
+    struct attention_plan *plan; /* until the device is done */
 };
 
 static struct attention_variant variant_of(struct test_device *t, const struct call *c) {
@@ -168,10 +169,10 @@ static struct result attend(struct test_device *t, const struct call *c) {
     } else {
         v.lse = r.lse = device_poisoned(t, rows);
     }
-    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-    if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &shape, &v, &err))
+    r.plan = t->ops->attention_plan_new(t->dev, &err);
+    if (!r.plan || t->ops->attention_plan(t->dev, r.plan, &batch, &shape, &v, &err))
         fail_msg("%s", err.text);
-    t->ops->attend(t->dev, r.y, device_put(t, c->q, rows * (size_t)dim), &kv, plan, &v, 2);
+    t->ops->attend(t->dev, r.y, device_put(t, c->q, rows * (size_t)dim), &kv, r.plan, &v, 2);
     return r;
 }
 
@@ -235,6 +236,7 @@ static void attention(struct vectors *v, const struct cache *cache, struct query
             put_result(v, &c, &r, i);
         vector_end(v);
     }
+    v->t.ops->attention_plan_free(v->t.dev, r.plan);
     device_clear(&v->t);
 }
 
@@ -245,7 +247,7 @@ static void lengths(struct vectors *v, const struct cache *c) {
     static const int all[] = {1, 2, 255, 256, 257, 512, 513};
     for (int i = 0; i < 7; i++)
         attention(v, c, (struct query){all[i], i == 1 ? 2 : 1, 1.5f, .scale = i % 2 ? 0.5 : 0.37});
-    attention(v, c, (struct query){258, 3, 1, .scale = 0.3, .with_state = true});
+    attention(v, c, (struct query){513, 4, 1, .scale = 0.3, .with_state = true});
     attention(v, c, (struct query){2, 4, 1, .scale = 0.3}); /* two see nothing, */
     attention(v, c, (struct query){2, 4, 1, .scale = 0.3, .sink = 0.7f, .has_sink = true});
     attention(v, c,
@@ -265,11 +267,14 @@ static void variants(struct vectors *v, const struct cache *c) {
         {20, 4, 1, .scale = 0.5, .masked = true},
         {260, 3, 1, .scale = 0.5, .masked = true, .window = 31},
         {40, 4, 2, .scale = 0.5, .masked = true, .sees_all = true, .sink = -1, .has_sink = true},
-        {257, 2, 3, .scale = 0.7, .cap = 5},
+        {257, 2, 3, .scale = 0.7, .cap = 5, .with_state = true},
         {257, 1, 60, .scale = 1, .cap = 30},
         {257, 2, 1, .scale = 0.5, .slope = 0.25f, .has_slope = true},
-        {300, 1, 1, .scale = 0.5, .slope = -0.031f, .has_slope = true, .with_state = true},
-        {257, 2, 2, .scale = 0.5, .cap = 3, .slope = 0.1f, .has_slope = true},
+        {300, 1, 1, .scale = 1.0 / 3, .slope = -0.0031f, .has_slope = true, .with_state = true},
+        {257, 2, 2, .scale = 1.0 / 3, .cap = 3, .slope = 0.01f, .has_slope = true,
+         .with_state = true},
+        {257, 4, 20, .scale = 1.0 / 3, .cap = 200, .with_state = true},
+        {257, 4, 20, .scale = 1.0 / 3, .slope = 0.01f, .has_slope = true, .with_state = true},
         {257, 2, 1, .scale = 0.5, .sink = 2.5f, .has_sink = true},
         {257, 1, 1, .scale = 0.5, .sink = -50, .has_sink = true},
         {257, 1, 1, .scale = 0.5, .sink = 150, .has_sink = true},
@@ -348,6 +353,8 @@ void vectors_attention(struct vectors *v, const char *folder) {
         attention(v, c, (struct query){c->spoilt >= 0 ? c->spoilt : c->n, 1, 1, .scale = 0.5});
         attention(v, c, (struct query){c->n, 1, 1, .scale = 0.2, .window = 6});
         attention(v, c, (struct query){c->n, 1, 40, .scale = 0.1});
+        if (c->keys == HUGE_VALUES) /* m is infinite, its unit is not: a fault */
+            attention(v, c, (struct query){c->n, 1, 1, .scale = 1e10});
         if (i == 0) {
             lengths(v, c);
             variants(v, c);
@@ -360,12 +367,18 @@ void vectors_attention(struct vectors *v, const char *folder) {
         free(c->k_exponents);
         free(c->v_exponents);
     }
-    merge(v, 1, 2, 0.5f, 3);
-    merge(v, -7, 200, -6.5f, 1);
+    merge(v, 1, 2.345f, 0.5f, 3.789f);
+    merge(v, -7, 201.7f, -6.5f, 1.3f);
+    merge(v, 7, 1.7f, 6.4f, 99.3f);
     merge(v, 3, 2, 3, 1.5f);
     merge(v, -INFINITY, 0, 0.5f, 3);
     merge(v, 1, 2, -INFINITY, 0);
     merge(v, -INFINITY, 0, -INFINITY, 0);
     merge(v, 120, 2, -30, 7);
     merge(v, -90, 2, 5, 7);
+    for (int i = 0; i < 20; i++) {
+        float x[4];
+        vector_normal(v, x, 4);
+        merge(v, x[0], 1 + 9 * fabsf(x[1]), x[2], 1 + 9 * fabsf(x[3]));
+    }
 }

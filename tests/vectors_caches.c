@@ -109,6 +109,11 @@ static void stores(struct vectors *v, enum kv_type type) {
         {1, NAN, 0, 0, 0, 0, 0, 0},
     };
     float x[DIM];
+    if (type == KV_E4M3 || type == KV_E5M2) {
+        for (int d = 0; d < DIM; d++) /* ties, where x is divided and not multiplied by 1 / 61 */
+            x[d] = 61 * (1 + (float)(2 * d + 1) / (type == KV_E4M3 ? 16 : 8));
+        store(v, type, x, 61);
+    }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         store(v, type, rows[i], 1);
     for (int kind = 0; kind < N_DISTRIBUTIONS; kind++) {

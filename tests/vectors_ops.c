@@ -151,8 +151,9 @@ static void linear(struct vectors *v, int n, int k, struct linear_wish wish) {
 
 static void linears(struct vectors *v) {
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        linear(v, 2, lengths[i], (struct linear_wish){i == 4, i % 2 == 0, -3, 3});
-        linear(v, 1, lengths[i], (struct linear_wish){i != 4, i == 3, 0, 1});
+        linear(v, 1 + (i < 3), lengths[i], (struct linear_wish){i == 4, i % 2 == 0, -3, 3});
+        if (i < 4)
+            linear(v, 1, lengths[i], (struct linear_wish){true, i == 3, 0, 1});
     }
     linear(v, 6, 3, (struct linear_wish){false, false, -100, -70}); /* below 2^-126, */
     linear(v, 6, 3, (struct linear_wish){true, false, -76, -70});   /* and about it */
@@ -297,14 +298,16 @@ static void rotation(struct vectors *v, int position, const float *f, int n) {
 
 void vectors_rope(struct vectors *v, const char *folder) {
     (void)folder;
-    static const float angles[] = {0x1p-20f,   0.7853981f, 0.7853982f,     1.5707963f,
-                                   1.5707964f, 3.1415927f, 4.712389f,      6.2831855f,
-                                   1000,       65535.5f,   0x1.fffffep23f, 0x1.fffffep24f};
+    /* Some are as near to multiples of pi / 2 as floats come. */
+    static const float angles[] = {0x1p-20f,        0.7853981f,      0.7853982f,     1.5707963f,
+                                   1.5707964f,      3.1415927f,      0x1.2d97c8p+2f, 0x1.f9cbe2p+7f,
+                                   0x1.9a48dep+15f, 0x1.4ac55cp+21f, 6.2831855f,     1000,
+                                   65535.5f,        0x1.fffffep23f,  0x1.fffffep24f};
     static const float some[] = {1, 0.31622776f, 0.1f, 0.01f};
     static const int positions[] = {0, 1, 2, 255, 257, 4095};
-    static const double thetas[] = {1, 1.5, 10000, 500000, 1e6, 1e15};
-    for (int i = 0; i < 6; i++)
-        frequencies(v, &(struct rope_config){.theta = thetas[i]}, i % 2 ? 64 : 10);
+    static const double thetas[] = {1, 1.5, 10000, 500000, 1e6, 1e15, 1440, 0x1.6ap40};
+    for (int i = 0; i < 8; i++)
+        frequencies(v, &(struct rope_config){.theta = thetas[i]}, i > 5 ? 128 : i % 2 ? 64 : 10);
     struct rope_config linear = {.theta = 10000, .scaling = ROPE_LINEAR, .factor = 3};
     struct rope_config llama3 = {500000, ROPE_LLAMA3, 8, 1, 4, 8192};
     struct rope_config other = {10000, ROPE_LLAMA3, 3.3, 1.1, 3.7, 100};

@@ -74,6 +74,19 @@ static void logprobs(struct vectors *v, const float *logits, int n) {
     vector_end(v);
 }
 
+static void weights(struct vectors *v, const float *logits, int n, float temperature) {
+    float max = -INFINITY;
+    int32_t w[MOST_LOGITS]; /* at most 2^30 */
+    for (int i = 0; i < n; i++)
+        max = logits[i] > max ? logits[i] : max;
+    for (int i = 0; i < n; i++)
+        w[i] = (int32_t)num_sampling_weight(logits[i], max, temperature);
+    vector_begin(v, "weights");
+    vector_float(v, "temperature", temperature);
+    vector_i32(v, "w", w, (size_t)n);
+    vector_end(v);
+}
+
 /* A row of logits, and what is made of it. */
 static void row(struct vectors *v, const float *logits, int n) {
     struct test_device *t = &v->t;
@@ -90,15 +103,23 @@ static void row(struct vectors *v, const float *logits, int n) {
         static const float temperatures[] = {1, 0.7f, 0.01f, 4};
         static const float top_p[] = {1, 0.9f, 0.5f, 0.999999f, 1e-9f};
         how.temperature = temperatures[i % 4];
-        how.top_k = i % 3 ? 0 : random_int(&v->random, 1, n + 1);
+        how.top_k = i % 3 ? 0 : i % 6 == 0 ? n / 2 : random_int(&v->random, 1, n + 1);
         how.top_p = top_p[i % 5];
         how.seed = i % 2 ? random_bits64(&v->random) : (uint64_t)i;
         how.sample = (uint32_t)random_int(&v->random, 0, 3);
         how.position = (uint32_t)random_int(&v->random, 1, 5000);
         draw(v, on_device, n, &how);
     }
-    if (finite)
+    how = (struct sampling){.temperature = 1, .top_k = 4, .top_p = 0.6f};
+    for (int i = 0; finite && n == 6 && i < 8; i++) {
+        how.position++;
+        draw(v, on_device, n, &how);
+    }
+    if (finite) {
         logprobs(v, logits, n);
+        weights(v, logits, n < 60 ? n : 60, 0.7f);
+        weights(v, logits, n < 60 ? n : 60, 1.3f);
+    }
     device_clear(t);
 }
 
@@ -119,7 +140,8 @@ static void rows(struct vectors *v) {
     for (int i = 0; i < 3; i++) {
         int n = i ? 254 + i : 40;
         for (int j = 0; j < n; j++)
-            x[j] = roundf(random_normal(&v->random) * 16) / (i == 2 ? 16 : 4); /* many are equal */
+            x[j] = i == 1 ? roundf(random_normal(&v->random) * 16) / 4 /* many are equal */
+                          : random_normal(&v->random) * 3;
         row(v, x, n);
     }
 }
@@ -151,10 +173,11 @@ void vectors_sampling(struct vectors *v, const char *folder) {
     };
     for (int i = 0; i < 3; i++)
         philox(v, words[i]);
-    for (int i = 0; i < 12; i++)
-        random_integer(v, i < 4 ? (uint64_t)i : random_bits64(&v->random), (uint32_t)i % 3,
-                       (uint32_t)(i * i * i),
-                       i ? random_bits64(&v->random) >> random_int(&v->random, 10, 60) : 1);
+    for (int i = 0; i < 12; i++) {
+        uint64_t seed = random_bits64(&v->random), below = random_bits64(&v->random);
+        random_integer(v, i < 4 ? (uint64_t)i : seed, (uint32_t)i % 3, (uint32_t)(i * i * i),
+                       i ? below >> 5 * i : 1);
+    }
     rows(v);
     fingerprints(v, 1);
     fingerprints(v, 2);

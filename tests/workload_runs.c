@@ -207,6 +207,8 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
         counts->recomputed += w->paged.stats.recomputed;
         counts->swapped += w->paged.stats.swapped;
         counts->forks += w->counts.forks;
+        counts->proposed += e.proposed;
+        counts->accepted += e.accepted;
     }
     if (caches == OWN_CACHES)
         assert_int_equal(w->own.base.bytes, 0);

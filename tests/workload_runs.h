@@ -15,9 +15,10 @@
  * pass in every other workload.) */
 enum run_caches { OWN_CACHES, ONE_POOL, ONE_PASS };
 
-/* What happened in runs with a pool. */
+/* What happened: but for drafts, in runs with a pool. */
 struct run_counts {
     long preemptions, shared, recomputed, swapped, forks;
+    long proposed, accepted; /* tokens of drafts, where the model's generator has a drafter */
 };
 
 /* n workloads of 1 to 64 requests each; r goes on. counts (may be NULL) is added to. */

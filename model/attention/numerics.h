@@ -1,6 +1,6 @@
 /*
  * numerics.h - the arithmetic of attention that every device shares: scores, probabilities, weights
- * of values, and the merge of two results. tutorials/numerics.md has every step in order.
+ * of values, and the merge of two results. tutorials/numerics-1.md has every step in order.
  *
  * Scores and weighted sums of values are sums of products of mantissas. Those of 16 bits are taken
  * in units of 256, rounded down: far less than the rounding of the mantissas has taken from the sum

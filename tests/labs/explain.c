@@ -5,10 +5,10 @@
 
 const char *lab_how_name(enum lab_how how) {
     static const char *const names[] = {
-        [LAB_PASSED] = "passed",   [LAB_WRONG] = "wrong",   [LAB_UNWRITTEN] = "not written",
-        [LAB_MEMORY] = "memory",   [LAB_LEAKED] = "leak",   [LAB_UNDEFINED] = "undefined",
-        [LAB_HUNG] = "endless",    [LAB_CRASHED] = "crash", [LAB_STOPPED] = "stopped",
-        [LAB_SKIPPED] = "skipped",
+        [LAB_PASSED] = "passed",   [LAB_WRONG] = "wrong",        [LAB_UNWRITTEN] = "not written",
+        [LAB_MEMORY] = "memory",   [LAB_LEAKED] = "leak",        [LAB_UNDEFINED] = "undefined",
+        [LAB_HUNG] = "endless",    [LAB_CRASHED] = "crash",      [LAB_STOPPED] = "stopped",
+        [LAB_SKIPPED] = "skipped", [LAB_EMULATED] = "emulation",
     };
     return names[how];
 }
@@ -71,7 +71,8 @@ static void print_failure(const struct lab_finding *f, const char *indent) {
         [LAB_LEAKED] = "a leak",
         [LAB_CRASHED] = "a crash",
         [LAB_HUNG] = "an endless loop",
-        [LAB_STOPPED] = "no end",
+        [LAB_STOPPED] = "an early end",
+        [LAB_EMULATED] = "the emulation has stopped the kernel",
     };
     printf("%s%s: %s\n", indent, what[f->how], f->report);
     if (f->label[0])

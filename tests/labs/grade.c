@@ -20,7 +20,7 @@ struct grading {
     const char *program, *source;
     int hint;
     struct lab_finding findings[MOST_CHECKS];
-    char fingerprint[32]; /* of all requests that were served; empty: none were */
+    char n_served[8], fingerprint[32]; /* of all requests that were served; empty: none were */
     int n_passed;
 };
 
@@ -55,15 +55,17 @@ static void run_check(struct grading *g, int which) {
                 want.output);
         exit(2);
     }
-    lab_judge(f, &want, &got, g->source);
+    lab_judge(f, &want, &got, g->program, g->source);
     if (f->how == LAB_LEAKED)
         find_smallest_leak(f, g->program);
     if (f->how == LAB_PASSED) {
         char text[32];
         g->n_passed++;
         lab_last_note(text, sizeof text, got.notes, "fingerprint of all requests");
-        if (text[0])
+        if (text[0]) {
+            lab_last_note(g->n_served, sizeof g->n_served, got.notes, "requests served");
             snprintf(g->fingerprint, sizeof g->fingerprint, "%s", text);
+        }
     }
     lab_process_free(&want);
     lab_process_free(&got);
@@ -99,7 +101,8 @@ static void print_summary(const struct grading *g) {
             return;
         }
     if (g->fingerprint[0])
-        printf("%s served 16 requests: %s, the reference's bits\n", lab.served, g->fingerprint);
+        printf("%s served %s requests: %s, the reference's bits\n", lab.served, g->n_served,
+               g->fingerprint);
 }
 
 static void write_result(const struct grading *g, const char *path) {

@@ -34,9 +34,9 @@ void lab_process_free(struct lab_process *p);
  */
 
 /* Sets *f, whose check is set: the first difference of the notes, or how the process ended. source:
- * the learner's file, whose lines are shown. */
+ * the learner's file, whose lines are shown; program: what it was built into. */
 void lab_judge(struct lab_finding *f, const struct lab_process *want, const struct lab_process *got,
-               const char *source);
+               const char *program, const char *source);
 
 /* The value of the last note with this label; "" if there is none. */
 void lab_last_note(char *out, size_t size, const char *notes, const char *label);

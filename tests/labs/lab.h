@@ -68,10 +68,11 @@ enum lab_how {
     LAB_MEMORY,    /* found by AddressSanitizer: out of bounds, used after free, freed twice */
     LAB_UNDEFINED, /* found by UndefinedBehaviorSanitizer: an overflow, a bad shift */
     LAB_LEAKED,
-    LAB_CRASHED, /* ended by a signal */
-    LAB_HUNG,    /* no end within the limit */
-    LAB_STOPPED, /* the process ended before the check did */
-    LAB_SKIPPED  /* not run: a long check behind a failed one, in the tests of the labs */
+    LAB_EMULATED, /* found by the emulation of kernels: a race, a barrier, a bound */
+    LAB_CRASHED,  /* ended by a signal */
+    LAB_HUNG,     /* no end within the limit */
+    LAB_STOPPED,  /* the process ended before the check did */
+    LAB_SKIPPED   /* not run: a long check behind a failed one, in the tests of the labs */
 };
 
 struct lab_finding {
@@ -129,11 +130,17 @@ enum lab_way {
     LAB_PAGED,      /* all in one small pool, with shared prefixes and preemption (phases 5 to 7) */
     LAB_FUSED,      /* one attention for all of them (phase 8) */
     LAB_READERS,    /* LAB_FUSED for readers of one document, who share its tiles (phase 10) */
-    LAB_SMALL       /* LAB_FUSED over a cache of bfp8 (phase 11) */
+    LAB_SMALL,      /* LAB_FUSED over a cache of bfp8 (phase 11) */
+    LAB_KERNELS     /* LAB_FUSED on the device of lab_device (phase 8) */
 };
 
-/* Serves the first n requests of data/prompts/mixed.jsonl (LAB_READERS: document.jsonl) with the
- * shipped model, at most max_new tokens each, and notes every tensor, token and fingerprint. */
+/* Where a check of kernels runs: in the emulation in the learner's process, which is linked with
+ * it, and on the CPU in the grader, which is not. */
+const struct ops *lab_device(void);
+
+/* Serves the first n requests of data/prompts/mixed.jsonl (LAB_READERS: document.jsonl;
+ * LAB_KERNELS: short.jsonl) with the shipped model, at most max_new tokens each, and notes every
+ * tensor, token and fingerprint. */
 void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
                const struct sampling_options *sampling);
 

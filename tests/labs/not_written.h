@@ -13,7 +13,7 @@ enum { NOT_WRITTEN_STATUS = 99 };
 /* what: what the function has to do, in one line. */
 #define not_written(what) not_written_function(__func__, what)
 
-static inline _Noreturn void not_written_function(const char *name, const char *what) {
+static inline __attribute__((noreturn)) void not_written_function(const char *name, const char *what) {
     fprintf(stderr, "not written: %s: %s\n", name, what);
     fflush(stderr);
     _exit(NOT_WRITTEN_STATUS);

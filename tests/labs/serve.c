@@ -1,6 +1,7 @@
 /* The model served with the learner's code in the engine: every tensor, token and fingerprint is
  * noted, so that the first one that differs can be shown. */
 #include "tutorials/common/serve.h"
+#include "model/ops.h"
 #include "scheduler/kv_contiguous.h"
 #include "scheduler/own_caches.h"
 #include "scheduler/paged_memory.h"
@@ -19,6 +20,7 @@ struct served {
     enum lab_way way;
     int n, max_new;
     const struct sampling_options *sampling;
+    struct device *dev;
     const struct memory_request *requests; /* of the engine's run */
     struct request_memory *memory;
     struct kv_cache *(*cache)(struct request_memory *m, int request); /* the memory's own */
@@ -37,6 +39,11 @@ static bool is_fused(void) {
 static void see(void *context, enum tensor_id id, int layer, const float *x, int n_rows,
                 int n_cols) {
     struct served *s = context;
+    size_t bytes = sizeof *x * (size_t)n_rows * (size_t)n_cols;
+    float *host = malloc(bytes + 1);
+    if (!host)
+        exit(2);
+    s->dev->ops->download(s->dev, host, x, bytes);
     if (id == TENSOR_EMBEDDING)
         s->n_rows = n_rows;
     int first = s->first + s->n_rows - n_rows; /* the logits are those of the last row */
@@ -44,11 +51,12 @@ static void see(void *context, enum tensor_id id, int layer, const float *x, int
     if (layer >= 0)
         snprintf(where, sizeof where, "layer %d, ", layer);
     if (s->request < 0)
-        lab_rows(s->log, x, n_rows, n_cols, "row", first, "all requests, %s%s", where,
+        lab_rows(s->log, host, n_rows, n_cols, "row", first, "all requests, %s%s", where,
                  tensor_name(id));
     else
-        lab_rows(s->log, x, n_rows, n_cols, "position", first, "request %d, %s%s", s->request,
+        lab_rows(s->log, host, n_rows, n_cols, "position", first, "request %d, %s%s", s->request,
                  where, tensor_name(id));
+    free(host);
 }
 
 static void begin_pass(struct served *s, int request, int first) {
@@ -153,8 +161,8 @@ static int run_own_caches(struct demo *demo, const struct workload *w, struct fi
 }
 
 /* The pool holds the longest request and no more, and blocks are small: requests are preempted, and
- * share the blocks of what the chat's frame puts before each prompt. Readers get twice as much, so
- * that there are several at a time. */
+ * share the blocks of what the chat's frame puts before each prompt. Readers and kernels get twice
+ * as much, so that there are several at a time. */
 static int run_paged(struct demo *demo, const struct workload *w, struct fingerprint *all,
                      struct error *err) {
     int most = 0;
@@ -162,8 +170,9 @@ static int run_paged(struct demo *demo, const struct workload *w, struct fingerp
         int blocks = blocks_for(w->requests[i].n_prompt + w->requests[i].max_new, POOL_BLOCK);
         most = blocks > most ? blocks : most;
     }
+    bool wants_several = served.way == LAB_READERS || served.way == LAB_KERNELS;
     struct kv_pool_options options = {.block_size = POOL_BLOCK,
-                                      .n_blocks = served.way == LAB_READERS ? 2 * most : most,
+                                      .n_blocks = wants_several ? 2 * most : most,
                                       .poison = true,
                                       .type = served.way == LAB_SMALL ? KV_BFP8 : KV_BFP16};
     struct paged_options paged = {PREEMPT_RECOMPUTE, true};
@@ -186,8 +195,10 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
     struct fingerprint all = {0};
     struct probe probe = {see, &served};
     demo->generator.probe = &probe;
-    const char *path =
-        served.way == LAB_READERS ? "data/prompts/document.jsonl" : "data/prompts/mixed.jsonl";
+    const char *path = served.way == LAB_READERS   ? "data/prompts/document.jsonl"
+                       : served.way == LAB_KERNELS ? "data/prompts/short.jsonl"
+                                                   : "data/prompts/mixed.jsonl";
+    served.dev = demo->dev;
     int result = demo_read_requests(demo, path, &w, err) || fingerprint_start(&all, err);
     int n = w.n;
     for (int i = 0; i < w.n; i++) {
@@ -204,6 +215,7 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
                  : served.way == LAB_OWN_CACHES || served.way == LAB_BATCHES
                      ? run_own_caches(demo, &w, &all, err)
                      : run_paged(demo, &w, &all, err);
+    lab_int(served.log, w.n, "requests served");
     w.n = n;
     char text[17];
     fingerprint_text(text, fingerprint_value(&all));
@@ -214,10 +226,14 @@ static int serve_all_ways(struct demo *demo, struct error *err) {
     return result ? -1 : 0;
 }
 
+const struct ops *lab_device(void) {
+    return &emu_ops ? &emu_ops : &ref_ops;
+}
+
 void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
                const struct sampling_options *sampling) {
     static const struct phase phase = {.title = "lab", .about = "", .tables = serve_all_ways};
-    char *argv[] = {"lab", "--device", "cpu", "--threads", "1", NULL};
+    char *argv[] = {"lab", "--device", (char *)lab_device()->name, "--threads", "1", NULL};
     served =
         (struct served){.log = log, .way = way, .n = n, .max_new = max_new, .sampling = sampling};
     lab_int(log, demo_main(5, argv, &phase), "the engine's exit status");
@@ -270,6 +286,7 @@ static int serve_batch(struct demo *demo, struct error *err) {
     demo->generator.ignore_stop = true;
     demo->generator.probe = &probe;
     demo->generator.interrupted = &interrupt;
+    served.dev = demo->dev;
     int result = group_start(demo, &g, requests, naive->n, 0, &contiguous_caches[DYNAMIC], err);
     if (!result) {
         result = group_answer(demo, &g, &waste, err);

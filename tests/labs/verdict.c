@@ -189,6 +189,27 @@ static void add_place(char *report, size_t size, const char *from, const char *s
     }
 }
 
+/* Puts the place in the learner's file where the emulation says an address of the program, if the
+ * code there, or what it is inlined into, is the learner's. */
+static void name_address(char *report, size_t size, const char *program, const char *source) {
+    char command[600], place[400];
+    char *code = strstr(report, " (code: "), *plus = code ? strrchr(code, '+') : NULL;
+    unsigned long address; /* behind the call that looks at the access */
+    if (!plus || sscanf(plus, "+%lx)", &address) != 1)
+        return;
+    snprintf(command, sizeof command, "addr2line -ie '%s' 0x%lx", program, address - 1);
+    FILE *lines = popen(command, "r");
+    while (lines && fgets(place, sizeof place, lines)) {
+        const char *at = strstr(place, source);
+        if (!at)
+            continue;
+        snprintf(code, size - (size_t)(code - report), ", in %.*s", (int)strcspn(at, " \n"), at);
+        break;
+    }
+    if (lines)
+        pclose(lines);
+}
+
 static bool sanitizer_said(struct lab_finding *f, const char *output, const char *source) {
     char text[160];
     const char *at;
@@ -223,7 +244,8 @@ static bool sanitizer_said(struct lab_finding *f, const char *output, const char
     return true;
 }
 
-static void judge_end(struct lab_finding *f, const struct lab_process *got, const char *source) {
+static void judge_end(struct lab_finding *f, const struct lab_process *got, const char *program,
+                      const char *source) {
     int status = got->status;
     if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_WRITTEN_STATUS &&
         line_behind(f->report, sizeof f->report, got->output, "not written: ")) {
@@ -231,6 +253,9 @@ static void judge_end(struct lab_finding *f, const struct lab_process *got, cons
     } else if (got->hung) {
         f->how = LAB_HUNG;
         snprintf(f->report, sizeof f->report, "no end within %d seconds", got->seconds);
+    } else if (line_behind(f->report, sizeof f->report, got->output, "emulation: ")) {
+        f->how = LAB_EMULATED;
+        name_address(f->report, sizeof f->report, program, source);
     } else if (sanitizer_said(f, got->output, source)) {
         return;
     } else if (WIFSIGNALED(status)) {
@@ -244,7 +269,7 @@ static void judge_end(struct lab_finding *f, const struct lab_process *got, cons
 }
 
 void lab_judge(struct lab_finding *f, const struct lab_process *want, const struct lab_process *got,
-               const char *source) {
+               const char *program, const char *source) {
     const struct lab_check *check = f->check;
     char end[24];
     f->how = LAB_PASSED;
@@ -257,5 +282,5 @@ void lab_judge(struct lab_finding *f, const struct lab_process *want, const stru
     bool is_complete = n >= n_end && !strcmp(notes + n - n_end, end);
     if (is_complete && WIFEXITED(got->status) && !WEXITSTATUS(got->status))
         return;
-    judge_end(f, got, source);
+    judge_end(f, got, program, source);
 }

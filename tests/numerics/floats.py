@@ -1,7 +1,7 @@
 """float32 and float64 in Python's integers: IEEE 754, to nearest, ties to even (section 1).
 
-A Float is a format and its bits. Results are computed exactly, as an integer times a power of 2, and
-rounded once. Every NaN is the format's default one: no rule looks at the bits of another.
+A Float is a format and its bits. Results are computed exactly, as an integer times a power of 2,
+and rounded once. Every NaN is the format's default one: no rule looks at the bits of another.
 """
 from math import isqrt
 

@@ -323,10 +323,15 @@ def changed(s, variant, at, j):
     return s
 
 
+def unit(eq, scale):
+    """natural and binary of a query row."""
+    natural = power_of_2(F64, eq + 8) * scale
+    return natural, (natural * f64(0x3F871547652B82FE)).to(F32)
+
+
 def tile_state(q, eq, keys, values, scale, variant, at, positions):
     """m, l and o of a tile, of which the row sees these positions."""
-    natural = power_of_2(F64, eq + 8) * scale
-    binary = (natural * f64(0x3F871547652B82FE)).to(F32)
+    natural, binary = unit(eq, scale)
     u = []
     for j in positions:
         k, ek = keys[j]
@@ -348,8 +353,7 @@ def tile_state(q, eq, keys, values, scale, variant, at, positions):
     w = []
     for x, j in zip(p, positions):
         n, e = x.exact()
-        exact = number(F64, n, e + values[j][1])
-        w.append(ZERO if exact < power_of_2(F64, -126) else exact.to(F32))
+        w.append(number(F64, n, e + values[j][1]))
     w, ew = snap(w)
     o = []
     for d in range(len(values[positions[0]][0])):

@@ -28,7 +28,8 @@ def fold(a, b):
 
 
 def mix_16(data, at, secret):
-    return fold(read(data, at) ^ read(SECRET, secret), read(data, at + 8) ^ read(SECRET, secret + 8))
+    low, high = read(data, at), read(data, at + 8)
+    return fold(low ^ read(SECRET, secret), high ^ read(SECRET, secret + 8))
 
 
 def of_9_to_16(data):
@@ -74,8 +75,8 @@ def of_many(data):
         scramble(lanes, end)
     accumulate(lanes, data, n - 64, end - 7)
     h = n * P64_1
-    for i in range(4):
-        h += fold(lanes[2 * i] ^ read(SECRET, 11 + 16 * i), lanes[2 * i + 1] ^ read(SECRET, 19 + 16 * i))
+    keyed = [lane ^ read(SECRET, 11 + 8 * i) for i, lane in enumerate(lanes)]
+    h += sum(fold(keyed[2 * i], keyed[2 * i + 1]) for i in range(4))
     return avalanche(h & MASK)
 
 

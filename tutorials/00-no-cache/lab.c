@@ -2,8 +2,10 @@
  * Lab 0: rmsnorm, attention over tiles of 256 positions, and the draw of a token. Your file takes
  * the place of ref/rmsnorm.c, ref/attention.c and ref/sample.c; the task is in the section "Lab" of
  * this chapter. `make lab0` builds and grades it. Functions whose names begin with num_ are in
- * model/numerics.h, those with ref_ in ref/ref.h; the sums have to be exact, so use them and
- * integers.
+ * model/numerics.h or model/attention/numerics.h, those with kv_ in model/attention/kv_type.h,
+ * those with ref_ in ref/ref.h, and model/ops.h has the structs. The sums have to be exact, so use
+ * integers, or doubles that hold integers. Memory for a row is of any kind that you give back:
+ * ref_scratch needs no free.
  */
 #include "ref/attention.h"
 #include "tests/labs/not_written.h"

@@ -47,7 +47,8 @@ struct contiguous {
  * A cache with room for `capacity` positions from the start: kv_layer_alloc of every layer, as
  * KV_BFP16. Set all members of struct kv_cache (model/kv_cache.h): bytes is n_layers times
  * kv_layer_bytes; slots and page_table stay NULL. Its `reserve` returns 0 for up to `capacity`
- * positions, and -1 with err set (error_set does both) for more. NULL with err set: no memory.
+ * positions, and -1 with err set (error_set does both) for more. NULL with err set, and all memory
+ * given back: there was not enough.
  */
 struct kv_cache *kv_static_new(const struct model *model, int capacity, struct error *err) {
     (void)model, (void)capacity, (void)err;
@@ -66,9 +67,9 @@ void kv_cache_free(struct kv_cache *cache) {
 /*
  * An empty cache: capacity and bytes are 0. Its `reserve` makes room for n_positions: none to spare
  * if they fit, else the capacity begins with FIRST_CAPACITY and doubles until they fit, but is
- * never above `limit`. What is stored is copied (dev->ops->copy(dev, to, from, bytes)), keys,
- * values and exponents; the old piece is freed. More than `limit`: -1 with err set, and the cache
- * is as it was.
+ * never above `limit`. What is stored is copied, keys, values and exponents (kv_layer_parts says
+ * where they are, dev->ops->copy(dev, to, from, bytes) copies); the old piece is freed. More than
+ * `limit`: -1 with err set, and the cache is as it was.
  */
 struct kv_cache *kv_dynamic_new(const struct model *model, int limit, struct error *err) {
     (void)model, (void)limit, (void)err;

@@ -29,7 +29,7 @@ static int count_columns(struct generator *g, struct sequence *const *sequences,
 
 /* ---- step 2: pad them ------------------------------------------------------------------------ */
 
-/* The same of a prompt that begins at column `padding` of the batch. Columns first ... end-1 may be
+/* prompt_part for a prompt that begins at column `padding` of the batch. Columns first ... end-1 may be
  * all padding (then first == end in the part), all prompt, or both. Padding rows have no position:
  * nothing sees them, and they see nothing. */
 static struct pass_part padded_part(struct sequence *s, struct kv_cache *cache, int padding,
@@ -112,7 +112,7 @@ int naive_batch_generate(struct generator *g, struct sequence *const *sequences,
     if (!one_length(sequences, n, columns))
         count_padding(sequences, n, columns, waste);
     waste->steps = 1;
-    struct pass_part *parts = malloc(sizeof *parts * (size_t)(n ? n : 1));
+    struct pass_part *parts = calloc(n > 0 ? (size_t)n : 1, sizeof *parts);
     if (!parts)
         return error_set(err, "out of memory for a batch of %d", n);
     int result = read_prompts(g, sequences, caches, n, columns, parts, err);

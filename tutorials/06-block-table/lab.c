@@ -96,9 +96,10 @@ int block_table_slots(const struct block_table *t, int first, int n, int64_t *ou
 /* Makes the page table (model/kv_cache.h) of n sequences: sequence i has the first kv_lens[i]
  * positions of tables[i]. All arrays are allocated, also for n = 0: kv_indptr [n + 1],
  * kv_page_indices [n_pages], kv_last_page_len [n], and page_size is the tables' block size (any for
- * n = 0). A page is listed if one of the kv_lens[i] positions lies in it; a table may have more
- * blocks than that. n_pool_pages stays 0. Returns 0, or -1 with err set and *out zeroed: a table
- * that does not cover its positions, more than 2^31 - 1 pages, no memory. */
+ * n = 0). A sequence may have no position, and its table no block. A page is listed if one of the
+ * kv_lens[i] positions lies in it; a table may have more blocks than that. n_pool_pages stays 0.
+ * Returns 0, or -1 with err set and *out zeroed: a table that does not cover its positions, more
+ * than 2^31 - 1 pages, no memory. */
 int page_table_fill(struct page_table *out, const struct block_table *const *tables,
                     const int *kv_lens, int n, struct error *err) {
     (void)out, (void)tables, (void)kv_lens, (void)n, (void)err;

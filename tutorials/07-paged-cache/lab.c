@@ -27,8 +27,8 @@ static void list_remove(int *list, int *n, int job);
 
 /* ---- step 1: copy on write ------------------------------------------------------------------- */
 
-/* Of an empty cache: shares (share) the blocks of the first n_positions of `from`, which has them,
- * also the last one if it is not full. Returns 0 with n_stored and base.capacity (positions that
+/* c is empty. It shares (share) the blocks of the first n_positions of `from`, which has them, also
+ * the last one if it is not full. Returns 0 with n_stored and base.capacity (positions that
  * fit into the table's blocks) set, or -1 with err set (share does it). */
 int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positions,
                   struct error *err) {
@@ -58,9 +58,10 @@ int kv_paged_reserve(struct kv_paged *c, int n_positions, struct error *err) {
 /* ---- step 2: the prefix cache ---------------------------------------------------------------- */
 
 /* The block that holds tokens [block_size] behind block `before` (-1: at the beginning of a text),
- * or -1. It is in the list that begins at *bucket_of(hash_of(serial of `before`, tokens)) and goes
- * on over p->entries[b].next to -1; a known block has a serial number, and a first one has 0 before
- * it. Hashes can be equal: what is before and the tokens themselves are compared. */
+ * or -1; behind a block that is not known, nothing is. It is in the list that begins at
+ * *bucket_of(hash_of(serial of `before`, tokens)) and goes on over p->entries[b].next to -1; a
+ * known block has a serial number, and a first one has 0 before it. Hashes can be equal: what is
+ * before and the tokens themselves are compared. */
 int32_t prefix_cache_find(const struct prefix_cache *p, int32_t before, const int32_t *tokens) {
     (void)p, (void)before, (void)tokens, (void)hash_of, (void)bucket_of, (void)tokens_of;
     not_written("walk through the bucket; compare hash, what is before, and the tokens");
@@ -91,9 +92,9 @@ void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions)
     not_written("add each block that is full now, then set n_stored");
 }
 
-/* Of an empty cache: shares the known blocks that hold the beginning of tokens [n_tokens], but
- * never all of it, because the last token must be read to know what follows it. Returns 0 with
- * n_stored and base.capacity set, or -1 with err set (share does it). */
+/* c is empty. It shares the known blocks that hold the beginning of tokens [n_tokens], but never
+ * all of it, because the last token must be read to know what follows it. Returns 0 with
+ * n_stored and base.capacity set, or -1 with err set (share does it). c->prefixes may be NULL. */
 int kv_paged_match(struct kv_paged *c, const int32_t *tokens, int n_tokens, struct error *err) {
     (void)c, (void)tokens, (void)n_tokens, (void)err;
     not_written("find and share block after block; at least one token is left to be read");

@@ -17,7 +17,8 @@
  * first ... end - 1. They are in the sequence (0 ... kv_len - 1), and
  *     causal    not behind the query's own position. A mask (variant->mask_form is not MASK_NONE)
  *               takes the place of causal, whatever variant->causal says
- *     window    where variant->window_left >= 0: not more than so many positions before the query's
+ *     window    where variant->window_left >= 0 (INT_MAX is a window, too): not more than so many
+ *               positions before the query's
  * first is at least 0 and end at most TILE. Where the row sees nothing, first >= end. before can be
  * negative, and so can the query's position. */
 struct tile_range ref_seen_in_tile(const struct varied_row *r, int tile) {

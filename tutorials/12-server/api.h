@@ -58,6 +58,7 @@ struct api_choice {
     json_t *logprobs;     /* a list of entries of api_logprob; NULL: none */
     enum finish finish;   /* FINISH_NOT_YET: it goes on */
     uint64_t fingerprint; /* when it has ended */
+    json_t *receipt;      /* then, if one is wanted (phase 13); else NULL */
     bool first;           /* of a streamed choice */
 };
 
@@ -67,7 +68,7 @@ struct api_choice {
 json_t *api_logprob(const struct demo *demo, int32_t id, float logprob, const struct logprob *top,
                     int n_top, long *offset);
 
-/* A choice, whole or (delta) a piece of it. Takes choice->logprobs. */
+/* A choice, whole or (delta) a piece of it. Takes choice->logprobs and receipt. */
 json_t *api_choice_json(const struct api_head *head, const struct api_choice *choice, bool delta);
 
 /* The object around choices (a list, which it takes). usage: prompt and completion tokens, -1 for

@@ -118,10 +118,25 @@ static const struct unsupported unsupported[] = {
     {NULL, NULL},
 };
 
-static const char *const supported[] = {
-    "model",        "messages", "prompt",     "stream",     "stream_options",        "n",
-    "stop",         "seed",     "top_p",      "top_k",      "temperature",           "logprobs",
-    "top_logprobs", "echo",     "max_tokens", "ignore_eos", "max_completion_tokens", NULL};
+static const char *const supported[] = {"model",
+                                        "messages",
+                                        "prompt",
+                                        "stream",
+                                        "stream_options",
+                                        "n",
+                                        "stop",
+                                        "seed",
+                                        "top_p",
+                                        "top_k",
+                                        "temperature",
+                                        "logprobs",
+                                        "top_logprobs",
+                                        "echo",
+                                        "max_tokens",
+                                        "ignore_eos",
+                                        "max_completion_tokens",
+                                        "samebits_receipt",
+                                        NULL};
 
 /* Of stream_options. */
 static const struct unsupported unsupported_of_streams[] = {

@@ -173,11 +173,15 @@ static int read_body(struct api_request *r, const struct demo *demo, const json_
     if (read_stream(r, body, err) || api_get_int(body, "n", 1, MOST_CHOICES, &r->n, err) ||
         api_get_bool(body, "echo", &r->echo, err) ||
         api_get_bool(body, "ignore_eos", &r->base.ignore_stop, err) ||
+        api_get_bool(body, "samebits_receipt", &r->base.receipt, err) ||
         read_logprobs(r, body, err) || read_sampling(&r->base.sampling, body, err) ||
         read_stops(&r->base, body, err))
         return -1;
     if (r->echo && (r->chat || r->n_logprobs >= 0))
         return api_refuse(err, 400, "echo", "echo goes with completions, and without logprobs");
+    if (r->base.receipt && !demo->phase->receipt)
+        return api_refuse(err, 400, "samebits_receipt",
+                          "make phase13 builds a server with receipts");
     if ((r->chat ? read_messages(r, demo, body, err) : read_prompt(r, demo, body, err)) ||
         (r->echo && keep_prompt(r, demo, body, err)))
         return -1;

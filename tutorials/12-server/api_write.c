@@ -110,6 +110,8 @@ json_t *api_choice_json(const struct api_head *head, const struct api_choice *ch
         char fingerprint[17];
         fingerprint_text(fingerprint, choice->fingerprint);
         json_object_set_new(c, "samebits_fingerprint", json_string(fingerprint));
+        if (choice->receipt)
+            json_object_set_new(c, "samebits_receipt", choice->receipt);
     }
     return c;
 }
@@ -191,6 +193,10 @@ char *api_metrics(const struct service_metrics *m, const char *name) {
                  (double)m->prefix_queries);
     write_number(f, model, "prefix_cache_hits_total", "counter", "Tokens found in shared blocks.",
                  (double)m->prefix_hits);
+    write_number(f, model, "spec_decode_num_draft_tokens_total", "counter", "Tokens proposed.",
+                 (double)m->drafted);
+    write_number(f, model, "spec_decode_num_accepted_tokens_total", "counter",
+                 "Tokens proposed and drawn.", (double)m->accepted);
     write_histogram(f, model, "time_to_first_token_seconds", "Arrival to first token.", &m->ttft);
     write_histogram(f, model, "inter_token_latency_seconds", "Token to token.", &m->inter_token);
     write_histogram(f, model, "e2e_request_latency_seconds", "Arrival to the end.", &m->latency);

@@ -4,6 +4,7 @@
  */
 #include "tutorials/12-server/client.h"
 #include "tutorials/12-server/house.h"
+#include "tutorials/12-server/load.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/pool.h"
 #include "tutorials/common/requests.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
 /* ---- the tables: 16 clients at once
  * -------------------------------------------------------------- */
 
@@ -42,25 +44,10 @@ static void *ask(void *context) {
     return NULL;
 }
 
-/* A request as a body: its token ids, so that nothing can be encoded otherwise. */
-static char *body_of(const struct request *r) {
-    json_t *ids = json_array();
-    for (int i = 0; i < r->n_prompt; i++)
-        json_array_append_new(ids, json_integer(r->prompt[i]));
-    json_t *body = json_pack("{so si sf sf si sb}", "prompt", ids, "max_tokens", r->max_new,
-                             "temperature", (double)r->sampling.temperature, "top_p",
-                             (double)r->sampling.top_p, "top_k", r->sampling.top_k, "stream", 1);
-    if (r->sampling.has_seed)
-        json_object_set_new(body, "seed", json_integer((json_int_t)r->sampling.seed));
-    char *text = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    json_decref(body);
-    return text;
-}
-
 static int ask_all(struct client *clients, const struct workload *w, int port, struct error *err) {
     int result = 0, n = 0;
     for (; n < w->n; n++) {
-        clients[n] = (struct client){.port = port, .body = body_of(&w->requests[n])};
+        clients[n] = (struct client){.port = port, .body = client_body(&w->requests[n])};
         if (!clients[n].body || pthread_create(&clients[n].thread, NULL, ask, &clients[n])) {
             result = error_set(err, "cannot start client %d", n);
             break;
@@ -162,7 +149,7 @@ int main(int argc, char **argv) {
         .caches = paged_caches,
         .fused = true,
         .tables = tables,
-        .prompts = paged_prompts,
+        .prompts = load_prompts,
         .serve = house_serve,
         .begin = paged_begin,
         .fingerprint = 0x1693d29f628f8640,

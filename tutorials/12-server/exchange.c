@@ -82,6 +82,14 @@ static size_t safe_length(const struct request *r, const struct answer *a) {
     return a->n_text - held;
 }
 
+/* The receipt of an answer that has ended, if it was asked for and there is memory. */
+static json_t *receipt_of_choice(const struct choice *c, const struct answer *a) {
+    const struct demo *demo = c->exchange->server->demo;
+    struct error err;
+    bool wanted = c->ticket.request.receipt && a->sequence.finish != FINISH_NOT_YET;
+    return wanted ? demo->phase->receipt(demo, &c->ticket.request, &a->sequence, &err) : NULL;
+}
+
 /* What choice c has to say beyond what was told, or all of it. */
 static json_t *piece(struct choice *c, const struct answer *a, bool delta) {
     struct exchange *x = c->exchange;
@@ -92,6 +100,7 @@ static json_t *piece(struct choice *c, const struct answer *a, bool delta) {
                                 .logprobs = c->logprobs,
                                 .finish = a->sequence.finish,
                                 .fingerprint = fingerprint_value(&a->sequence.fingerprint),
+                                .receipt = receipt_of_choice(c, a),
                                 .first = !c->begun};
     char *echoed = NULL;
     if (x->request.echo && !c->begun) {

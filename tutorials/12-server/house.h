@@ -13,16 +13,16 @@ struct house {
     struct server server;
 };
 
-/* A server on loopback with the limits that the demo's options set. */
+/* What the demo's options say, on any free port of this machine. */
 struct server_options house_limits(const struct demo *demo);
 
-/* Starts all of it, as the demo's options and `options` say. h must not move. Returns 0, or -1 with
- * err set; house_close in either case. */
+/* Opens it on the model of a demo, which stays where it is and whose context becomes at most what
+ * the pool has room for. Returns 0, or -1 with err set; house_close in either case. */
 int house_open(struct house *h, struct demo *demo, const struct server_options *options,
                struct error *err);
 
-/* Ends it. Requests that still run have `patience` seconds. Returns 0, or -1 with err set to why
- * the engine failed meanwhile. */
+/* Requests that still run have `patience` seconds. Returns 0, or -1 with err set: the engine has
+ * failed. */
 int house_close(struct house *h, double patience, struct error *err);
 
 /* For struct phase: serves at the options' --serve until a signal ends it. */

@@ -47,6 +47,9 @@ static void report(struct demo *demo, const struct sequence *s, int n_prompt) {
             "%d prompt tokens, %d new (%s); TTFT %.1f ms, %.2f ms/tok, %.1f tok/s, peak %.1f MB\n",
             n_prompt, n_new, finish_name(s->finish), ttft_ms, ms_tok, tok_s,
             (double)demo->dev->peak_bytes / 1e6);
+    if (demo->generator.drafter)
+        fprintf(stderr, "%ld of %ld drafted tokens accepted\n", s->drafting.accepted,
+                s->drafting.proposed);
     char fingerprint[17];
     fingerprint_text(fingerprint, fingerprint_value(&s->fingerprint));
     json_t *runs = json_object_get(demo->json, "runs");

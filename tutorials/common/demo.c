@@ -280,7 +280,7 @@ static int finish_report(struct demo *demo, struct error *err) {
         return -1;
     if (ended)
         fprintf(stderr, "interrupted\n");
-    else
+    else if (!demo->options.verify_receipt)
         show_fingerprint(demo, fingerprint);
     return 0;
 }
@@ -311,6 +311,8 @@ static int run_model(struct demo *demo, struct error *err) {
     catch_interrupts(demo);
     if (demo->phase->begin)
         demo->phase->begin(demo);
+    if (demo->phase->speculate && demo->phase->speculate(demo, err))
+        return -1;
     if (run_task(demo, err) || finish_report(demo, err))
         return -1;
     return check_failures(demo, err);
@@ -325,6 +327,8 @@ static int run_tokenizer(struct demo *demo, struct error *err) {
 
 static void close_all(struct demo *demo) {
     fingerprint_end(&demo->run);
+    if (demo->phase->end_speculation)
+        demo->phase->end_speculation(demo);
     generator_end(&demo->generator);
     model_free(&demo->model);
     if (demo->dev)

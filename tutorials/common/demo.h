@@ -53,6 +53,10 @@ struct phase {
      * Both return 0, or -1 with err set. NULL in other phases. */
     int (*join)(struct demo *demo, struct error *err);
     int (*agree)(struct demo *demo, char **argv, struct error *err);
+    /* Opens who proposes tokens, as options.speculate and draft say; end is called for every demo.
+     * NULL before phase 13. Same result. */
+    int (*speculate)(struct demo *demo, struct error *err);
+    void (*end_speculation)(struct demo *demo);
 };
 
 struct demo {
@@ -70,10 +74,11 @@ struct demo {
     uint32_t n_sequences;   /* run so far */
     json_t *json;           /* what --json writes */
     struct table table;
-    json_t *files;    /* their SHA-256 (model/files/digests.h), where receipts are wanted */
-    json_t *receipts; /* what --receipt writes */
-    bool refused;     /* a receipt was not right: the exit status is 1 */
-    int n_failed;     /* requests that could not be answered */
+    struct model draft_model; /* of options.draft */
+    json_t *files;            /* their SHA-256 (model/files/digests.h), where receipts are wanted */
+    json_t *receipts;         /* what --receipt writes */
+    bool refused;             /* a receipt was not right: the exit status is 1 */
+    int n_failed;             /* requests that could not be answered */
     struct error first_failed; /* the first of them, and why */
     struct error late; /* what went wrong while there was still something to show; or empty */
 };

@@ -41,7 +41,7 @@ enum kind { SWITCH, TEXT, READ, WRITE, INT, POWER_OF_TWO, FLOAT, SEED, SIZE, CHO
 
 /* CHANGES: the results of the tables are then others than the chapter's. Two options that are in
  * the same group exclude each other. */
-enum { CHANGES = 1, TASK_GROUP = 2, POOL_GROUP = 4 };
+enum { CHANGES = 1, TASK_GROUP = 2, POOL_GROUP = 4, DRAFT_GROUP = 8 };
 
 static const char *cache_name(const struct phase *phase, int i) {
     return phase->caches ? phase->caches[i].name : NULL;
@@ -125,6 +125,10 @@ static const struct row rows[] = {
      .choice = cache_name},
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
      RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
+    {"speculate", NULL, "propose tokens that followed the same words before; changes no bit",
+     F(speculate), SWITCH, FROM(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
+    {"draft", "DIR", "propose the tokens of a smaller model with this vocabulary; changes no bit",
+     F(draft), TEXT, FROM(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
     {.help = "Many requests"},
     {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), READING,
      FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
@@ -154,6 +158,8 @@ static const struct row rows[] = {
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
      INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
     {.help = "The server"},
+    {"clients", "N", "so many send the requests of --random to it, beside a run without it",
+     F(clients), INT, FROM(12), RANDOM, 0, .min = 1, .max = 900},
     {"host", "ADDRESS", "the address to listen on (127.0.0.1)", F(host), TEXT, FROM(12), SERVE, 0,
      .flags = 0},
     {"api-key", "FILE", "clients must have the key in its first line as bearer token", F(api_key),
@@ -194,10 +200,11 @@ static const struct row rows[] = {
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows, FIRST_KEY = 256 };
-_Static_assert(N_ROWS <= 64, "options.given has a bit for each row");
+_Static_assert(sizeof rows / sizeof *rows <= MOST_OPTIONS,
+               "options.given has an element for each row");
 
 static bool given(const struct options *o, int row) {
-    return o->given >> row & 1;
+    return o->given[row];
 }
 
 /* With what a phase takes an option; 0: it does not have it. */
@@ -433,7 +440,7 @@ static int check_groups(const struct options *o, struct error *err) {
     for (int i = 0; i < N_ROWS; i++)
         for (int j = 0; j < i; j++)
             if (given(o, i) && given(o, j) &&
-                rows[i].flags & rows[j].flags & (TASK_GROUP | POOL_GROUP))
+                rows[i].flags & rows[j].flags & (TASK_GROUP | POOL_GROUP | DRAFT_GROUP))
                 return error_set(err, "--%s and --%s exclude each other: give one", rows[j].name,
                                  rows[i].name);
     return 0;
@@ -529,7 +536,7 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
             return error_set(err, "%s: unknown option, or short for several; see --help", word);
         if (set_option(out, &rows[key - FIRST_KEY], optarg, phase, err))
             return -1;
-        out->given |= (uint64_t)1 << (key - FIRST_KEY);
+        out->given[key - FIRST_KEY] = true;
     }
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",

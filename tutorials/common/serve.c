@@ -277,6 +277,8 @@ static int show_totals(struct demo *demo, const struct engine *engine, struct er
              m.n, m.seconds, m.tokens_per_second, engine->steps, engine->passes,
              (double)engine->most_cache_bytes / 1e6);
     demo_table(demo, "totals", title, columns, 5, rows);
+    if (demo->generator.drafter)
+        printf("%ld of %ld drafted tokens accepted\n\n", engine->accepted, engine->proposed);
     return 0;
 }
 

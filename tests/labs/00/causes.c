@@ -66,7 +66,19 @@ static bool not_rounded_down(const struct lab_finding *f) {
 }
 
 static bool mask_shifted(const struct lab_finding *f) {
-    return is_check(f, "appended") || is_check(f, "causal");
+    return (is_check(f, "appended") || is_check(f, "causal")) && !lab_failed(f, "one query");
+}
+
+static bool attention_fault(const struct lab_finding *f) {
+    return is_wrong(f, "no number", "token of the fault");
+}
+
+static bool sample_fault(const struct lab_finding *f) {
+    return is_wrong(f, "rows", "token of the fault");
+}
+
+static bool nothing_seen(const struct lab_finding *f) {
+    return is_check(f, "nothing") && !lab_failed(f, "one query") && !lab_failed(f, "appended");
 }
 
 static bool ties(const struct lab_finding *f) {
@@ -151,11 +163,26 @@ const struct lab_cause lab_0_causes[N_LAB_0_CAUSES] = {
       "The queries are the last n_tokens of kv_len positions: query t is at kv_len - n_tokens + t, "
       "and sees that one, too.",
       "Look at how many positions a query sees in {ref_attention}."}},
+    {"attention's fault is not told",
+     attention_fault,
+     {"A query holds a NaN, or its largest score is infinite. Who hears of it?",
+      "ref_fault, with the site, and with the token of the query: its number in this call.",
+      "Look at {ref_tile_softmax} behind num_tile_max, and at the token that {ref_attention} gives "
+      "to ref_snap_or_fault and to ref_tile_softmax."}},
+    {"divided by nothing",
+     nothing_seen,
+     {"What is l of a query that sees no position?",
+      "It is 0, and 0 / 0 is a NaN: a query in front of the first position gives zeros.",
+      "Look at the division at the end of {ref_attention}, and at the index of its tiles."}},
     {"which of the largest",
      ties,
      {"Two logits are equal. Which token is it? And if one of them is no number?",
       "The lowest id of the largest ones; a row with a NaN or an infinity is a fault and gives 0.",
       "Look at the comparison in {ref_sample}: > keeps the first of equals."}},
+    {"the fault of another row",
+     sample_fault,
+     {"The logits of the last of four rows hold a NaN. Which token of the call is that?",
+      "The number of the row.", "Look at ref_fault in {ref_sample}."}},
     {"the walk to the token",
      walk,
      {"r can be 0. Which token is drawn then?",

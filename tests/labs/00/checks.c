@@ -194,6 +194,37 @@ static void run_appended(struct lab_log *log, int kv_len) {
     attend(log, 2, kv_len, 1, 1, 16, 0);
 }
 
+static void run_sees_nothing(struct lab_log *log, int kv_len) {
+    attend(log, kv_len + 2, kv_len, 1, 1, 16, 0);
+}
+
+/* A score and then a query that is no number; the rows before it have their results. */
+static void run_attention_fault(struct lab_log *log, int n_tokens) {
+    struct random r = {(uint64_t)n_tokens};
+    struct device *dev = open_device(log);
+    float s[4] = {0, 1, INFINITY, 2};
+    double units[4] = {1, 1, 1, 1};
+    int16_t weights[4];
+    ref_tile_softmax(weights, s, units, 4, num_score_unit_of(-8, 1.5),
+                     (struct row_name){dev, SITE, n_tokens});
+    close_device(log, dev);
+    dev = open_device(log);
+    struct attention_shape shape = {.n_heads = 1, .n_kv_heads = 1, .head_dim = 16, .scale = 0.25};
+    struct kv_layer kv = random_cache(&r, n_tokens, 16);
+    float *q = random_floats(&r, n_tokens * 16), *y = unwritten(n_tokens * 16);
+    q[n_tokens * 16 - 3] = NAN;
+    ref_attention(dev, y, q, &kv, n_tokens, n_tokens, &shape, SITE);
+    for (int t = 0; t < n_tokens - 1; t++)
+        lab_floats(log, y + t * 16, 16, "column", 0, "y of position %d, before a NaN", t);
+    close_device(log, dev);
+    free(kv.k);
+    free(kv.v);
+    free(kv.k_exponents);
+    free(kv.v_exponents);
+    free(q);
+    free(y);
+}
+
 static void run_heads(struct lab_log *log, int n_kv_heads) {
     attend(log, 2, 5, 2 * n_kv_heads, n_kv_heads, 16, 0);
 }
@@ -290,6 +321,10 @@ static const struct lab_check checks[] = {
      LAB_SIZES(1, 2, 3, 17, 257), run_causal, 0},
     {"appended", 2, "two queries at the end of a longer text", "positions",
      LAB_SIZES(2, 3, 17, 256, 257, 258), run_appended, 0},
+    {"nothing", 2, "more queries than positions", "positions", LAB_SIZES(1, 2, 300),
+     run_sees_nothing, 0},
+    {"no number", 2, "a score or a query that is no number is told", "tokens", LAB_SIZES(1, 2, 4),
+     run_attention_fault, 0},
     {"heads", 2, "heads that share keys and values", "kv heads", LAB_SIZES(1, 2, 3), run_heads, 0},
     {"greedy", 3, "the largest logit", "tokens in the vocabulary", LAB_SIZES(1, 2, 5, 1000),
      run_greedy, 0},

@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_1_CAUSES = 10 };
+enum { N_LAB_1_CAUSES = 12 };
 
 extern const struct lab_cause lab_1_causes[N_LAB_1_CAUSES];
 

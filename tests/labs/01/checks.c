@@ -158,6 +158,30 @@ static void run_static(struct lab_log *log, int capacity) {
     end(log, c, dev);
 }
 
+static int allocations_left;
+
+static void *scarce_alloc(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    if (allocations_left-- > 0)
+        return ref_ops.alloc(dev, bytes, what, err);
+    error_set(err, "no memory for %s", what);
+    return NULL;
+}
+
+/* The device gives memory so often, and then no more: a layer asks four times. */
+static void run_no_memory(struct lab_log *log, int n) {
+    struct error err = {""};
+    struct device *dev = open_device(log);
+    struct ops scarce = ref_ops;
+    struct model model = model_of(dev);
+    scarce.alloc = scarce_alloc;
+    dev->ops = &scarce;
+    allocations_left = n;
+    struct kv_cache *c = kv_static_new(&model, 3, &err);
+    lab_int(log, c != NULL, "kv_static_new, when memory ends at allocation %d, gives a cache", n);
+    lab_int(log, err.text[0] != 0, "kv_static_new sets err");
+    end(log, c, dev);
+}
+
 static struct kv_cache *dynamic(struct lab_log *log, struct device *dev, int limit) {
     struct error err = {""};
     struct model model = model_of(dev);
@@ -246,6 +270,8 @@ static const struct lab_check checks[] = {
      run_fault, 0},
     {"static", 2, "room for everything from the start", "positions", LAB_SIZES(1, 2, 64, 65),
      run_static, 0},
+    {"no memory", 2, "no cache, and nothing is kept", "allocations that succeed",
+     LAB_SIZES(0, 4, 7), run_no_memory, 0},
     {"grow", 3, "the capacity doubles from 64", "positions",
      LAB_SIZES(1, 63, 64, 65, 128, 129, 256), run_grow, 0},
     {"limit", 3, "never more than the limit", "the limit", LAB_SIZES(1, 63, 64, 65, 128), run_limit,

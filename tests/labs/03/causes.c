@@ -20,6 +20,14 @@ static bool not_yet(const struct lab_finding *f) {
     return in(f, "add");
 }
 
+static bool number_again(const struct lab_finding *f) {
+    return in(f, "forgotten");
+}
+
+static bool admitted_twice(const struct lab_finding *f) {
+    return in(f, "preempted") && label_has(f, "admitted in ms");
+}
+
 static bool out_of_range(const struct lab_finding *f) {
     return in(f, "refused");
 }
@@ -63,6 +71,18 @@ const struct lab_cause lab_3_causes[N_LAB_3_CAUSES] = {
      {"What is known of a request that has just come?",
       "It waits, all its prompt is to be read, nothing is read; what has not happened is at -1.",
       "Look at the job that {scheduler_add} fills in, and at the number it returns."}},
+    {"a number that is free again",
+     number_again,
+     {"Request 0 is done and forgotten. Which number has the next?",
+      "The last of s->forgotten, which then has one less; n_jobs grows only if there is none. The "
+      "job begins anew, but for `order`, which counts all that ever came.",
+      "Look at where {scheduler_add} chooses the number of the job."}},
+    {"admitted twice",
+     admitted_twice,
+     {"A request gave way to others and reads its prompt again. When was it admitted?",
+      "`admitted` is the end of its wait in the queue: from waiting to prefilling, and not from "
+      "preempted to prefilling.",
+      "Look at {change}: which state did the job have before?"}},
     {"out of range",
      out_of_range,
      {"Which arrivals and prompts cannot be?",

@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_3_CAUSES = 10 };
+enum { N_LAB_3_CAUSES = 12 };
 
 extern const struct lab_cause lab_3_causes[N_LAB_3_CAUSES];
 

@@ -60,6 +60,26 @@ static void run_add(struct lab_log *log, int n) {
     scheduler_end(&s);
 }
 
+/* n requests are done and forgotten: their numbers are free, the last forgotten one first. */
+static void run_forgotten(struct lab_log *log, int n) {
+    struct scheduler s = start(log, 1, 8, 4);
+    for (int i = 0; i < n; i++)
+        add(&s, i, 1);
+    s.queue_first = s.queue_end;
+    for (int i = 0; i < n; i++) {
+        s.jobs[i].state = REQUEST_DONE;
+        scheduler_forget(&s, i);
+    }
+    for (int i = 0; i <= n; i++) {
+        int job = add(&s, n + i, 2 + i);
+        lab_int(log, job, "scheduler_add after %d were forgotten, call %d", n, i);
+        if (job >= 0 && job < s.n_jobs)
+            note_job(log, &s, job);
+    }
+    lab_int(log, s.n_jobs, "n_jobs");
+    scheduler_end(&s);
+}
+
 static void run_refused(struct lab_log *log, int arrival) {
     const double bad[] = {-1, NAN, INFINITY, -INFINITY, arrival - 0.5};
     struct scheduler s = start(log, 1, 8, 4);
@@ -181,6 +201,37 @@ static void run_cancelled(struct lab_log *log, int n) {
     scheduler_end(&s);
 }
 
+/* A memory in which every third reservation fails. */
+struct scarce_memory {
+    struct request_memory base;
+    int asked;
+};
+
+static bool always_admit(struct request_memory *m, int request, int n_tokens, int *n_cached) {
+    (void)m, (void)request, (void)n_tokens, (void)n_cached;
+    return true;
+}
+
+static bool seldom_refuse(struct request_memory *m, int request, int n_positions) {
+    (void)request, (void)n_positions;
+    return ++((struct scarce_memory *)m)->asked % 3 != 0;
+}
+
+static void ignore(struct request_memory *m, int request) {
+    (void)m, (void)request;
+}
+
+static void run_preempted(struct lab_log *log, int n) {
+    struct scarce_memory m = {
+        .base = {.admit = always_admit, .reserve = seldom_refuse, .preempt = ignore}};
+    struct scheduler s = start(log, 2, 8, 4);
+    s.memory = &m.base;
+    simulate(log, &s, n, -1);
+    for (int i = 0; i < n && i < s.n_jobs; i++)
+        note_job(log, &s, i);
+    scheduler_end(&s);
+}
+
 static void run_serve(struct lab_log *log, int n) {
     lab_serve(log, n, LAB_BATCHES, 6, NULL);
 }
@@ -190,6 +241,8 @@ static void run_serve(struct lab_log *log, int n) {
 static const struct lab_check checks[] = {
     {"add", 1, "requests at the end of the queue", "requests", LAB_SIZES(1, 2, 64, 65, 129),
      run_add, 0},
+    {"forgotten", 1, "numbers that are free again", "forgotten", LAB_SIZES(1, 2, 64), run_forgotten,
+     0},
     {"refused", 1, "requests out of range", "arrival of the last", LAB_SIZES(0, 3), run_refused, 0},
     {"queue", 1, "who waits, and when the next arrives", "requests", LAB_SIZES(1, 2, 5), run_queue,
      0},
@@ -204,6 +257,8 @@ static const struct lab_check checks[] = {
      run_budget, 0},
     {"cancelled", 3, "one that is stopped while it waits", "requests", LAB_SIZES(1, 2, 5),
      run_cancelled, 0},
+    {"preempted", 3, "one that gave way, and comes back", "requests", LAB_SIZES(2, 3, 6),
+     run_preempted, 0},
     {"serve", 3, "the model's requests in batches", "requests", LAB_SIZES(1, 8), run_serve, 30},
 };
 

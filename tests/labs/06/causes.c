@@ -105,6 +105,10 @@ static bool first_ignored(const struct lab_finding *f) {
 
 /* ---- step 3 ---------------------------------------------------------------------------------- */
 
+static bool nothing_to_copy(const struct lab_finding *f) {
+    return f->check->step == 3 && f->how == LAB_UNDEFINED && strstr(f->report, "null pointer");
+}
+
 static bool full_last_page(const struct lab_finding *f) {
     return is_wrong(f, "lengths", "kv_last_page_len") && lab_found(f) != lab_expected(f);
 }
@@ -122,6 +126,11 @@ static bool short_table(const struct lab_finding *f) {
 }
 
 const struct lab_cause lab_6_causes[N_LAB_6_CAUSES] = {
+    {"a table without blocks",
+     nothing_to_copy,
+     {"What does `blocks` point to in the table of a sequence without a position?",
+      "Nothing: it is NULL. memcpy must not be given it, not even for 0 bytes.",
+      "Look at what {page_table_fill} does with a sequence of 0 positions."}},
     {"fewer than none are missing",
      negative_missing,
      {"A table has three blocks and needs one. How many are missing?",

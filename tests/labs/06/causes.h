@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_6_CAUSES = 22 };
+enum { N_LAB_6_CAUSES = 23 };
 
 extern const struct lab_cause lab_6_causes[N_LAB_6_CAUSES];
 

@@ -1,6 +1,7 @@
 /* The typical mistakes of lab 7: what each looks like from outside, and three hints. */
 #include "tests/labs/07/causes.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static bool is_wrong(const struct lab_finding *f, const char *check, const char *label) {
@@ -45,6 +46,18 @@ static bool old_kept(const struct lab_finding *f) {
 }
 
 /* ---- step 2 ---------------------------------------------------------------------------------- */
+
+/* Not the block that was asked for, but one whose text begins so. */
+static bool behind_unknown(const struct lab_finding *f) {
+    int wanted = -1;
+    return says(f, "find", "was forgotten") && lab_expected(f) == -1 &&
+           sscanf(f->label, "find block %d", &wanted) == 1 && (int)lab_found(f) != wanted;
+}
+
+static bool no_prefix_cache(const struct lab_finding *f) {
+    return !strcmp(f->check->name, "unknowing") &&
+           (f->how == LAB_UNDEFINED || f->how == LAB_CRASHED || f->how == LAB_MEMORY);
+}
 
 static bool stays_in_bucket(const struct lab_finding *f) {
     return says(f, "find", "was forgotten");
@@ -125,6 +138,16 @@ const struct lab_cause lab_7_causes[N_LAB_7_CAUSES] = {
      {"The origin has a copy. How many caches still use the old block?",
       "Only the fork, which can then write in place: the origin's reference is given back.",
       "Look at the end of {kv_paged_reserve}: release of the old block."}},
+    {"behind an unknown block",
+     behind_unknown,
+     {"Which serial number has a block that is not known, and what is before a first block?",
+      "Both are 0. Behind an unknown block nothing is found; only `before` -1 is the beginning.",
+      "Look at where {prefix_cache_find} gets the serial number of `before`."}},
+    {"there may be no prefix cache",
+     no_prefix_cache,
+     {"What is c->prefixes of a cache that shares nothing by its tokens?",
+      "NULL: it finds no block and makes none known, but n_stored follows all the same.",
+      "Look at {kv_paged_match} and {kv_paged_stored}: which one asks whether there is one?"}},
     {"a forgotten block is still found",
      stays_in_bucket,
      {"A block holds another text now. What finds it in the bucket of the old one?",
@@ -134,7 +157,7 @@ const struct lab_cause lab_7_causes[N_LAB_7_CAUSES] = {
      before_ignored,
      {"Two texts have the same second block of tokens. Are its keys and values the same?",
       "They depend on all that is before, which the serial number of the block before stands for.",
-      "Look at the comparison in {prefix_cache_find}: p->before[block] == serial."}},
+      "Look at the comparison in {prefix_cache_find}: p->entries[block].before == serial."}},
     {"an equal hash is trusted",
      hash_trusted,
      {"Can two texts have the same hash?",

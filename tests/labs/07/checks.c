@@ -227,6 +227,21 @@ static void run_match(struct lab_log *log, int n) {
     end(&f);
 }
 
+/* Without a prefix cache nothing is found, and nothing becomes known. */
+static void run_unknowing(struct lab_log *log, int n) {
+    struct fixture f;
+    struct error err;
+    begin(&f, log, BLOCKS);
+    struct kv_paged c = cache_in(&f, false);
+    lab_int(log, kv_paged_match(&c, text, n, &err), "kv_paged_match without a prefix cache");
+    note_cache(&f, &c, "a cache without a prefix cache");
+    note_reserve(&f, &c, n, "a cache without a prefix cache");
+    kv_paged_stored(&c, text, n);
+    note_cache(&f, &c, "a cache that has stored");
+    kv_paged_end(&c);
+    end(&f);
+}
+
 /* Only the prefix cache knows a block that was written last: it must not be written again. */
 static void run_known(struct lab_log *log, int n) {
     struct fixture f;
@@ -355,6 +370,8 @@ static const struct lab_check checks[] = {
     {"collision", 2, "an equal hash is not enough", "a token", LAB_SIZES(7, 8), run_collision, 0},
     {"match", 2, "full blocks are shared, but not the last token", "tokens",
      LAB_SIZES(1, 3, 4, 5, 8, 9, 12), run_match, 0},
+    {"unknowing", 2, "a cache without a prefix cache", "tokens", LAB_SIZES(1, 4, 9), run_unknowing,
+     0},
     {"known", 2, "a known block is not written in place", "positions that stay", LAB_SIZES(1, 3),
      run_known, 0},
     {"decodes", 3, "who writes takes memory from the one that arrived last", "requests",

@@ -28,6 +28,10 @@ static bool tile_edge(const struct lab_finding *f) {
     return is_check(f, "causal") || is_check(f, "open");
 }
 
+static bool widest_window(const struct lab_finding *f) {
+    return f->check->step == 1 && f->how == LAB_UNDEFINED;
+}
+
 static bool window_of_0(const struct lab_finding *f) {
     return is_check(f, "window of 0") && !lab_failed(f, "window");
 }
@@ -98,6 +102,11 @@ static bool hidden_score(const struct lab_finding *f) {
 }
 
 const struct lab_cause lab_9_causes[N_LAB_9_CAUSES] = {
+    {"a window wider than any text",
+     widest_window,
+     {"What is before + i - window_left, if window_left is the largest int there is?",
+      "With a query in front of the first position it is too low for an int.",
+      "Look at the difference in {ref_seen_in_tile}: compare first, or subtract in an int64_t."}},
     {"the query itself",
      itself,
      {"Does a query see its own position?",

@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_9_CAUSES = 20 };
+enum { N_LAB_9_CAUSES = 21 };
 
 extern const struct lab_cause lab_9_causes[N_LAB_9_CAUSES];
 

@@ -4,6 +4,7 @@
 #include "tests/labs/lab.h"
 #include "tests/random.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,6 +67,8 @@ static void run_more_queries(struct lab_log *log, int n_tokens) {
     note_ranges(log, &v, n_tokens, 2, "more queries than positions, window");
     v.causal = false;
     note_ranges(log, &v, n_tokens, 2, "more queries than positions, window, not causal");
+    v.window_left = INT_MAX;
+    note_ranges(log, &v, n_tokens, 2, "more queries than positions, the widest window, not causal");
 }
 
 /* ---- step 2 ---------------------------------------------------------------------------------- */

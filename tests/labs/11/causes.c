@@ -16,6 +16,10 @@ static bool is_untouched(const struct lab_finding *f) {
     return lab_expected(f) == 85 || lab_found(f) == 85;
 }
 
+static bool negative_shifted(const struct lab_finding *f) {
+    return f->how == LAB_UNDEFINED && strstr(f->report, "left shift of negative");
+}
+
 static bool cut(const struct lab_finding *f) {
     double off = lab_expected(f) - lab_found(f);
     return is_wrong(f, "store", "the elements") && (off == 1 || off == -1);
@@ -79,6 +83,11 @@ static bool fault_of_another(const struct lab_finding *f) {
 }
 
 const struct lab_cause lab_11_causes[N_LAB_11_CAUSES] = {
+    {"a negative number is shifted",
+     negative_shifted,
+     {"What does C say of -3 << 8?",
+      "It is not defined before C23, though the bits are mostly what you expect. -3 * 256 is.",
+      "Look at the shift in {load_bfp8}, and multiply by 256."}},
     {"cut instead of rounded",
      cut,
      {"What does a cast from float to an integer do with 2.7?",

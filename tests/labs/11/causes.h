@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_11_CAUSES = 15 };
+enum { N_LAB_11_CAUSES = 16 };
 
 extern const struct lab_cause lab_11_causes[N_LAB_11_CAUSES];
 

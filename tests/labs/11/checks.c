@@ -229,7 +229,8 @@ static void run_load_places(struct lab_log *log, int order) {
 /* ---- step 3 ---------------------------------------------------------------------------------- */
 
 /* Appends n tokens with these slots to a cache of bfp8. bad: a value row with a NaN, -1: none. */
-static void append(struct lab_log *log, const int64_t *slots, int n, int n_heads, int bad) {
+static void append(struct lab_log *log, const int64_t *slots, int n, int n_heads, int bad_key,
+                   int bad_value) {
     enum { DIM = 4, PAGE = 3, PAGES = 4 };
     struct random r = {(uint64_t)n};
     struct device *dev = open_device(log);
@@ -242,8 +243,10 @@ static void append(struct lab_log *log, const int64_t *slots, int n, int n_heads
     random_fill(&r, v, count, NORMAL);
     for (int i = 0; i < n * n_heads * DIM; i++)
         v[i] *= 64;
-    if (bad >= 0)
-        v[bad * DIM + 1] = NAN;
+    if (bad_key >= 0)
+        k[bad_key * DIM + 1] = NAN;
+    if (bad_value >= 0)
+        v[bad_value * DIM + 1] = NAN;
     ref_kv_append(dev, &c.views, k, v, slots, n, PAGE, n_heads, DIM, SITE_K, SITE_V);
     note_rows(log, &c, &c.views.k, "keys");
     note_rows(log, &c, &c.views.v, "values");
@@ -255,22 +258,23 @@ static void append(struct lab_log *log, const int64_t *slots, int n, int n_heads
 
 static void run_append(struct lab_log *log, int n_tokens) {
     const int64_t slots[] = {5, 6, 7, 1, 11, 9}; /* anywhere in the pool */
-    append(log, slots, n_tokens, 1, -1);
+    append(log, slots, n_tokens, 1, -1, -1);
 }
 
 static void run_heads(struct lab_log *log, int n_heads) {
     const int64_t slots[] = {4, 2};
-    append(log, slots, 2, n_heads, -1);
+    append(log, slots, 2, n_heads, -1, -1);
 }
 
 static void run_skipped(struct lab_log *log, int n_tokens) {
     const int64_t slots[] = {-1, 4, -3, 8};
-    append(log, slots, n_tokens, 2, -1);
+    append(log, slots, n_tokens, 2, -1, -1);
 }
 
 static void run_fault(struct lab_log *log, int token) {
     const int64_t slots[] = {8, 7, 6};
-    append(log, slots, 3, 2, token * 2 + 1);
+    append(log, slots, 3, 2, -1, token * 2 + 1);
+    append(log, slots, 3, 2, token * 2, -1);
 }
 
 static void run_serve(struct lab_log *log, int n) {
@@ -298,8 +302,8 @@ static const struct lab_check checks[] = {
     {"append", 3, "each token goes to its slot", "tokens", LAB_SIZES(1, 2, 3, 6), run_append, 0},
     {"heads", 3, "each head's row goes to its place", "kv heads", LAB_SIZES(1, 2, 3), run_heads, 0},
     {"skipped", 3, "a negative slot is skipped", "tokens", LAB_SIZES(1, 2, 4), run_skipped, 0},
-    {"fault", 3, "a value that is a NaN is told, with its token", "token", LAB_SIZES(0, 1, 2),
-     run_fault, 0},
+    {"fault", 3, "a NaN is told, with its token, of values and of keys", "token",
+     LAB_SIZES(0, 1, 2), run_fault, 0},
     {"serve", 3, "the model's requests over a cache of bfp8", "requests", LAB_SIZES(1, 16),
      run_serve, 30},
 };

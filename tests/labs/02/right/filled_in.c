@@ -133,7 +133,7 @@ int naive_batch_generate(struct generator *g, struct sequence *const *sequences,
     if (!one_length(sequences, n, columns))
         count_padding(sequences, n, columns, waste);
     waste->steps = 1;
-    struct pass_part *parts = malloc(sizeof *parts * (size_t)(n ? n : 1));
+    struct pass_part *parts = calloc(n > 0 ? (size_t)n : 1, sizeof *parts);
     if (!parts)
         return error_set(err, "out of memory for a batch of %d", n);
     int result = read_prompts(g, sequences, caches, n, columns, parts, err);

@@ -1,0 +1,47 @@
+/*
+ * draft.h - phase 13: speculative decoding: somebody cheap proposes the next tokens, and one pass
+ * of the model reads them all and draws a token behind each (pass.h).
+ *
+ * Since the random number of a token depends on its position alone, a draft is right exactly if it
+ * is what would have been drawn: at any temperature, the answer is the one that there is without
+ * drafts, token by token, and so are its logits. (Elsewhere a rule of rejection sampling is needed,
+ * which keeps the distribution and not the answer: Leviathan et al., "Fast Inference from
+ * Transformers via Speculative Decoding", 2023.)
+ *
+ * Two drafters. One looks where the end of the text has stood before, and proposes what followed
+ * there (prompt lookup: Saxena, "Prompt Lookup Decoding", 2023). The other is a smaller model with
+ * the same vocabulary, which draws with the random numbers of the sequence, so that it agrees with
+ * the large one more often.
+ */
+#ifndef SAMEBITS_DRAFT_H
+#define SAMEBITS_DRAFT_H
+
+#include "model/model.h"
+#include "scheduler/sequence.h"
+
+struct drafter {
+    /* Proposes at most lengths[i] tokens (0: none) to sequences[i], by sequence_propose. Returns 0,
+     * or -1 with err set. */
+    int (*propose)(struct drafter *d, struct sequence *const *sequences, const int *lengths, int n,
+                   struct error *err);
+    void (*free)(struct drafter *d);
+};
+
+/* Lets d propose to each of n sequences that has no draft: at most `most[i]` tokens, and fewer, or
+ * none for a while, where its drafts were not accepted lately. most is changed. d may be NULL:
+ * nothing is proposed. Returns 0, or -1 with err set. */
+int drafter_propose(struct drafter *d, struct sequence *const *sequences, int *most, int n,
+                    struct error *err);
+
+/* What followed the longest end of the text that has stood before, of at least two tokens. NULL
+ * with err set: no memory. */
+struct drafter *ngram_drafter_new(struct error *err);
+
+/* The drafts of a model, which must have the vocabulary size `vocab`, and must stay where it is;
+ * for up to n sequences at once. NULL with err set: another vocabulary, no memory. */
+struct drafter *model_drafter_new(struct model *model, int vocab, int n, struct error *err);
+
+/* NULL is fine. */
+void drafter_free(struct drafter *d);
+
+#endif
