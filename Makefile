@@ -90,14 +90,14 @@ CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
 $(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))
 CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
-MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
+MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c scheduler/service_metrics.c scheduler/service_ranks.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
 MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
-MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
-CUDA_14   := $(CUDA_10)
+MODULES_14 := $(MODULES_13) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_11)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))

@@ -10,9 +10,18 @@
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-double engine_now(const struct engine *e) {
+static double own_now(const struct engine *e) {
     const struct engine_clock *clock = e->options->clock;
     return clock ? clock->now(clock->context) : clock_now() - e->began;
+}
+
+double engine_now(const struct engine *e) {
+    return e->generator->model->parallel ? e->common : own_now(e);
+}
+
+void engine_tick(struct engine *e) {
+    e->common = own_now(e);
+    parallel_broadcast(e->generator->model->parallel, &e->common, sizeof e->common);
 }
 
 static void wait_until(const struct engine *e, double time) {
@@ -209,6 +218,7 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     e->generator->appended = NULL;
     if (result)
         return -1;
+    engine_tick(e);
     e->passes++;
     for (int i = 0; i < n; i++)
         memory->stored(memory, entries[i].job, e->parts[i].sequence->n_cached);
@@ -245,14 +255,6 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
-/* The time of a step: rank 0's, since ranks whose clocks differ could see an arrival in different
- * steps. */
-static double step_time(const struct engine *e) {
-    double now = engine_now(e);
-    parallel_broadcast(e->generator->model->parallel, &now, sizeof now);
-    return now;
-}
-
 /* Those that decode get drafts, and the scheduler is told how long they are. */
 static int draft(struct engine *e, struct error *err) {
     const struct scheduler *s = &e->scheduler;
@@ -274,7 +276,8 @@ static int draft(struct engine *e, struct error *err) {
 int engine_step(struct engine *e, struct error *err) {
     if (draft(e, err))
         return -1;
-    int n = scheduler_plan(&e->scheduler, step_time(e), e->plan);
+    engine_tick(e);
+    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
     if (parallel_check(e->generator->model->parallel, err))
         return -1;
     if (e->options->memory->failed)

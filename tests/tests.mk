@@ -10,7 +10,7 @@ PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
 GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
-BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
+BENCHES      := $(filter-out $(if $(MPI),,%/bench_ranks),$(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c)))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
@@ -165,6 +165,8 @@ $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
 $(eval $(call test_rules,arm64))
 
+build/release/tests/bench/bench_ranks: LIBS += $(MPI_LIBS)
+build/release/tests/bench/bench_ranks: build/release/parallel/mpi.o
 $(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
 
