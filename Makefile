@@ -71,7 +71,7 @@ MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
-MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c scheduler/engine_draft.c \
              scheduler/own_caches.c scheduler/engine_metrics.c scheduler/history.c \
              $(addprefix tutorials/common/,serve.c page.c record.c)
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
