@@ -71,7 +71,7 @@ MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
-MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c scheduler/engine_draft.c \
              scheduler/own_caches.c scheduler/engine_metrics.c scheduler/history.c \
              $(addprefix tutorials/common/,serve.c page.c record.c)
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
@@ -90,14 +90,14 @@ CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
 $(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))
 CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
-MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
+MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c scheduler/service_metrics.c scheduler/service_ranks.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
 MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
-MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
-CUDA_14   := $(CUDA_10)
+MODULES_14 := $(MODULES_13) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_11)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -137,7 +137,7 @@ help:
 	@echo "make bench         all measurements, each beside its limit (tests/bench/README.md)"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make cpu           the program of tutorials/cpu.md: one product in eight ways, on this CPU"
-	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
+	@echo "make fuzz          fuzz the readers of files and requests for a minute each (needs clang)"
 	@echo "make deps          install missing packages (apt; called by the targets above)"
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"

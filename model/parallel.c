@@ -165,6 +165,11 @@ void parallel_broadcast(struct parallel *p, void *x, size_t bytes) {
         p->failed = p->broadcast(p, x, bytes, false, &p->why);
 }
 
+void parallel_await(struct parallel *p, void *x, size_t bytes) {
+    if (p && !p->failed)
+        p->failed = p->broadcast(p, x, bytes, true, &p->why);
+}
+
 int parallel_least(struct parallel *p, int x) {
     uint32_t most = (uint32_t)INT32_MAX - (uint32_t)x;
     if (!p || p->failed)

@@ -102,8 +102,9 @@ void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole
 /* ---- in host memory ---------------------------------------------------------------------------
  */
 
-/* x [bytes] becomes rank 0's. */
+/* x [bytes] becomes rank 0's. parallel_await: which may not know it for a long time. */
 void parallel_broadcast(struct parallel *p, void *x, size_t bytes);
+void parallel_await(struct parallel *p, void *x, size_t bytes);
 
 /* The least of all ranks' x. */
 int parallel_least(struct parallel *p, int x);

@@ -40,7 +40,7 @@ static struct mpi *mpi_of(struct parallel *p) {
 
 static void give_way(double waited) {
     if (waited > SLEEP_AFTER)
-        nanosleep(&(struct timespec){0, 50000}, NULL);
+        nanosleep(&(struct timespec){0, waited > 1 ? 1000000 : 50000}, NULL);
     else if (waited > YIELD_AFTER)
         sched_yield();
 }

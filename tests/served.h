@@ -33,7 +33,7 @@ int served_end(struct served *s, int signal);
 /* The log so far, malloc'ed. */
 char *served_log(const struct served *s);
 
-/* A connection whose reads wait 60 seconds at most; -1 when it cannot be had. */
+/* A connection whose reads wait 120 seconds at most; -1 when it cannot be had. */
 int served_connect(const struct served *s);
 
 /* Sends all n bytes. Returns whether they went out. */

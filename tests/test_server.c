@@ -120,6 +120,22 @@ static void too_large_bodies_are_refused(void **state) {
     free(body);
 }
 
+/* The head of a request has at most 64 KiB. */
+static void too_large_heads_are_refused(void **state) {
+    struct served *s = *state;
+    enum { SIZE = 100000 };
+    char *head = malloc(SIZE + 5);
+    assert_non_null(head);
+    memcpy(head, "X-A: ", 5);
+    memset(head + 5, 'a', SIZE - 5);
+    memcpy(head + SIZE, "\r\n", 3);
+    char *answer = served_ask(s, "GET", "/health", head, "");
+    assert_int_not_equal(served_status(answer), 200);
+    free(answer);
+    free(head);
+    expect_status(s, 200, "GET", "/health", "", "", "");
+}
+
 /* Its log has a line for each request, and neither the key nor what was asked. */
 /* What the page asks for: from change number `since` on. */
 static json_t *changes_since(const struct served *s, json_int_t since) {
@@ -208,7 +224,8 @@ static void receipts_come_with_answers(void **state) {
     char path[] = "/tmp/samebits-receipts-XXXXXX", line[160];
     int fd = mkstemp(path);
     (void)state;
-    struct served s = served_start(&(struct served_options){.phase = 13});
+    struct served s = served_start(
+        &(struct served_options){.phase = 13, .arguments = "--kv-blocks 400 --speculate"});
     for (int i = 0; i < 2; i++) {
         char *answer = served_ask(&s, "POST", chat, "", bodies[i]);
         json_t *json = served_json(answer), *choice;
@@ -254,6 +271,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_stream_has_an_event_for_each_token),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(too_large_bodies_are_refused),
+        cmocka_unit_test(too_large_heads_are_refused),
         cmocka_unit_test(a_key_is_asked_for),
         cmocka_unit_test(receipts_come_with_answers),
         cmocka_unit_test(the_page_is_told_of_every_request),

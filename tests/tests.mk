@@ -10,7 +10,7 @@ PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
 GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
-BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
+BENCHES      := $(filter-out $(if $(MPI),,%/bench_ranks),$(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c)))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
@@ -92,7 +92,7 @@ bench: deps
 # What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
 THREAD_TESTS   := test_threads test_service test_server test_server_faults
 THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device checkpoint_writer)
-tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12
+tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12 build/tsan/demo13
 tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
 build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
 build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \
@@ -137,7 +137,7 @@ fuzz: deps
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
 	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
-	        tests/fixtures/chat_templates || exit 1; \
+	        tests/fixtures/chat_templates tests/fixtures/requests || exit 1; \
 	done
 
 define test_rules
@@ -165,6 +165,8 @@ $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
 $(eval $(call test_rules,arm64))
 
+build/release/tests/bench/bench_ranks: LIBS += $(MPI_LIBS)
+build/release/tests/bench/bench_ranks: build/release/parallel/mpi.o
 $(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
 
@@ -218,3 +220,4 @@ build/fuzz/%.o: %.c
 build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
+build/fuzz/tests/fuzz/fuzz_request: $(call objects,fuzz,$(ALL_MODULES))

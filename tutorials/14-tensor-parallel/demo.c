@@ -2,6 +2,9 @@
  * Phase 14: one model on several ranks. The tables answer many requests, and show what each rank
  * has of the model and what ranks say to each other; --plan computes what more of them would take.
  */
+#include "tutorials/12-server/house.h"
+#include "tutorials/13-receipts/score.h"
+#include "tutorials/13-receipts/verify.h"
 #include "tutorials/14-tensor-parallel/ranks.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/requests.h"
@@ -153,6 +156,10 @@ int main(int argc, char **argv) {
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,
+        .serve = house_serve,
+        .score = score_file,
+        .verify_receipts = verify_receipts,
+        .receipt = receipt_of_answer,
         .begin = begin,
         .join = ranks_join,
         .agree = ranks_agree,

@@ -100,6 +100,6 @@ int ranks_agree(struct demo *demo, char **argv, struct error *err) {
     if (!o->threads)
         o->threads = n_cores > 1 ? n_cores : 1;
     if (p->rank) /* rank 0 writes the files */
-        o->json = o->trace = o->dump_logits = NULL;
+        o->json = o->trace = o->dump_logits = o->html = o->receipt = NULL;
     return 0;
 }
