@@ -15,11 +15,13 @@ CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I.
 MPI      := $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes)
 MPI_FLAGS := $(if $(MPI),$(shell pkg-config --cflags ompi-c))
 MPI_LIBS  := $(if $(MPI),$(shell pkg-config --libs ompi-c))
-# The integer kernels have instructions of their own, whatever the rest may use (ref/integer).
+# The integer kernels have instructions of their own, whatever the rest may use (ref/integer). Their
+# vectors are written out: with -O3, GCC 12 reorders them until registers run out.
 X86      := $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null))
 ISA_avx2   := -march=x86-64 -mavx2 -mfma
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-isa       = $(if $(X86),$(ISA_$(patsubst ref/integer/%.c,%,$(filter ref/integer/%,$(1)))))
+ISAS       := plain avx2 avx512 neon
+isa        = $(if $(filter $(ISAS:%=ref/integer/%.c),$(1)),-O2 $(if $(X86),$(ISA_$(patsubst ref/integer/%.c,%,$(1)))))
 say       = $(if $(V),,@echo "  $(1)   $@";)
 # The faster of binutils' linkers, where it is there: some 150 programs are linked for the tests.
 LINKER   := $(if $(shell command -v ld.gold 2>/dev/null),-fuse-ld=gold)
@@ -69,7 +71,7 @@ MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
-MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c scheduler/engine_draft.c \
              scheduler/own_caches.c scheduler/engine_metrics.c scheduler/history.c \
              $(addprefix tutorials/common/,serve.c page.c record.c)
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
@@ -135,7 +137,7 @@ help:
 	@echo "make bench         all measurements, each beside its limit (tests/bench/README.md)"
 	@echo "make numerics      the program of tutorials/numerics.md: same sums on every BLAS kernel?"
 	@echo "make cpu           the program of tutorials/cpu.md: one product in eight ways, on this CPU"
-	@echo "make fuzz          fuzz the file readers for a minute each (needs clang)"
+	@echo "make fuzz          fuzz the readers of files and requests for a minute each (needs clang)"
 	@echo "make deps          install missing packages (apt; called by the targets above)"
 	@echo "make compile_commands   compile_commands.json for editors (needs bear)"
 	@echo "make clean         remove everything that was built"

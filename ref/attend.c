@@ -164,8 +164,9 @@ static void weigh(struct block *b, int number, int tile, int n, struct found *f)
     const float *sums = b->memory.scores + (size_t)number * TILE;
     double v_units[TILE];
     int first = f->range.first, end = f->range.end;
-    int16_t weights[TILE] = {0};
+    int16_t *weights = b->memory.weights + (size_t)number * TILE;
     float s[TILE];
+    memset(weights, 0, sizeof *weights * (size_t)(n + n % 2));
     memcpy(v_units, b->v_units, sizeof v_units);
     for (int j = first; j < end; j++)
         s[j] = num_score(sums[j], b->k_units[j]);
@@ -179,7 +180,6 @@ static void weigh(struct block *b, int number, int tile, int n, struct found *f)
     if (f->any)
         f->tile = ref_tile_softmax(weights + first, s + first, v_units + first, end - first,
                                    attention_score_unit(v, r->unit), name_of(b, r));
-    ref_put_weights(&b->memory, number, weights, n);
 }
 
 /* One tile, for all rows of the block that see something of it. */

@@ -122,15 +122,13 @@ static struct tile_result weigh(struct block *b, int r, int tile, int n) {
     const float *sums = b->memory.scores + (size_t)r * TILE;
     int seen = n_seen(b, r) - tile < n ? n_seen(b, r) - tile : n;
     float s[TILE];
-    int16_t weights[TILE];
+    int16_t *weights = b->memory.weights + (size_t)r * TILE;
     for (int j = 0; j < seen; j++)
         s[j] = num_score(sums[j], b->k_units[j]);
-    for (int j = seen; j < n; j++)
+    for (int j = seen; j < n + n % 2; j++)
         weights[j] = 0;
     struct row_name name = {b->call->dev, b->call->site, token_of(b, r)};
-    struct tile_result found = ref_tile_softmax(weights, s, b->v_units, seen, b->unit[r], name);
-    ref_put_weights(&b->memory, r, weights, n);
-    return found;
+    return ref_tile_softmax(weights, s, b->v_units, seen, b->unit[r], name);
 }
 
 /* One tile, for the rows of the block that see something of it: those from `skip` on. */

@@ -11,26 +11,25 @@
 
 enum { TILE = ATTENTION_TILE, BLOCK_ROWS = 256 /* rows whose scores are one matrix product */ };
 
-/* The memory of a thread that works on a block of rows. Queries and weights are mantissas that
- * become, row by row, what the products want (ref/attention_products.c). */
+/* The memory of a thread that works on a block of rows. */
 struct block_memory {
     const struct integer_kernels *kernels; /* NULL: OpenBLAS, version 1 */
-    int head_dim, padded;                  /* padded: digits_padded(head_dim) */
+    int head_dim, padded;                  /* padded: head_dim, a multiple of DIM_STEP */
     int16_t *k, *v;                        /* [TILE, padded] the tile: mantissas */
-    int16_t *queries, *weights;            /* digits of [BLOCK_ROWS, head_dim] and of
-                                              [BLOCK_ROWS, TILE] */
-    float *scores;                         /* [BLOCK_ROWS, TILE] sums of queries and keys */
-    float *sums;                           /* [BLOCK_ROWS, padded] weighted sums of the values */
-    double *wide;                          /* version 1: all of that as dgemm wants it */
+    int16_t *weights; /* [BLOCK_ROWS, TILE]; behind an odd number of them, a 0 */
+    char *queries;    /* [BLOCK_ROWS, query_bytes] as the product wants them */
+    size_t query_bytes;
+    float *scores; /* [BLOCK_ROWS, TILE] sums of queries and keys */
+    float *sums;   /* [BLOCK_ROWS, padded] weighted sums of the values */
+    double *wide;  /* version 1: all of that as dgemm wants it */
 };
 
 /* The memory of all threads, or NULL when there is none (ref_scratch); and thread `worker`'s. */
 void *ref_block_scratch(struct device *dev, int head_dim, const char *op);
 struct block_memory ref_block_memory(struct device *dev, void *scratch, int head_dim, int worker);
 
-/* Mantissas [head_dim] of the query of row r; weights [n <= TILE] of the tile's positions. */
+/* Mantissas [head_dim] of the query of row r. */
 void ref_put_query(const struct block_memory *m, int r, const int16_t *q);
-void ref_put_weights(const struct block_memory *m, int r, const int16_t *w, int n);
 
 /* For the rows first ... first + n_rows - 1 and n positions: scores [r][j] = queries [r] . k [j],
  * and sums [r] = weights [r] v. The sums are exact, then rounded down to a multiple of 256 and to

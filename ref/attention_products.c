@@ -16,16 +16,20 @@ static size_t wide_doubles(size_t dim) {
 /* Bytes of one thread; whole cache lines. */
 static size_t block_bytes(const struct block_memory *m) {
     size_t padded = (size_t)m->padded, dim = (size_t)m->head_dim;
-    size_t bytes = sizeof(int16_t) * 2 * TILE * padded + digits_bytes(BLOCK_ROWS, m->head_dim) +
-                   digits_bytes(BLOCK_ROWS, TILE) + sizeof(float) * BLOCK_ROWS * (TILE + padded);
+    size_t bytes = sizeof(int16_t) * (2 * TILE * padded + BLOCK_ROWS * TILE) +
+                   BLOCK_ROWS * m->query_bytes + sizeof(float) * BLOCK_ROWS * (TILE + padded);
     return bytes + (m->kernels ? 0 : sizeof(double) * wide_doubles(dim) / 64 * 64 + 64);
 }
 
 static struct block_memory of_thread(struct device *dev, int head_dim) {
     const struct ref_device *ref = (const struct ref_device *)dev;
-    return (struct block_memory){.kernels = ref->attention_version == 1 ? NULL : ref->kernels,
+    const struct integer_kernels *kernels = ref->attention_version == 1 ? NULL : ref->kernels;
+    int padded = (head_dim + DIM_STEP - 1) / DIM_STEP * DIM_STEP;
+    return (struct block_memory){.kernels = kernels,
                                  .head_dim = head_dim,
-                                 .padded = digits_padded(head_dim)};
+                                 .padded = padded,
+                                 .query_bytes = kernels ? kernels->row_bytes(head_dim)
+                                                        : sizeof(int16_t) * (size_t)padded};
 }
 
 void *ref_block_scratch(struct device *dev, int head_dim, const char *op) {
@@ -38,36 +42,24 @@ struct block_memory ref_block_memory(struct device *dev, void *scratch, int head
     size_t padded = (size_t)m.padded;
     m.k = (int16_t *)((char *)scratch + (size_t)worker * block_bytes(&m));
     m.v = m.k + TILE * padded;
-    m.queries = m.v + TILE * padded;
-    m.weights = m.queries + 2 * BLOCK_ROWS * padded;
-    m.scores = (float *)(m.weights + 2 * BLOCK_ROWS * TILE);
+    m.weights = m.v + TILE * padded;
+    m.queries = (char *)(m.weights + BLOCK_ROWS * TILE);
+    m.scores = (float *)(m.queries + BLOCK_ROWS * m.query_bytes);
     m.sums = m.scores + BLOCK_ROWS * TILE;
     m.wide = (double *)(m.sums + BLOCK_ROWS * padded);
     return m;
 }
 
-static struct digit_rows queries_of(const struct block_memory *m) {
-    return (struct digit_rows){m->queries, m->head_dim, m->padded};
-}
-
-static struct digit_rows weights_of(const struct block_memory *m, int n) {
-    return (struct digit_rows){m->weights, n, TILE};
+static struct x_rows queries_of(const struct block_memory *m) {
+    return (struct x_rows){m->queries, m->query_bytes, m->head_dim};
 }
 
 void ref_put_query(const struct block_memory *m, int r, const int16_t *q) {
-    struct digit_rows queries = queries_of(m);
+    struct x_rows queries = queries_of(m);
     if (m->kernels)
-        m->kernels->split(&queries, r, q);
+        m->kernels->put_row(&queries, r, q);
     else
-        memcpy(m->queries + (size_t)r * (size_t)m->padded, q, sizeof *q * (size_t)m->head_dim);
-}
-
-void ref_put_weights(const struct block_memory *m, int r, const int16_t *w, int n) {
-    struct digit_rows weights = weights_of(m, n);
-    if (m->kernels)
-        m->kernels->split(&weights, r, w);
-    else
-        memcpy(m->weights + (size_t)r * TILE, w, sizeof *w * (size_t)n);
+        memcpy(m->queries + (size_t)r * m->query_bytes, q, sizeof *q * (size_t)m->head_dim);
 }
 
 /* Rows of mantissas, from_step apart, as doubles. */
@@ -89,14 +81,14 @@ void ref_multiply_keys(const struct block_memory *m, int first, int n_rows, int 
     int dim = m->head_dim, padded = m->padded;
     if (!m->kernels) {
         double *x = m->wide, *k = x + BLOCK_ROWS * dim, *out = k + TILE * dim;
-        widen(x, m->queries + first * padded, padded, n_rows, dim);
+        widen(x, (int16_t *)m->queries + first * padded, padded, n_rows, dim);
         widen(k, m->k, padded, n, dim);
         cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n_rows, n, dim, 1, x, dim, k, dim, 0,
                     out, TILE);
         round_down(m->scores + first * TILE, TILE, out, TILE, n_rows, n);
         return;
     }
-    struct digit_rows queries = queries_of(m);
+    struct x_rows queries = queries_of(m);
     double sums[ROWS_AT_ONCE * TILE];
     for (int r = 0; r < n_rows; r += ROWS_AT_ONCE) {
         int rows = n_rows - r < ROWS_AT_ONCE ? n_rows - r : ROWS_AT_ONCE;
@@ -116,7 +108,6 @@ void ref_multiply_values(const struct block_memory *m, int first, int n_rows, in
         round_down(m->sums + first * padded, padded, out, dim, n_rows, dim);
         return;
     }
-    struct digit_rows weights = weights_of(m, n);
-    m->kernels->weighted(m->sums + first * padded, (size_t)padded, &weights, first, n_rows, m->v,
-                         (size_t)padded, padded);
+    m->kernels->weighted(m->sums + first * padded, (size_t)padded, m->weights + first * TILE, TILE,
+                         n_rows, n, m->v, (size_t)padded, padded);
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { ALIGNMENT = 64, LARGE_PAGE = 2 << 20 };
+enum { ALIGNMENT = 64, LARGE_PAGE = 2 << 20, SHARE = 8192 /* numbers of a thread's turn */ };
 
 static struct device *open_device(const struct device_options *options, struct error *err) {
     int n_threads = options->n_threads > 0 ? options->n_threads : ref_blas_default_threads();
@@ -141,6 +141,24 @@ void ref_fault(struct device *dev, int site, int token) {
 
 void ref_parallel(struct device *dev, int n_items, void (*run)(void *, int, int), void *context) {
     ref_threads_run(((struct ref_device *)dev)->threads, n_items, run, context);
+}
+
+struct row_shares {
+    void (*run)(void *, int, int, int);
+    void *context;
+    int n_rows, rows; /* rows: of a share */
+};
+
+static void run_rows(void *context, int item, int worker) {
+    const struct row_shares *s = context;
+    int first = item * s->rows, left = s->n_rows - first;
+    s->run(s->context, first, first + (left < s->rows ? left : s->rows), worker);
+}
+
+void ref_parallel_rows(struct device *dev, int n_rows, int n_cols,
+                       void (*run)(void *, int, int, int), void *context) {
+    struct row_shares s = {run, context, n_rows, n_cols < SHARE ? SHARE / n_cols : 1};
+    ref_parallel(dev, (n_rows + s.rows - 1) / s.rows, run_rows, &s);
 }
 
 struct shared_out {

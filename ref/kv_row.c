@@ -2,9 +2,18 @@
  * model/attention/kv_type.h has the arithmetic, kv_view.h the places. */
 #include "ref/ref.h"
 
+static bool is_in_one_piece(const struct kv_view *view) {
+    return view->element_step == 1 && view->group_step == view->x;
+}
+
 void ref_store_row(struct device *dev, const struct kv_view *to, const float *x, int64_t page,
                    int64_t position, int head, int head_dim, int site, int token) {
     int64_t row = kv_view_row(to, page, position, head);
+    if (to->type == KV_BFP16 && is_in_one_piece(to)) {
+        int8_t e = ref_snap_or_fault(dev, (int16_t *)to->data + row, x, head_dim, site, token);
+        to->exponents[kv_view_exponent(to, page, position, head)] = e;
+        return;
+    }
     uint32_t largest = 0;
     for (int d = 0; d < head_dim; d++)
         largest = num_magnitude(x[d]) > largest ? num_magnitude(x[d]) : largest;
@@ -27,9 +36,8 @@ int ref_load_row(int16_t *out, const struct kv_view *view, int64_t page, int pos
     int e = 0;
     if (kv_type_has_exponents(t))
         e = view->exponents[kv_view_exponent(view, page, position, head)];
-    if (t == KV_BFP16 && view->element_step == 1 && view->group_step == view->x) {
-        memcpy(out, (const int16_t *)view->data + row,
-               sizeof *out * (size_t)head_dim); /* in one piece */
+    if (t == KV_BFP16 && is_in_one_piece(view)) {
+        memcpy(out, (const int16_t *)view->data + row, sizeof *out * (size_t)head_dim);
         return e;
     }
     uint32_t largest = 0;

@@ -43,6 +43,11 @@ void ref_parallel(struct device *dev, int n_items, void (*run)(void *context, in
                   void *context);
 int ref_n_threads(struct device *dev);
 
+/* Shares out n_rows rows of n_cols numbers, for ops that do little with each number: run gets the
+ * rows first ... end - 1, as many as are worth a thread's turn. */
+void ref_parallel_rows(struct device *dev, int n_rows, int n_cols,
+                       void (*run)(void *context, int first, int end, int worker), void *context);
+
 /* Remembers the fault if it comes before the one already known. */
 void ref_fault(struct device *dev, int site, int token);
 

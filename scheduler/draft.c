@@ -1,32 +1,71 @@
 #include "scheduler/draft.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Drafts begin with the first length, and grow up to the last. A pause begins with the first one
- * and doubles up to the last, as long as nothing is accepted. */
-enum { FIRST_LENGTH = 4, MOST_LENGTH = 16, FIRST_PAUSE = 4, MOST_PAUSE = 128 };
+ * and doubles up to the last, as long as drafts are not worth their time. */
+enum { FIRST_LENGTH = 4, PROBE_LENGTH = 2, MOST_LENGTH = 16, FIRST_PAUSE = 8, MOST_PAUSE = 256 };
 /* Tokens that must have stood before; more than that are not compared. */
-enum { LEAST_MATCH = 2, MOST_MATCH = 16 };
+enum { LEAST_MATCH = 3, MOST_MATCH = 16 };
+/* One step in so many has no draft, so that it is known what such a step takes. */
+enum { PLAIN_STEP = 64 };
 
 static int min_int(int a, int b) {
     return a < b ? a : b;
 }
 
-/* What the last draft says of the next: as long as what was accepted, and one more; twice as long
- * when all of it was; and when nothing was, none for a while. */
-static void learn(struct drafting *d) {
+/* ---- what a drafted token costs ---------------------------------------------------------------
+ */
+
+/* A running mean, in which no sample counts for more than twice the mean: a step may have been
+ * interrupted. */
+static void add_sample(double *mean, double sample) {
+    if (*mean > 0 && sample > 2 * *mean)
+        sample = 2 * *mean;
+    *mean += *mean > 0 ? (sample - *mean) / 8 : sample;
+}
+
+/* The time from proposal to proposal is that of the step between them. */
+static void measure_step(struct drafter *d) {
+    double now = clock_now(), seconds = now - d->last_call;
+    if (d->last_n && !d->last_drafted)
+        add_sample(&d->plain_seconds, seconds / d->last_n);
+    else if (d->last_n && d->plain_seconds > 0)
+        add_sample(&d->draft_seconds,
+                   fmax(seconds - d->plain_seconds * d->last_n, 0) / d->last_drafted);
+    d->last_call = now;
+    d->n_steps++;
+}
+
+/* What a drafted token takes, as a part of what a token takes that is drawn without drafts. If a
+ * smaller part of the drafted ones is accepted, they take more time than they save. */
+static double cost(const struct drafter *d) {
+    return d->fixed_cost > 0      ? d->fixed_cost
+           : d->draft_seconds > 0 ? d->draft_seconds / d->plain_seconds
+                                  : 0;
+}
+
+/* ---- how long a draft is ----------------------------------------------------------------------
+ */
+
+/* What the last draft says of the next: as long as what was accepted, and one more, or twice as
+ * long when all of it was; none for a while when too few are accepted. */
+static void learn(struct drafting *d, double least) {
     if (!d->length) {
         d->length = FIRST_LENGTH;
         d->next_pause = FIRST_PAUSE;
+        d->rate = 1;
     }
     if (!d->last_proposed)
         return;
-    if (d->last_accepted) {
-        int next = d->last_accepted < d->last_proposed ? d->last_accepted + 1 : 2 * d->length;
-        d->length = min_int(next, MOST_LENGTH);
+    d->rate += ((double)d->last_accepted / d->last_proposed - d->rate) / 2;
+    if (d->rate > least) {
+        bool all = d->last_accepted == d->last_proposed;
+        d->length = min_int(all ? 2 * d->length : d->last_accepted + 1, MOST_LENGTH);
         d->next_pause = FIRST_PAUSE;
     } else {
-        d->length = LEAST_MATCH;
+        d->length = PROBE_LENGTH;
         d->pause = d->next_pause;
         d->next_pause = min_int(2 * d->next_pause, MOST_PAUSE);
     }
@@ -37,14 +76,23 @@ int drafter_propose(struct drafter *d, struct sequence *const *sequences, int *m
                     struct error *err) {
     if (!d)
         return 0;
+    measure_step(d);
+    bool plain = d->fixed_cost <= 0 && (d->plain_seconds <= 0 || d->n_steps % PLAIN_STEP == 0);
+    double least = cost(d);
     for (int i = 0; i < n; i++) {
         struct drafting *of = &sequences[i]->drafting;
-        learn(of);
-        bool waits = of->pause > 0 || sequences[i]->n_draft || most[i] < 1;
+        learn(of, least);
+        bool waits = plain || of->pause > 0 || sequences[i]->n_draft || most[i] < 1;
         of->pause -= of->pause > 0;
         most[i] = waits ? 0 : min_int(most[i], of->length);
     }
-    return d->propose(d, sequences, most, n, err);
+    if (d->propose(d, sequences, most, n, err))
+        return -1;
+    d->last_n = n;
+    d->last_drafted = 0;
+    for (int i = 0; i < n; i++)
+        d->last_drafted += sequences[i]->n_draft;
+    return 0;
 }
 
 void drafter_free(struct drafter *d) {
@@ -103,6 +151,6 @@ struct drafter *ngram_drafter_new(struct error *err) {
         error_set(err, "out of memory for a drafter");
         return NULL;
     }
-    *d = (struct drafter){propose_ngrams, free_ngrams};
+    *d = (struct drafter){.propose = propose_ngrams, .free = free_ngrams};
     return d;
 }

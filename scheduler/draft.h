@@ -25,15 +25,25 @@ struct drafter {
     int (*propose)(struct drafter *d, struct sequence *const *sequences, const int *lengths, int n,
                    struct error *err);
     void (*free)(struct drafter *d);
+    /* What a drafted token costs, as a part of what a token takes that is drawn without drafts; 0:
+     * it is measured, as it depends on the model, the device and how many sequences there are. The
+     * same drafts in every run need it fixed. */
+    double fixed_cost;
+
+    double plain_seconds, draft_seconds; /* measured: of a token of either kind */
+    double last_call;                    /* clock_now of the last proposal */
+    int last_n, last_drafted;            /* its sequences and tokens */
+    long n_steps;
 };
 
 /* Lets d propose to each of n sequences that has no draft: at most `most[i]` tokens, and fewer, or
- * none for a while, where its drafts were not accepted lately. most is changed. d may be NULL:
- * nothing is proposed. Returns 0, or -1 with err set. */
+ * none for a while, where so few of them were accepted lately that drafts take more time than they
+ * save. To be called before each step, with all sequences that draw in it. most is changed. d may
+ * be NULL: nothing is proposed. Returns 0, or -1 with err set. */
 int drafter_propose(struct drafter *d, struct sequence *const *sequences, int *most, int n,
                     struct error *err);
 
-/* What followed the longest end of the text that has stood before, of at least two tokens. NULL
+/* What followed the longest end of the text that has stood before, of at least three tokens. NULL
  * with err set: no memory. */
 struct drafter *ngram_drafter_new(struct error *err);
 

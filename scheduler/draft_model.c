@@ -136,7 +136,7 @@ struct drafter *model_drafter_new(struct model *model, int vocab, int n, struct 
         error_set(err, "out of memory for drafts");
         return NULL;
     }
-    d->base = (struct drafter){propose, free_all};
+    d->base = (struct drafter){.propose = propose, .free = free_all};
     if (begin(d, model, vocab, n, err)) {
         free_all(&d->base);
         return NULL;

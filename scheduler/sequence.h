@@ -44,6 +44,7 @@ struct drafting {
     long proposed, accepted; /* tokens that were read as drafts; those of them that were drawn */
     int last_proposed, last_accepted; /* in the last pass; noted when 0 were proposed, too */
     int length;                       /* of its next draft, at most; 0: it had none yet */
+    double rate;                      /* of acceptance, lately */
     int pause, next_pause;            /* passes without a draft before one is tried again */
 };
 

@@ -25,7 +25,7 @@ static void become(const struct served *s, const struct served_options *o) {
     char program[64], port[12], *arguments[40] = {program, "--device", "cpu", "--serve", port};
     int n = 5, log = open(o->log ? o->log : s->log, O_WRONLY | O_APPEND);
     struct rlimit files = {(rlim_t)o->most_files, (rlim_t)o->most_files};
-    snprintf(program, sizeof program, "%s/demo12", build_folder(NULL));
+    snprintf(program, sizeof program, "%s/demo%d", build_folder(NULL), o->phase ? o->phase : 12);
     snprintf(port, sizeof port, "%d", s->port);
     snprintf(words, sizeof words, "%s", o->arguments ? o->arguments : "");
     for (char *word = strtok(words, " "); word && n < 39; word = strtok(NULL, " "))
@@ -94,7 +94,7 @@ int served_connect(const struct served *s) {
     struct sockaddr_in address = {.sin_family = AF_INET,
                                   .sin_port = htons((uint16_t)s->port),
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct timeval limit = {60, 0};
+    struct timeval limit = {120, 0};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address)) {
         close(fd);

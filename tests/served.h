@@ -20,6 +20,7 @@ struct served_options {
     const char *arguments; /* more of them, with blanks between; NULL: none */
     const char *log;       /* file for its stderr; NULL: a new one */
     int most_files;        /* descriptors that it may have; 0: as we may */
+    int phase;             /* whose demo it is; 0: phase 12's */
 };
 
 /* Starts it on the CPU and waits until it listens. */
@@ -32,7 +33,7 @@ int served_end(struct served *s, int signal);
 /* The log so far, malloc'ed. */
 char *served_log(const struct served *s);
 
-/* A connection whose reads wait 60 seconds at most; -1 when it cannot be had. */
+/* A connection whose reads wait 120 seconds at most; -1 when it cannot be had. */
 int served_connect(const struct served *s);
 
 /* Sends all n bytes. Returns whether they went out. */

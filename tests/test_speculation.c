@@ -48,7 +48,7 @@ static void free_nothing(struct drafter *d) {
 enum kind { NGRAMS, SAME_MODEL, OTHER_MODEL, ANYTHING, N_KINDS };
 
 static void workloads(enum kind kind) {
-    static struct drafter anything = {propose_anything, free_nothing};
+    static struct drafter anything = {.propose = propose_anything, .free = free_nothing};
     struct run_counts counts = {0};
     struct random r = {41 + (uint64_t)kind};
     for (int i = 0; i < n_workloads() / N_KINDS; i++) {
@@ -61,6 +61,7 @@ static void workloads(enum kind kind) {
                                 ? &anything
                                 : model_drafter_new(&other.model, 61, random_int(&r, 1, 10), &err);
         must(!d, &err);
+        d->fixed_cost = i % 2 ? 0 : 0.3;
         model.generator.drafter = d;
         check_random_workloads(&model, &r, 1, (enum run_caches)(i % 3), &counts);
         drafter_free(d);
@@ -140,44 +141,46 @@ static int propose_to(struct drafter *d, struct sequence *s, int most, int32_t d
 }
 
 static void ngrams_find_the_longest_match(void **state) {
-    static const int32_t text[] = {1, 2, 3, 9, 8, 7, 2, 3, 5, 5, 5, 9, 1, 2, 3};
+    static const int32_t text[] = {1, 2, 3, 4, 9, 8, 7, 2, 3, 4, 5, 5, 5, 9, 1, 2, 3, 4};
     struct sampling_options sampling = {.top_p = 1};
     struct error err;
     struct sequence s;
     int32_t draft[16];
     struct drafter *d = ngram_drafter_new(&err);
+    d->fixed_cost = 0.3;
     (void)state;
     must(!d || sequence_start(&s, 0, &sampling, &err) ||
-             sequence_add_prompt(&s, text, 15, 100, &err),
+             sequence_add_prompt(&s, text, 18, 100, &err),
          &err);
-    assert_int_equal(propose_to(d, &s, 3, draft), 3); /* behind 1 2 3, not behind 2 3 */
-    assert_memory_equal(draft, text + 3, 3 * sizeof *draft);
+    assert_int_equal(propose_to(d, &s, 3, draft), 3); /* behind 1 2 3 4, not behind 2 3 4 */
+    assert_memory_equal(draft, text + 4, 3 * sizeof *draft);
     assert_int_equal(propose_to(d, &s, 100, draft), 4); /* the first draft is short */
     assert_int_equal(propose_to(d, &s, 0, draft), 0);
     must(sequence_append(&s, 60, &err), &err);
     assert_int_equal(propose_to(d, &s, 100, draft), 0); /* that has not stood before */
     sequence_end(&s);
     must(sequence_start(&s, 0, &sampling, &err) ||
-             sequence_add_prompt(&s, (const int32_t[]){4, 5, 4, 5}, 4, 100, &err),
+             sequence_add_prompt(&s, (const int32_t[]){4, 5, 4, 5, 4}, 5, 100, &err),
          &err);
     assert_int_equal(propose_to(d, &s, 100, draft), 4); /* it goes on with itself */
-    assert_memory_equal(draft, ((const int32_t[]){4, 5, 4, 5}), 4 * sizeof *draft);
+    assert_memory_equal(draft, ((const int32_t[]){5, 4, 5, 4}), 4 * sizeof *draft);
     sequence_end(&s);
     drafter_free(d);
 }
 
 /* Lengths follow what is accepted, and nobody asks for long who never gets anything. */
 static void drafts_that_fail_become_rare(void **state) {
-    static const int32_t text[] = {4, 5, 4, 5};
+    static const int32_t text[] = {4, 5, 4, 5, 4};
     struct sampling_options sampling = {.top_p = 1};
     struct error err;
     struct sequence s;
     int32_t draft[16];
     struct drafter *d = ngram_drafter_new(&err);
     int tried = 0;
+    d->fixed_cost = 0.1;
     (void)state;
     must(!d || sequence_start(&s, 0, &sampling, &err) ||
-             sequence_add_prompt(&s, text, 4, 10000, &err),
+             sequence_add_prompt(&s, text, 5, 10000, &err),
          &err);
     for (int length = 4; length < 16; length *= 2) {
         assert_int_equal(propose_to(d, &s, 100, draft), length);

@@ -73,7 +73,8 @@ test-all: deps
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
 	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
 	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu)
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu) \
+	    "tests/browser build/release"
 
 test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
@@ -91,7 +92,7 @@ bench: deps
 # What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
 THREAD_TESTS   := test_threads test_service test_server test_server_faults
 THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device checkpoint_writer)
-tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12
+tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12 build/tsan/demo13
 tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
 build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
 build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \
@@ -107,7 +108,7 @@ test-threads: deps
 # The same bits on ARM, under qemu, with Debian's compiler and libraries for it.
 ARM64_MAKE    = PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
                 $(MAKE) --no-print-directory CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++
-ARM64_DEMOS  := 0 1 8 11
+ARM64_DEMOS  := $(PHASES)
 test-arm64: deps
 	@tests/arm64 install
 	@$(ARM64_MAKE) $(PARALLEL) build/arm64/tests/programs $(ARM64_DEMOS:%=build/arm64/demo%)
@@ -136,7 +137,7 @@ fuzz: deps
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
 	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
-	        tests/fixtures/chat_templates || exit 1; \
+	        tests/fixtures/chat_templates tests/fixtures/requests || exit 1; \
 	done
 
 define test_rules
@@ -219,3 +220,4 @@ build/fuzz/%.o: %.c
 build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
+build/fuzz/tests/fuzz/fuzz_request: $(call objects,fuzz,$(ALL_MODULES))

@@ -1,39 +1,41 @@
-/* AVX2: vpmaddwd multiplies, vpaddd adds; 16 registers. */
+/* AVX2: vpmaddwd multiplies 16 mantissas and adds neighbours; 16 registers. */
 #include "ref/integer/integer.h"
 
 #if defined __AVX2__
 #include <immintrin.h>
 
-enum { N_LANES = 16, W_ROWS = 2, X_ROWS = 2 };
+enum { N_LANES = 16, W_ROWS = 3, X_ROWS = 2 };
 
-typedef __m256i lanes, sums;
+typedef int16_t lanes __attribute__((vector_size(2 * N_LANES)));
+typedef int32_t sums __attribute__((vector_size(2 * N_LANES)));
+typedef uint32_t wrapped __attribute__((vector_size(2 * N_LANES)));
 
-#define load(from) _mm256_loadu_si256((const __m256i_u *)(from))
-#define zero _mm256_setzero_si256
-#define zip_first _mm256_unpacklo_epi16
-#define zip_second _mm256_unpackhi_epi16
-
-static inline sums multiply_add(sums s, lanes a, lanes b) {
-    return _mm256_add_epi32(s, _mm256_madd_epi16(a, b));
+static inline sums multiply(lanes a, lanes b) {
+    return (sums)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 }
 
 static inline lanes pair(const int16_t *x) {
     int32_t both;
     memcpy(&both, x, sizeof both);
-    return _mm256_set1_epi32(both);
+    return (lanes)_mm256_set1_epi32(both);
 }
 
-/* Sums of the two halves, in 64 bits. */
-static inline __m256i widen(sums s) {
-    __m256i first = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(s));
-    return _mm256_add_epi64(first, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(s, 1)));
+static inline lanes zip_first(lanes a, lanes b) {
+    return (lanes)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b);
 }
 
-static inline int64_t total(sums high, sums low) {
-    __m256i both = _mm256_add_epi64(_mm256_slli_epi64(widen(high), 8), widen(low));
-    __m128i half = _mm_add_epi64(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-    return _mm_cvtsi128_si64(half) + _mm_extract_epi64(half, 1);
+static inline lanes zip_second(lanes a, lanes b) {
+    return (lanes)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
 }
+
+static inline int32_t across(sums s) {
+    __m128i four =
+        _mm_add_epi32(_mm256_castsi256_si128((__m256i)s), _mm256_extracti128_si256((__m256i)s, 1));
+    __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+}
+
+#include "ref/integer/pairs.h"
 
 #include "ref/integer/kernels.h"
 

@@ -1,14 +1,19 @@
 /*
  * kernels.h - the loops of integer.h, over the instructions of the file that includes it:
  *
- *     lanes, N_LANES         a vector of so many mantissas or digits
- *     sums                   a vector of N_LANES / 2 sums of 32 bits
- *     load, zero             of them
- *     multiply_add(s, a, b)  adds the products of all lanes, two to each sum
- *     total(high, low)       256 times the sum of all of high, and that of low
- *     pair, zip_first,       multiply_add(s, zip_first(a, b), pair(x)) adds x[0] a[d] + x[1] b[d]
- * to zip_second             sum i, with d = i / 4 * 8 + i % 4; zip_second: with d + 4 W_ROWS,
- * X_ROWS         so many rows at once fill the registers: two sums for each pair of rows
+ *     lanes, N_LANES        a vector of so many mantissas
+ *     multiply(a, b)        the products of all lanes, two added to each of N_LANES / 2 sums
+ *     across(s)             the sum of all of these
+ *     pair, zip_first,      multiply(zip_first(a, b), pair(x)) is x[0] a[d] + x[1] b[d] in sum i,
+ *     zip_second            with d = i / 4 * 8 + i % 4; zip_second: with d + 4
+ *     W_ROWS, X_ROWS        so many rows at once fill the registers: two sums for each pair of rows
+ *
+ * and over the steps in which it takes a row (pairs.h, or its own):
+ *
+ *     STEP                  numbers of a step
+ *     struct factor         a step of a row; w_factor and x_factor load it
+ *     X_HEAD, X_STEP        bytes of a piece of a row of x: what `high` begins with, then each step
+ *     multiply_add          adds the products of a step to low and high
  */
 #ifndef SAMEBITS_REF_INTEGER_KERNELS_H
 #define SAMEBITS_REF_INTEGER_KERNELS_H
@@ -19,113 +24,156 @@
 #define UNROLLED static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum { AHEAD = 2048 /* numbers: a page, at whose end prefetchers leave off */ };
+enum {
+    AHEAD = 2048, /* numbers: a page, at whose end prefetchers leave off */
+    LINE = 32     /* numbers of a cache line */
+};
 
-static void split(const struct digit_rows *to, int r, const int16_t *x) {
-    int16_t *high = to->digits + 2 * (size_t)r * (size_t)to->padded, *low = high + to->padded;
-    for (int i = 0; i < to->k; i++) {
-        int16_t digit = (int8_t)x[i];
-        low[i] = digit;
-        high[i] = (int16_t)((x[i] - digit) >> 8);
-    }
-    for (int i = to->k; i < to->padded; i++)
-        high[i] = low[i] = 0;
+static inline int n_steps(int k) {
+    return (k + STEP - 1) / STEP;
 }
 
-/* The dot products of n_x rows of digits, x_step apart, and n_w rows of mantissas. */
-UNROLLED void tile(double *out, size_t out_step, const int16_t *x, size_t x_step, int n_x,
-                   const int16_t *w, size_t w_step, int n_w, int padded) {
-    int64_t found[X_ROWS * W_ROWS] = {0};
-    for (int first = 0, end; first < padded; first = end) {
-        end = padded - first > MOST_ADDED * N_LANES ? first + MOST_ADDED * N_LANES : padded;
-        sums high[X_ROWS * W_ROWS], low[X_ROWS * W_ROWS];
-        UNROLL for (int s = 0; s < n_x * n_w; s++) high[s] = low[s] = zero();
-        for (int i = first; i < end; i += N_LANES) {
-            lanes of_w[W_ROWS];
-            UNROLL for (int r = 0; r < n_w; r++) {
-                of_w[r] = load(w + (size_t)r * w_step + i);
-                /* What comes later, into the second cache: the first has no room for it. */
-                size_t later = n_w > 1 ? (size_t)(n_w + r) * w_step : AHEAD;
-                __builtin_prefetch(w + later + i, 0, 2);
-            }
-            UNROLL for (int t = 0; t < n_x; t++) {
-                lanes of_high = load(x + (size_t)t * x_step + i);
-                lanes of_low = load(x + (size_t)t * x_step + padded + i);
-                UNROLL for (int r = 0; r < n_w; r++) {
-                    int s = t * n_w + r;
-                    high[s] = multiply_add(high[s], of_w[r], of_high);
-                    low[s] = multiply_add(low[s], of_w[r], of_low);
-                }
-            }
-        }
-        UNROLL for (int s = 0; s < n_x * n_w; s++) found[s] += total(high[s], low[s]);
+static size_t row_bytes(int k) {
+    size_t pieces = (size_t)(k + ROW_PIECE - 1) / ROW_PIECE;
+    return (pieces * X_HEAD + (size_t)n_steps(k) * X_STEP + 63) / 64 * 64;
+}
+
+/* The exact sum of all lanes. */
+static inline int64_t total(sums high, wrapped low) {
+    wrapped rest = low - ((wrapped)high << 16);
+    high += (sums)rest >> 16;
+    return 65536 * (int64_t)across(high) + across((sums)(rest & 0xffff));
+}
+
+/* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas. It is the first, or is
+ * added to what the pieces before it gave. */
+UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
+                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
+    sums high[X_ROWS * W_ROWS];
+    wrapped low[X_ROWS * W_ROWS];
+    UNROLL for (int s = 0; s < n_x * n_w; s++) {
+        high[s] = x_head(x + (size_t)(s / n_w) * x_step);
+        low[s] = (wrapped){0};
     }
-    UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++)
-        out[(size_t)t * out_step + (size_t)r] = (double)found[t * n_w + r];
+    x += X_HEAD;
+    for (int i = 0; i < steps; i++, x += X_STEP, w += STEP) {
+        struct factor of_w[W_ROWS];
+        UNROLL for (int r = 0; r < n_w; r++) {
+            of_w[r] = w_factor(w + (size_t)r * w_step);
+            /* What comes later, into the second cache: the first has no room for it. */
+            size_t later = n_w > 1 ? (size_t)(n_w + r) * w_step : AHEAD;
+            UNROLL for (int line = 0; line < STEP; line += LINE)
+                __builtin_prefetch(w + later + line, 0, 2);
+        }
+        UNROLL for (int t = 0; t < n_x; t++) {
+            struct factor of_x = x_factor(x + (size_t)t * x_step);
+            UNROLL for (int r = 0; r < n_w; r++)
+                multiply_add(&low[t * n_w + r], &high[t * n_w + r], of_w[r], of_x);
+        }
+    }
+    UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
+        double *to = out + (size_t)t * out_step + (size_t)r, before = is_first ? 0 : *to;
+        *to = before + (double)total(high[t * n_w + r], low[t * n_w + r]);
+    }
 }
 
 /* All rows of x with n_w rows of w. */
-UNROLLED void strip(double *out, size_t out_step, const int16_t *x, int n_x, const int16_t *w,
-                    size_t w_step, int n_w, int padded) {
-    size_t x_step = 2 * (size_t)padded;
+UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
+                    const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
     int t = 0;
     for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
-        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, padded);
+        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first);
+    for (; X_ROWS > 2 && t + 2 <= n_x; t += 2, x += 2 * x_step, out += 2 * out_step)
+        tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first);
     for (; t < n_x; t++, x += x_step, out += out_step)
-        tile(out, out_step, x, x_step, 1, w, w_step, n_w, padded);
+        tile(out, out_step, x, x_step, 1, w, w_step, n_w, steps, is_first);
+}
+
+enum { PIECE_STEPS = ROW_PIECE / STEP, PIECE_BYTES = X_HEAD + PIECE_STEPS * X_STEP };
+
+static inline int steps_of_piece(int steps, int first) {
+    return steps - first < PIECE_STEPS ? steps - first : PIECE_STEPS;
 }
 
 /* One row of x is no more work than reading w, which is fastest in the order of memory. */
-static void dots(double *out, size_t out_step, const struct digit_rows *x, int first_x, int n_x,
-                 const int16_t *w, size_t w_step, int n_w) {
-    const int16_t *from = x->digits + 2 * (size_t)first_x * (size_t)x->padded;
-    int r = 0;
-    for (; n_x > 1 && r + W_ROWS <= n_w; r += W_ROWS)
-        strip(out + r, out_step, from, n_x, w + (size_t)r * w_step, w_step, W_ROWS, x->padded);
-    for (; r < n_w; r++)
-        strip(out + r, out_step, from, n_x, w + (size_t)r * w_step, w_step, 1, x->padded);
+static void dots_of_one(double *out, const char *x, int steps, const int16_t *w, size_t w_step,
+                        int n_w) {
+    for (int r = 0; r < n_w; r++) {
+        const char *of_x = x;
+        for (int first = 0; first < steps; first += PIECE_STEPS, of_x += PIECE_BYTES)
+            tile(out + r, 0, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
+                 steps_of_piece(steps, first), first == 0);
+    }
 }
 
-/* N_LANES of the dimensions of n_x rows. At most 256 products a sum: nothing is widened. */
-UNROLLED void weigh_lanes(float *out, size_t out_step, const int16_t *x, int padded, int n_x,
+/* Pieces of several rows of x stay in the first cache while w goes by. */
+static void dots(double *out, size_t out_step, const struct x_rows *x, int first_x, int n_x,
+                 const int16_t *w, size_t w_step, int n_w) {
+    const char *from = x->rows + (size_t)first_x * x->row_bytes;
+    int steps = n_steps(x->k);
+    if (n_x == 1) {
+        dots_of_one(out, from, steps, w, w_step, n_w);
+        return;
+    }
+    for (int first = 0; first < steps; first += PIECE_STEPS, from += PIECE_BYTES, w += ROW_PIECE) {
+        int n = steps_of_piece(steps, first), r = 0;
+        for (; r + W_ROWS <= n_w; r += W_ROWS)
+            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step,
+                  W_ROWS, n, first == 0);
+        for (; r < n_w; r++)
+            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step, 1, n,
+                  first == 0);
+    }
+}
+
+/* ---- weighted sums: always pairs and their high halves ----------------------------------------
+ */
+
+static inline lanes load(const int16_t *from) {
+    lanes a;
+    memcpy(&a, from, sizeof a);
+    return a;
+}
+
+/* N_LANES of the dimensions of n_x rows. */
+UNROLLED void weigh_lanes(float *out, size_t out_step, const int16_t *x, size_t x_step, int n_x,
                           const int16_t *v, size_t v_step, int n) {
-    size_t x_step = 2 * (size_t)padded;
-    sums high[2 * X_ROWS], low[2 * X_ROWS];
-    UNROLL for (int s = 0; s < 2 * n_x; s++) high[s] = low[s] = zero();
+    sums high[2 * X_ROWS];
+    wrapped low[2 * X_ROWS];
+    UNROLL for (int s = 0; s < 2 * n_x; s++) {
+        high[s] = (sums){0};
+        low[s] = (wrapped){0};
+    }
     for (int j = 0; j < n; j += 2) {
         lanes a = load(v + (size_t)j * v_step), b = load(v + (size_t)(j + 1) * v_step);
         lanes both[2] = {zip_first(a, b), zip_second(a, b)};
         UNROLL for (int s = 0; s < 2 * n_x; s++) {
-            const int16_t *weight = x + (size_t)(s / 2) * x_step + j;
-            high[s] = multiply_add(high[s], both[s % 2], pair(weight));
-            low[s] = multiply_add(low[s], both[s % 2], pair(weight + padded));
+            sums p = multiply(both[s % 2], pair(x + (size_t)(s / 2) * x_step + j));
+            low[s] += (wrapped)p;
+            high[s] += p >> 16;
         }
     }
     UNROLL for (int s = 0; s < 2 * n_x; s++) {
-        int32_t h[N_LANES / 2], l[N_LANES / 2];
         float *to = out + (size_t)(s / 2) * out_step + s % 2 * 4;
-        memcpy(h, &high[s], sizeof h);
-        memcpy(l, &low[s], sizeof l);
-        for (int i = 0; i < N_LANES / 2; i++) /* 256 times what fits 32 bits */
-            to[i / 4 * 8 + i % 4] = (float)(h[i] + (l[i] >> 8)) * 256;
+        wrapped rest = low[s] - ((wrapped)high[s] << 16); /* of 128 low halves */
+        sums found = high[s] * 256 + (sums)(rest >> 8);   /* 256 times that fits */
+        for (int i = 0; i < N_LANES / 2; i++)
+            to[i / 4 * 8 + i % 4] = (float)found[i] * 256;
     }
 }
 
-static void weighted(float *out, size_t out_step, const struct digit_rows *x, int first_x, int n_x,
+static void weighted(float *out, size_t out_step, const int16_t *x, size_t x_step, int n_x, int n,
                      const int16_t *v, size_t v_step, int dim) {
-    const int16_t *from = x->digits + 2 * (size_t)first_x * (size_t)x->padded;
     int t = 0;
-    for (; t + X_ROWS <= n_x; t += X_ROWS, from += X_ROWS * 2 * (size_t)x->padded)
+    for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
         for (int d = 0; d < dim; d += N_LANES)
-            weigh_lanes(out + (size_t)t * out_step + d, out_step, from, x->padded, X_ROWS, v + d,
-                        v_step, x->k);
-    for (; t < n_x; t++, from += 2 * (size_t)x->padded)
+            weigh_lanes(out + d, out_step, x, x_step, X_ROWS, v + d, v_step, n);
+    for (; t < n_x; t++, x += x_step, out += out_step)
         for (int d = 0; d < dim; d += N_LANES)
-            weigh_lanes(out + (size_t)t * out_step + d, out_step, from, x->padded, 1, v + d, v_step,
-                        x->k);
+            weigh_lanes(out + d, out_step, x, x_step, 1, v + d, v_step, n);
 }
 
 #define KERNELS(name)                                                                              \
-    { name, split, dots, weighted }
+    { name, row_bytes, put_row, dots, weighted }
 
 #endif

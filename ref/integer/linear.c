@@ -1,20 +1,19 @@
 /*
- * linear with integers. The inputs are split into digits once; the threads share out the outputs,
- * in pieces of whole cache lines, of all matrices that read the same inputs.
+ * linear with integers. The inputs are put into the rows that the kernels want once; the threads
+ * share out the outputs, in pieces of whole cache lines, of all matrices that read the same inputs.
  */
 #include "ref/integer/integer.h"
 #include "ref/ref.h"
 
 enum {
-    BLOCK = 256,            /* rows whose digits are kept */
-    GROUP_BYTES = 24 << 10, /* of the digits of rows that are multiplied at once: they stay in the
-                               first cache */
-    LEAST_GROUP = 4,
+    BLOCK = 256,            /* rows that are kept */
+    GROUP_BYTES = 25 << 10, /* of pieces of rows that are multiplied at once: they stay in the first
+                               cache */
     MOST_GROUP = 64,
-    OUTPUTS = 48, /* at once: whole lines, and whole tiles of 1, 2, 4 and 6 */
+    OUTPUTS = 48, /* at once: whole lines, and whole tiles of 1, 2, 3 and 4 */
     MOST_PIECE = 8 * OUTPUTS,
     PIECES = 4, /* for each thread and matrix, where there are so many */
-    SPLIT = 8   /* rows that a thread splits at once */
+    PUT = 8     /* rows that a thread puts at once */
 };
 
 struct call {
@@ -24,7 +23,7 @@ struct call {
     int64_t *exact; /* the sums of the only part, instead of its y; or NULL */
     struct bfp_rows x;
     int first, n_rows; /* of x, in this block */
-    struct digit_rows digits;
+    struct x_rows rows;
     int group; /* rows that are multiplied at once */
 };
 
@@ -32,12 +31,12 @@ static int smaller(int a, int b) {
     return a < b ? a : b;
 }
 
-static void split_rows(void *context, int item, int worker) {
+static void put_rows(void *context, int item, int worker) {
     (void)worker;
     const struct call *c = context;
-    for (int r = item * SPLIT; r < smaller((item + 1) * SPLIT, c->n_rows); r++)
-        c->kernels->split(&c->digits, r,
-                          c->x.mantissas + (size_t)(c->first + r) * (size_t)c->digits.k);
+    for (int r = item * PUT; r < smaller((item + 1) * PUT, c->n_rows); r++)
+        c->kernels->put_row(&c->rows, r,
+                            c->x.mantissas + (size_t)(c->first + r) * (size_t)c->rows.k);
 }
 
 /* Outputs first ... first + n - 1 of a few rows, n <= OUTPUTS. */
@@ -46,7 +45,7 @@ static void multiply(const struct call *c, const struct linear_part *part, int f
     const struct matrix *w = part->w;
     double sums[MOST_GROUP * OUTPUTS];
     const int16_t *rows = (const int16_t *)w->mantissas + (size_t)first * (size_t)w->k;
-    c->kernels->dots(sums, OUTPUTS, &c->digits, first_row, n_rows, rows, (size_t)w->k, n);
+    c->kernels->dots(sums, OUTPUTS, &c->rows, first_row, n_rows, rows, (size_t)w->k, n);
     for (int r = 0; r < n_rows; r++) {
         size_t row = (size_t)(c->first + first_row + r);
         size_t at = row * (size_t)w->n + (size_t)first;
@@ -90,17 +89,18 @@ void integer_linear(struct device *dev, const struct linear_part *parts, int n_p
                      .exact = sums,
                      .x = x};
     int k = parts[0].w->k;
-    c.digits = (struct digit_rows){
-        ref_scratch(dev, SCRATCH_X, digits_bytes(smaller(n_tokens, BLOCK), k), "linear"), k,
-        digits_padded(k)};
-    if (!c.digits.digits)
+    size_t row_bytes = c.kernels->row_bytes(k);
+    void *memory =
+        ref_scratch(dev, SCRATCH_X, row_bytes * (size_t)smaller(n_tokens, BLOCK), "linear");
+    if (!memory)
         return;
-    int fit = smaller((int)(GROUP_BYTES / digits_bytes(1, k)), MOST_GROUP);
-    c.group = fit > LEAST_GROUP ? fit / 2 * 2 : LEAST_GROUP;
+    c.rows = (struct x_rows){memory, row_bytes, k};
+    size_t fit = GROUP_BYTES / c.kernels->row_bytes(smaller(k, ROW_PIECE));
+    c.group = smaller((int)(fit / 4 * 4), MOST_GROUP);
     cut_into_pieces(&c, ref_n_threads(dev));
     for (; c.first < n_tokens; c.first += BLOCK) {
         c.n_rows = smaller(n_tokens - c.first, BLOCK);
-        ref_parallel(dev, (c.n_rows + SPLIT - 1) / SPLIT, split_rows, &c);
+        ref_parallel(dev, (c.n_rows + PUT - 1) / PUT, put_rows, &c);
         ref_parallel(dev, c.first_item[n_parts], run_piece, &c);
     }
 }

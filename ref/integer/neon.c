@@ -1,4 +1,5 @@
-/* NEON: smlal multiplies and adds 4 of 8 lanes; 32 registers. */
+/* NEON: smull and smlal2 multiply 4 of 8 mantissas each, and add; ssra adds high halves; 32
+ * registers. */
 #include "ref/integer/integer.h"
 
 #if defined __ARM_NEON
@@ -8,15 +9,11 @@ enum { N_LANES = 8, W_ROWS = 4, X_ROWS = 2 };
 
 typedef int16x8_t lanes;
 typedef int32x4_t sums;
+typedef uint32x4_t wrapped;
 
-#define load(from) vld1q_s16(from)
-
-static inline sums zero(void) {
-    return vdupq_n_s32(0);
-}
-
-static inline sums multiply_add(sums s, lanes a, lanes b) {
-    return vmlal_high_s16(vmlal_s16(s, vget_low_s16(a), vget_low_s16(b)), a, b);
+/* Neighbours are number i and number i + 4 here. */
+static inline sums multiply(lanes a, lanes b) {
+    return vmlal_high_s16(vmull_s16(vget_low_s16(a), vget_low_s16(b)), a, b);
 }
 
 static inline lanes pair(const int16_t *x) {
@@ -31,9 +28,11 @@ static inline lanes zip_second(lanes a, lanes b) {
     return vcombine_s16(vget_high_s16(a), vget_high_s16(b));
 }
 
-static inline int64_t total(sums high, sums low) {
-    return 256 * vaddlvq_s32(high) + vaddlvq_s32(low);
+static inline int32_t across(sums s) {
+    return vaddvq_s32(s);
 }
+
+#include "ref/integer/pairs.h"
 
 #include "ref/integer/kernels.h"
 

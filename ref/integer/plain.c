@@ -5,21 +5,12 @@ enum { N_LANES = 8, W_ROWS = 2, X_ROWS = 2 };
 
 typedef int16_t lanes __attribute__((vector_size(2 * N_LANES)));
 typedef int32_t sums __attribute__((vector_size(2 * N_LANES)));
-
-static inline lanes load(const int16_t *from) {
-    lanes a;
-    memcpy(&a, from, sizeof a);
-    return a;
-}
-
-static inline sums zero(void) {
-    return (sums){0};
-}
+typedef uint32_t wrapped __attribute__((vector_size(2 * N_LANES)));
 
 /* The two halves of each 32 bits. */
-static inline sums multiply_add(sums s, lanes a, lanes b) {
+static inline sums multiply(lanes a, lanes b) {
     sums x = (sums)a, y = (sums)b;
-    return s + ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
+    return ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
 }
 
 static inline lanes pair(const int16_t *x) {
@@ -34,12 +25,11 @@ static inline lanes zip_second(lanes a, lanes b) {
     return (lanes){a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]};
 }
 
-static inline int64_t total(sums high, sums low) {
-    int64_t sum = 0;
-    for (int i = 0; i < N_LANES / 2; i++)
-        sum += 256 * (int64_t)high[i] + low[i];
-    return sum;
+static inline int32_t across(sums s) {
+    return s[0] + s[1] + s[2] + s[3];
 }
+
+#include "ref/integer/pairs.h"
 
 #include "ref/integer/kernels.h"
 

@@ -208,18 +208,19 @@ static void free_questions(struct question *q, int n) {
         free(q[i].ids);
 }
 
-static void bench_random_text(struct subject *s, const char *name) {
+static void bench_random_text(struct subject *s, const char *name, int n) {
     struct question q[4];
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < n; i++)
         q[i] = random_question(s, 64, 1, 11 + (uint32_t)i);
-    bench_drafts(s, name, "random text, drafts beside none", q, 4, "at least 0.95");
-    free_questions(q, 4);
+    bench_drafts(s, name, "random text, drafts beside none", q, n, "at least 0.95");
+    free_questions(q, n);
     q[0] = random_question(s, 64, 0, 11);
     bench_drafts(s, name, "greedy from a random prompt, drafts beside none", q, 1, "");
     free_questions(q, 1);
 }
 
-static void bench(const char *name, const char *folder, int rounds, bool shipped) {
+static void bench(const char *name, const char *folder, int rounds, bool shipped,
+                  const char *part) {
     struct error err;
     struct device_options options = {.n_threads = 2};
     struct subject s = {
@@ -230,10 +231,13 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
              generator_start(&s.generator, &s.model, &err),
          &err);
     s.generator.ignore_stop = true;
-    bench_answers(&s, name, "greedy", 0);
-    bench_answers(&s, name, "temperature 1", 1);
-    bench_random_text(&s, name);
-    if (shipped) {
+    if (strcmp(part, "drafts")) {
+        bench_answers(&s, name, "greedy", 0);
+        bench_answers(&s, name, "temperature 1", 1);
+    }
+    if (strcmp(part, "answers"))
+        bench_random_text(&s, name, shipped ? 4 : 1);
+    if (strcmp(part, "answers") && shipped) {
         struct tokenizer *tokenizer;
         struct question q[MOST_TEXTS];
         must(tokenizer_load(&tokenizer, folder, &err), &err);
@@ -249,12 +253,17 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
     ref_ops.close(s.dev);
 }
 
-int main(void) {
+/* bench_receipts [shipped|qwen3-0.6b [answers|drafts]]: only one of the models, and a part. */
+int main(int argc, char **argv) {
     char folder[128], path[160];
+    const char *only = argc > 1 ? argv[1] : "", *part = argc > 2 ? argv[2] : "";
     printf("%-12s %-58s %9s %9s %7s  %s\n", "model", "", "tokens/s", "beside", "ratio", "wanted");
-    bench("shipped", "data/model", MOST_ROUNDS, true);
+    if (strcmp(only, "qwen3-0.6b"))
+        bench("shipped", "data/model", MOST_ROUNDS, true, part);
+    if (!strcmp(only, "shipped"))
+        return 0;
     write_checkpoint(folder, path);
-    bench("qwen3-0.6b", folder, 3, false);
+    bench("qwen3-0.6b", folder, 1, false, part);
     remove_checkpoint(folder, path);
     return 0;
 }

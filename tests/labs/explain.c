@@ -13,6 +13,54 @@ const char *lab_how_name(enum lab_how how) {
     return names[how];
 }
 
+/* What is told when a process ends badly and none of the lab's causes shows. */
+static const struct lab_cause general[LAB_SKIPPED + 1] = {
+    [LAB_MEMORY] = {"memory that is not yours",
+                    NULL,
+                    {"Which element does that line want, and how many are there?",
+                     "One index too far (<= for <), room for one element too few, or something "
+                     "that was freed before.",
+                     "Look at the line above, with the smallest input: work out its index by "
+                     "hand."}},
+    [LAB_UNDEFINED] = {"undefined behaviour",
+                       NULL,
+                       {"What is the largest number on that line, and the smallest?",
+                        "A sum that does not fit its type, a negative shift, a NULL pointer.",
+                        "Look at the types of the variables on the line above."}},
+    [LAB_LEAKED] = {"a leak",
+                    NULL,
+                    {"Who frees what that line allocates?",
+                     "Every allocation needs a free on every way out, the failing ones, too.",
+                     "Look at each return behind the line above."}},
+    [LAB_EMULATED] = {"a kernel that was stopped",
+                      NULL,
+                      {"Which thread is it, and which element should it have?",
+                       "The report names block, thread and access; all is counted from 0.",
+                       "Look at the line above and put the report's numbers in."}},
+    [LAB_CRASHED] = {"a crash",
+                     NULL,
+                     {"Which pointer does that line follow, and who has set it?",
+                      "NULL, a pointer that was never set, or a function that calls itself "
+                      "without end.",
+                      "Look at the line above, or at what the check's call comes to first."}},
+    [LAB_HUNG] = {"an endless loop",
+                  NULL,
+                  {"Which of your loops does not come to its end, and what should end it?",
+                   "A list that leads back to itself, a condition that nothing in the loop "
+                   "changes, an unsigned number that should become negative.",
+                   "Look at every loop that the check's call comes to."}},
+    [LAB_STOPPED] = {"the program's end",
+                     NULL,
+                     {"What in your file ends the program?",
+                      "A function says with what it returns that something is wrong; exit, abort "
+                      "and assert end everything.",
+                      "Look for them in your file."}},
+};
+
+const struct lab_cause *lab_general_cause(enum lab_how how) {
+    return general[how].name ? &general[how] : NULL;
+}
+
 /* The line on which the learner's file defines a function: the name is not indented there. 0: none.
  */
 static int line_of(const char *source, const char *function) {

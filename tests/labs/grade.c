@@ -77,6 +77,8 @@ static void find_cause(struct lab_finding *f) {
     for (int i = 0; i < lab.n_causes && !f->cause; i++)
         if (lab.causes[i].shows(f))
             f->cause = &lab.causes[i];
+    if (!f->cause)
+        f->cause = lab_general_cause(f->how);
 }
 
 static void print_checks(const struct grading *g) {

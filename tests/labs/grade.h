@@ -47,6 +47,9 @@ void lab_last_note(char *out, size_t size, const char *notes, const char *label)
 /* Prints what is wrong, each line behind `indent`. level: of the hint, 1 to 3. */
 void lab_explain(const struct lab_finding *f, const char *source, int level, const char *indent);
 
+/* What goes for every lab when a process ends so; NULL: nothing. */
+const struct lab_cause *lab_general_cause(enum lab_how how);
+
 /* One word: "passed", "wrong", "memory", ... */
 const char *lab_how_name(enum lab_how how);
 

@@ -163,6 +163,7 @@ static int read_stream(struct api_request *r, const json_t *body, struct api_err
 static int read_body(struct api_request *r, const struct demo *demo, const json_t *body,
                      struct api_error *err) {
     const char *model = json_string_value(api_field(body, "model"));
+    int most = demo->options.max_waiting; /* all of them wait, before the first can run */
     r->n = 1;
     if (!json_is_object(body))
         return api_refuse(err, 400, "", "the body must be a JSON object");
@@ -170,7 +171,8 @@ static int read_body(struct api_request *r, const struct demo *demo, const json_
         return -1;
     if (api_field(body, "model") && (!model || strcmp(model, demo->options.model)))
         return api_refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
-    if (read_stream(r, body, err) || api_get_int(body, "n", 1, MOST_CHOICES, &r->n, err) ||
+    if (read_stream(r, body, err) ||
+        api_get_int(body, "n", 1, most < MOST_CHOICES ? most : MOST_CHOICES, &r->n, err) ||
         api_get_bool(body, "echo", &r->echo, err) ||
         api_get_bool(body, "ignore_eos", &r->base.ignore_stop, err) ||
         api_get_bool(body, "samebits_receipt", &r->base.receipt, err) ||

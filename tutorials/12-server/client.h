@@ -1,24 +1,24 @@
 /*
- * client.h - the other end of server.h, as small as it can be: one request, its events one by one.
+ * client.h - the other end of server.h, as small as it can be: many clients in one thread, each
+ * with a connection for each request.
  */
 #ifndef SAMEBITS_CLIENT_H
 #define SAMEBITS_CLIENT_H
 
-#include "model/files/json.h"
-#include "scheduler/request.h"
+#include "scheduler/workload.h"
+#include "tutorials/common/demo.h"
 
-/* A request as a body of /v1/completions that asks for a stream: with its token ids, so that
- * nothing can be encoded otherwise. malloc'ed, or NULL: no memory. */
-char *client_body(const struct request *r);
+/* What a client saw of its request. Times in seconds since all began. */
+struct call {
+    double sent, first, last; /* the first and the last event */
+    int n_events;             /* one for each token */
+    char fingerprint[17];
+};
 
-/* POSTs a body to a port of this machine. Returns the socket, from which the answer can be read up
- * to its end, or -1 with err set. */
-int client_send(int port, const char *path, const char *body, struct error *err);
-
-/* POSTs a body to a port of this machine and calls event(context, json) for each event of the
- * answer (what stands behind "data: "; not [DONE]). Returns the status of HTTP, or -1 with err set:
- * no connection, an answer that is none. */
-int client_post(int port, const char *path, const char *body,
-                void (*event)(void *context, const json_t *json), void *context, struct error *err);
+/* Sends the requests of w, as streams, to the server on a port of this machine: each when it
+ * arrives, but at most n_clients at once. calls [w->n]. Ends early, with 0, when the demo is
+ * interrupted. Returns 0, or -1 with err set: a request that was not answered to its end. */
+int client_call_all(const struct demo *demo, const struct workload *w, int port, int n_clients,
+                    struct call *calls, struct error *err);
 
 #endif

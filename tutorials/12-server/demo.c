@@ -13,93 +13,62 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the tables: 16 clients at once
- * -------------------------------------------------------------- */
-
-struct client {
-    pthread_t thread;
-    int port, status, n_new;
-    char *body;
-    double asked, first, last;
-    char fingerprint[17];
-    struct error error;
+/* What a row compares: the client's answer with its request among others in the engine of phase 8,
+ * and alone. */
+struct runs {
+    struct workload w;
+    struct call *calls;         /* [w.n] what the clients saw */
+    struct engine alone, batch; /* batch: all at once, without a server */
 };
 
-static void on_event(void *context, const json_t *json) {
-    struct client *c = context;
-    const json_t *choice = json_array_get(json_object_get(json, "choices"), 0);
-    const char *fingerprint = json_string_value(json_object_get(choice, "samebits_fingerprint"));
-    if (!choice)
-        return;
-    c->last = clock_now();
-    c->first = c->n_new++ ? c->first : c->last;
-    if (fingerprint)
-        snprintf(c->fingerprint, sizeof c->fingerprint, "%s", fingerprint);
+/* A time in milliseconds for each token after the first, or null. */
+static json_t *per_token(double seconds, int n) {
+    return n > 1 ? json_real(seconds * 1e3 / (n - 1)) : json_null();
 }
 
-static void *ask(void *context) {
-    struct client *c = context;
-    c->asked = clock_now();
-    c->status = client_post(c->port, "/v1/completions", c->body, on_event, c, &c->error);
-    return NULL;
+static json_t *client_row(const struct runs *r, int i, bool same, const char *alone) {
+    const struct call *c = &r->calls[i];
+    const struct job *job = &r->batch.scheduler.jobs[i];
+    return json_pack(
+        "[isiffooss]", i, r->w.requests[i].title, c->n_events, (c->first - c->sent) * 1e3,
+        (job->first - job->arrival) * 1e3, per_token(c->last - c->first, c->n_events),
+        per_token(job->done - job->first, job->n_new), c->fingerprint, same ? "the same" : alone);
 }
 
-static int ask_all(struct client *clients, const struct workload *w, int port, struct error *err) {
-    int result = 0, n = 0;
-    for (; n < w->n; n++) {
-        clients[n] = (struct client){.port = port, .body = client_body(&w->requests[n])};
-        if (!clients[n].body || pthread_create(&clients[n].thread, NULL, ask, &clients[n])) {
-            result = error_set(err, "cannot start client %d", n);
-            break;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        pthread_join(clients[i].thread, NULL);
-        if (!result && clients[i].status != 200)
-            result = error_set(err, "client %d: status %d: %s", i, clients[i].status,
-                               clients[i].error.text);
-    }
-    for (int i = 0; i < n; i++)
-        free(clients[i].body);
-    return result;
-}
-
-/* A row for each client, beside what its request gave alone. */
-static int show_clients(struct demo *demo, const struct client *clients, const struct workload *w,
-                        const struct engine *alone, struct error *err) {
+/* Fails when an answer has other bits than its request alone. */
+static int show_clients(struct demo *demo, const struct runs *r, struct error *err) {
     static const struct column columns[] = {{"client", "#", 0, 0},
                                             {"prompt", "prompt", -1, 0},
                                             {"events", "events", 0, 0},
                                             {"ttft_ms", "TTFT ms", 1, 0},
+                                            {"ttft_batch", "engine ms", 1, 0},
                                             {"ms_tok", "ms/tok", 2, 0},
+                                            {"ms_tok_batch", "engine ms/tok", 2, 0},
                                             {"fingerprint", "fingerprint", -1, 0},
-                                            {"alone", "of the request alone", -1, 0}};
+                                            {"alone", "alone", -1, 0}};
     json_t *rows = json_array();
     int result = 0;
-    for (int i = 0; i < w->n; i++) {
-        const struct client *c = &clients[i];
-        char single[17];
-        fingerprint_text(single, fingerprint_value(&alone->answers[i].sequence.fingerprint));
-        bool same = !strcmp(single, c->fingerprint);
-        json_array_append_new(
-            rows, json_pack("{si ss si sf so ss ss}", "client", i, "prompt", w->requests[i].title,
-                            "events", c->n_new, "ttft_ms", (c->first - c->asked) * 1e3, "ms_tok",
-                            c->n_new > 1 ? json_real((c->last - c->first) * 1e3 / (c->n_new - 1))
-                                         : json_null(),
-                            "fingerprint", c->fingerprint, "alone", same ? "the same" : single));
+    for (int i = 0; i < r->w.n; i++) {
+        const struct call *c = &r->calls[i];
+        char alone[17], batch[17];
+        fingerprint_text(alone, fingerprint_value(&r->alone.answers[i].sequence.fingerprint));
+        fingerprint_text(batch, fingerprint_value(&r->batch.answers[i].sequence.fingerprint));
+        bool same = !strcmp(alone, c->fingerprint) && !strcmp(alone, batch);
+        json_array_append_new(rows, client_row(r, i, same, alone));
         if (!same && !result)
-            result = error_set(err, "client %d got %s, and its request alone gives %s", i,
-                               c->fingerprint, single);
+            result =
+                error_set(err, "client %d got %s; its request gives %s alone, and %s in phase 8", i,
+                          c->fingerprint, alone, batch);
     }
-    char title[40];
-    snprintf(title, sizeof title, "%d clients at once", w->n);
-    demo_table(demo, "clients", title, columns, 7, rows);
+    char title[80];
+    snprintf(title, sizeof title, "%d clients at once, and the same requests in phase 8", r->w.n);
+    demo_table(demo, "clients", title, columns, 9, rows);
     return result;
 }
 
-/* Each request alone, one after the other. */
-static int run_alone(struct demo *demo, const struct workload *w, struct engine *alone,
-                     struct error *err) {
+/* The requests without a server. */
+static int run_engine(struct demo *demo, const struct workload *w, int max_running,
+                      struct engine *engine, struct error *err) {
     struct serving serving = serving_of(demo);
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct paged_memory memory;
@@ -108,36 +77,34 @@ static int run_alone(struct demo *demo, const struct workload *w, struct engine 
         return -1;
     paged_memory_start(&memory, &pool, &options);
     serving.memory = &memory.base;
-    serving.max_running = 1;
-    int result = serve_all(demo, w, &serving, alone, err);
+    serving.max_running = max_running;
+    int result = serve_all(demo, w, &serving, engine, err);
     paged_memory_end(&memory);
     kv_pool_end(&pool);
     return result;
 }
 
-static int tables(struct demo *demo, struct error *err) {
+static int run_clients(struct demo *demo, struct runs *r, struct error *err) {
     struct server_options options = house_limits(demo);
-    struct client *clients = NULL;
-    struct workload w = {0};
     struct house house;
-    struct engine alone = {0};
     struct error ignored;
-    int result = demo_read_requests(demo, demo_requests_file(demo), &w, err);
-    if (!result && !(clients = calloc((size_t)w.n, sizeof *clients)))
-        result = error_set(err, "out of memory for %d clients", w.n);
-    if (!result)
-        result = run_alone(demo, &w, &alone, err);
-    if (!result) {
-        result =
-            house_open(&house, demo, &options, err) || ask_all(clients, &w, house.server.port, err);
-        if (house_close(&house, 0, result ? &ignored : err))
-            result = -1;
-    }
-    if (!result)
-        result = show_clients(demo, clients, &w, &alone, err);
-    engine_end(&alone);
-    free(clients);
-    workload_free(&w);
+    int result = house_open(&house, demo, &options, err) ||
+                 client_call_all(demo, &r->w, house.server.port, r->w.n, r->calls, err);
+    return house_close(&house, 0, result ? &ignored : err) || result ? -1 : 0;
+}
+
+static int tables(struct demo *demo, struct error *err) {
+    struct runs r = {0};
+    int result = demo_read_requests(demo, demo_requests_file(demo), &r.w, err);
+    if (!result && !(r.calls = calloc((size_t)r.w.n, sizeof *r.calls)))
+        result = error_set(err, "out of memory for %d clients", r.w.n);
+    result = result || run_engine(demo, &r.w, 1, &r.alone, err) ||
+             run_engine(demo, &r.w, demo->options.max_running, &r.batch, err) ||
+             run_clients(demo, &r, err) || show_clients(demo, &r, err);
+    engine_end(&r.alone);
+    engine_end(&r.batch);
+    free(r.calls);
+    workload_free(&r.w);
     return result ? -1 : 0;
 }
 
@@ -152,7 +119,7 @@ int main(int argc, char **argv) {
         .prompts = load_prompts,
         .serve = house_serve,
         .begin = paged_begin,
-        .fingerprint = 0x1693d29f628f8640,
+        .fingerprint = 0x989b4f8e06199bde,
     };
     return demo_main(argc, argv, &phase);
 }

@@ -4,147 +4,49 @@
 #include "tutorials/common/paged.h"
 #include "tutorials/common/pool.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 enum { ROUNDS = 3, PATIENCE = 2 };
-
-/* A client and what it has got so far. */
-struct caller {
-    int request;
-    double first; /* seconds of the run: its first token; 0: not yet */
-    char *answer; /* [n] the bytes that came, with a NUL behind */
-    size_t n, capacity;
-};
 
 struct load {
     struct demo *demo;
     struct workload w;
-    uint64_t *alone; /* [w.n] fingerprints */
-    int n_callers;
-    struct caller *callers;      /* [n_callers] */
-    struct pollfd *polled;       /* [n_callers] their sockets; -1: has nothing to do */
+    uint64_t *alone;             /* [w.n] fingerprints */
+    struct call *calls;          /* [w.n] */
     double *ttft, *ms_per_token; /* [w.n] */
-    /* Of the run that is measured. */
-    int port, n_answered, n_several;
-    long n_tokens;
-    double began, last;
 };
 
-/* ---- the clients, in one thread ---------------------------------------------------------------
- */
+/* What a run took: its own clock, and the processors' time for it. */
+struct cost {
+    double seconds, cpu_before, tokens_per_second;
+};
 
-static int send_next(struct load *l, int caller, int request, struct error *err) {
-    struct caller *c = &l->callers[caller];
-    char *body = client_body(&l->w.requests[request]);
-    *c = (struct caller){.request = request, .answer = c->answer, .capacity = c->capacity};
-    l->polled[caller].fd =
-        body ? client_send(l->port, "/v1/completions", body, err) : error_set(err, "out of memory");
-    free(body);
-    return l->polled[caller].fd < 0 ? -1 : 0;
+static double cpu_seconds(void) {
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
 }
 
-static int count_events(const char *answer) {
-    int n = 0;
-    while ((answer = strstr(answer, "\ndata: {"))) {
-        answer++;
-        n++;
-    }
-    return n;
-}
-
-/* The connection is closed: was that an answer, and the right one? */
-static int finish(struct load *l, const struct caller *c, double now, struct error *err) {
-    static const char key[] = "\"samebits_fingerprint\":\"";
-    const char *found = c->answer ? strstr(c->answer, key) : NULL;
-    char alone[17];
-    int n = found ? count_events(c->answer) : 0;
-    fingerprint_text(alone, l->alone[c->request]);
-    if (!found || !strstr(c->answer, "data: [DONE]"))
-        return error_set(err, "request %d was not answered: %.200s", c->request,
-                         c->answer ? c->answer : "");
-    if (strncmp(found + sizeof key - 1, alone, 16))
-        return error_set(err, "request %d got %.16s, and alone it gives %s", c->request,
-                         found + sizeof key - 1, alone);
-    l->ttft[l->n_answered++] = c->first - l->w.requests[c->request].arrival;
-    l->n_tokens += n;
-    if (n > 1)
-        l->ms_per_token[l->n_several++] = (now - c->first) * 1e3 / (n - 1);
-    l->last = now;
-    return 0;
-}
-
-/* Reads what has come. Returns 1 when that was all, or -1 with err set. */
-static int read_some(struct load *l, struct caller *c, int fd, struct error *err) {
-    if (c->capacity - c->n < 4096) {
-        size_t capacity = 2 * c->capacity + 8192;
-        char *larger = realloc(c->answer, capacity);
-        if (!larger)
-            return error_set(err, "out of memory for an answer");
-        c->answer = larger;
-        c->capacity = capacity;
-    }
-    ssize_t n = recv(fd, c->answer + c->n, c->capacity - c->n - 1, 0);
-    double now = clock_now() - l->began;
-    if (n <= 0)
-        return finish(l, c, now, err) ? -1 : 1;
-    c->n += (size_t)n;
-    c->answer[c->n] = 0;
-    if (!c->first && strstr(c->answer, "\ndata: {"))
-        c->first = now;
-    return 0;
-}
-
-/* Milliseconds until something can be sent: -1 when all callers are busy, or nothing is left. */
-static int send_all_due(struct load *l, int *next, struct error *err) {
-    double wait = -1;
-    for (int i = 0; i < l->n_callers && *next < l->w.n; i++) {
-        if (l->polled[i].fd >= 0)
-            continue;
-        wait = l->w.requests[*next].arrival - (clock_now() - l->began);
-        if (wait > 0)
-            return (int)(wait * 1e3) + 1;
-        if (send_next(l, i, (*next)++, err))
-            return -2;
-    }
-    return -1;
-}
-
-static int call_all(struct load *l, struct error *err) {
-    int next = 0, n_done = 0, result = 0;
-    l->began = clock_now();
-    while (!result && n_done < l->w.n && !demo_interrupted(l->demo)) {
-        int wait = send_all_due(l, &next, err);
-        if (wait < -1 || poll(l->polled, (nfds_t)l->n_callers, wait) < 0)
-            return wait < -1 ? -1 : error_set(err, "poll failed");
-        for (int i = 0; i < l->n_callers && result >= 0; i++) {
-            struct pollfd *p = &l->polled[i];
-            if (p->fd < 0 || !p->revents || !(result = read_some(l, &l->callers[i], p->fd, err)))
-                continue;
-            close(p->fd);
-            p->fd = -1;
-            n_done++;
-        }
-        result = result < 0 ? -1 : 0;
-    }
-    return result;
-}
-
-/* ---- what is measured -------------------------------------------------------------------------
- */
-
-static json_t *row(const char *what, double seconds, double tokens_per_second,
-                   const struct spread *ttft, const struct spread *ms_per_token) {
-    return json_pack("[sfffffff]", what, seconds, tokens_per_second, ttft->p50 * 1e3,
-                     ttft->p99 * 1e3, ms_per_token->p50, ms_per_token->p95, ms_per_token->p99);
+/* beside: the engine's cost, for the server's row; else NULL. */
+static void show(struct demo *demo, const struct cost *c, const struct cost *beside,
+                 const struct spread *ttft, const struct spread *ms_per_token) {
+    json_t *share =
+        beside ? json_real(c->tokens_per_second / beside->tokens_per_second) : json_null();
+    json_t *row = json_pack("[sfffoffff]", beside ? "server" : "engine", c->seconds,
+                            cpu_seconds() - c->cpu_before, c->tokens_per_second, share,
+                            ttft->p50 * 1e3, ttft->p99 * 1e3, ms_per_token->p50, ms_per_token->p99);
+    if (demo_interrupted(demo))
+        json_decref(row);
+    else
+        demo_table_row(demo, row);
 }
 
 /* The engine of phase 8 with all requests at hand. */
-static int run_engine(struct load *l, double *tokens_per_second, struct error *err) {
+static int run_engine(struct load *l, struct cost *cost, struct error *err) {
     struct demo *demo = l->demo;
     struct serving serving = serving_of(demo);
     struct paged_options options = {(enum preempt_mode)demo->options.preempt,
@@ -153,6 +55,7 @@ static int run_engine(struct load *l, double *tokens_per_second, struct error *e
     struct paged_memory memory;
     struct kv_pool pool;
     struct engine e = {0};
+    *cost = (struct cost){.cpu_before = cpu_seconds()};
     if (demo_pool_start(demo, &pool, 0, err))
         return -1;
     paged_memory_start(&memory, &pool, &options);
@@ -161,39 +64,53 @@ static int run_engine(struct load *l, double *tokens_per_second, struct error *e
     engine_end(&e);
     paged_memory_end(&memory);
     kv_pool_end(&pool);
-    *tokens_per_second = m.tokens_per_second;
-    if (!result && !demo_interrupted(demo))
-        demo_table_row(demo,
-                       row("engine", m.seconds, m.tokens_per_second, &m.ttft, &m.ms_per_token));
+    cost->seconds = m.seconds;
+    cost->tokens_per_second = m.tokens_per_second;
+    if (!result)
+        show(demo, cost, NULL, &m.ttft, &m.ms_per_token);
     return result ? -1 : 0;
 }
 
-static int run_server(struct load *l, double *tokens_per_second, struct error *err) {
-    struct server_options options = house_limits(l->demo);
+/* Whether each answer has the bits of its request alone; and its row. */
+static int show_calls(struct load *l, const struct cost *engine, struct cost *cost,
+                      struct error *err) {
+    double last = 0;
+    long n_tokens = 0;
+    int n_several = 0;
+    for (int i = 0; i < l->w.n; i++) {
+        const struct call *c = &l->calls[i];
+        char alone[17];
+        fingerprint_text(alone, l->alone[i]);
+        if (strcmp(alone, c->fingerprint))
+            return error_set(err, "request %d got %s, and alone it gives %s", i, c->fingerprint,
+                             alone);
+        l->ttft[i] = c->first - l->w.requests[i].arrival;
+        if (c->n_events > 1)
+            l->ms_per_token[n_several++] = (c->last - c->first) * 1e3 / (c->n_events - 1);
+        n_tokens += c->n_events;
+        last = c->last > last ? c->last : last;
+    }
+    struct spread ttft = spread_of(l->ttft, l->w.n);
+    struct spread ms_per_token = spread_of(l->ms_per_token, n_several);
+    cost->seconds = last - l->w.requests[0].arrival;
+    cost->tokens_per_second = (double)n_tokens / cost->seconds;
+    show(l->demo, cost, engine, &ttft, &ms_per_token);
+    return 0;
+}
+
+static int run_server(struct load *l, const struct cost *engine, struct cost *cost,
+                      struct error *err) {
+    struct demo *demo = l->demo;
+    struct server_options options = house_limits(demo);
     struct house house;
     struct error ignored;
-    l->n_answered = l->n_several = 0;
-    l->n_tokens = 0;
-    int result = house_open(&house, l->demo, &options, err);
-    if (!result) {
-        l->port = house.server.port;
-        result = call_all(l, err);
-    }
-    for (int i = 0; i < l->n_callers; i++)
-        if (l->polled[i].fd >= 0) { /* it was interrupted, or failed */
-            close(l->polled[i].fd);
-            l->polled[i].fd = -1;
-        }
+    *cost = (struct cost){.cpu_before = cpu_seconds()};
+    int result =
+        house_open(&house, demo, &options, err) ||
+        client_call_all(demo, &l->w, house.server.port, demo->options.clients, l->calls, err);
     if (house_close(&house, PATIENCE, result ? &ignored : err) || result)
         return -1;
-    if (demo_interrupted(l->demo))
-        return 0;
-    double seconds = l->last - l->w.requests[0].arrival;
-    struct spread ttft = spread_of(l->ttft, l->n_answered);
-    struct spread ms_per_token = spread_of(l->ms_per_token, l->n_several);
-    *tokens_per_second = (double)l->n_tokens / seconds;
-    demo_table_row(l->demo, row("server", seconds, *tokens_per_second, &ttft, &ms_per_token));
-    return 0;
+    return demo_interrupted(demo) ? 0 : show_calls(l, engine, cost, err);
 }
 
 /* The fingerprint of each request, one after the other. */
@@ -230,62 +147,59 @@ static int by_value(const void *a, const void *b) {
 }
 
 static int run_all(struct load *l, struct error *err) {
-    static const struct column columns[] = {
-        {"run", "", -1, 6},           {"seconds", "s", 2, 8},
-        {"tok_s", "tok/s", 1, 8},     {"ttft_p50", "TTFT p50", 1, 9},
-        {"ttft_p99", "p99 ms", 1, 9}, {"itl_p50", "ms/tok p50", 2, 10},
-        {"itl_p95", "p95", 2, 8},     {"itl_p99", "p99", 2, 8}};
+    static const struct column columns[] = {{"run", "", -1, 6},
+                                            {"seconds", "s", 2, 7},
+                                            {"cpu_s", "CPU s", 2, 7},
+                                            {"tok_s", "tok/s", 1, 8},
+                                            {"share", "of engine's tok/s", 3, 0},
+                                            {"ttft_p50", "TTFT ms p50", 1, 0},
+                                            {"ttft_p99", "p99 ms", 1, 9},
+                                            {"tok_p50", "ms/tok p50", 2, 0},
+                                            {"tok_p99", "p99 ms/tok", 2, 0}};
     struct demo *demo = l->demo;
-    double engine = 0, server = 0, ratios[ROUNDS];
+    struct cost engine, server;
+    double ratios[ROUNDS];
     char title[160];
     if (run_alone(l, err))
         return -1;
     snprintf(title, sizeof title,
              "%d requests, %d clients: the engine alone, and behind the server", l->w.n,
-             l->n_callers);
-    demo_table_begin(demo, "load", title, columns, 8);
+             demo->options.clients);
+    demo_table_begin(demo, "load", title, columns, 9);
     int result = 0;
     for (int i = 0; i < ROUNDS && !result && !demo_interrupted(demo); i++) {
-        result = run_engine(l, &engine, err) || run_server(l, &server, err);
-        ratios[i] = server / engine;
+        result = run_engine(l, &engine, err) || run_server(l, &engine, &server, err);
+        ratios[i] = server.tokens_per_second / engine.tokens_per_second;
     }
     if (demo_table_end(demo, result) || demo_interrupted(demo))
         return result ? -1 : 0;
     qsort(ratios, ROUNDS, sizeof *ratios, by_value);
-    printf("server / engine, tokens/s: %.3f, the median of %d. Each answer has the fingerprint of "
-           "its request alone.\n",
-           ratios[ROUNDS / 2], ROUNDS);
     json_object_set_new(demo->json, "server_of_engine", json_real(ratios[ROUNDS / 2]));
+    printf("Each answer has the fingerprint of its request alone.\n");
     return 0;
 }
 
 static int load_start(struct load *l, struct demo *demo, struct error *err) {
-    *l = (struct load){.demo = demo, .n_callers = demo->options.clients};
+    *l = (struct load){.demo = demo};
     if (demo_draw_requests(demo, &l->w, err))
         return -1;
-    size_t n = (size_t)l->w.n, n_callers = (size_t)l->n_callers;
+    size_t n = (size_t)l->w.n;
     l->alone = calloc(n, sizeof *l->alone);
+    l->calls = calloc(n, sizeof *l->calls);
     l->ttft = calloc(n, sizeof *l->ttft);
     l->ms_per_token = calloc(n, sizeof *l->ms_per_token);
-    l->callers = calloc(n_callers, sizeof *l->callers);
-    l->polled = calloc(n_callers, sizeof *l->polled);
-    if (!l->alone || !l->ttft || !l->ms_per_token || !l->callers || !l->polled)
-        return error_set(err, "out of memory for %d requests and %d clients", l->w.n, l->n_callers);
-    for (int i = 0; i < l->n_callers; i++)
-        l->polled[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+    if (!l->alone || !l->calls || !l->ttft || !l->ms_per_token)
+        return error_set(err, "out of memory for %d requests", l->w.n);
     for (int i = 0; i < l->w.n; i++) /* to their full lengths */
         l->w.requests[i].ignore_stop = true;
     return 0;
 }
 
 static void load_end(struct load *l) {
-    for (int i = 0; l->callers && i < l->n_callers; i++)
-        free(l->callers[i].answer);
     free(l->alone);
+    free(l->calls);
     free(l->ttft);
     free(l->ms_per_token);
-    free(l->callers);
-    free(l->polled);
     workload_free(&l->w);
 }
 

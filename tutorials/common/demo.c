@@ -243,10 +243,11 @@ static int write_receipts(const struct demo *demo, struct error *err) {
     return error_set(err, "%s: cannot write: %s", path, strerror(errno));
 }
 
-/* Of whatever writes receipts, or checks them. */
+/* For whatever writes receipts or checks them: a server and the tables do, too. */
 static int hash_files(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
-    if (!demo->phase->receipt || !(o->receipt || o->verify_receipt || o->serve >= 0))
+    bool others = o->prompt || o->prompts || o->random || o->messages || o->chat || o->score;
+    if (!demo->phase->receipt || (others && !o->receipt))
         return 0;
     demo->receipts = o->receipt ? json_array() : NULL;
     demo->files = folder_digests(o->model, err);

@@ -10,14 +10,21 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { N = 40960, K = 1024, MOST_ROWS = 64, REPEATS = 5, LENGTH = 8 /* outputs of a piece */ };
+enum {
+    N = 40960,
+    K = 1024,
+    MOST_ROWS = 64,
+    REPEATS = 5,
+    MOST_BYTES = 4 /* of x, a number */,
+    LENGTH = 48 /* outputs of a piece */
+};
 
 struct product {
-    int n_rows;               /* of x */
-    int16_t *w, *x;           /* [N, K], [MOST_ROWS, K] */
-    double *wide_w, *wide_x;  /* the same numbers */
-    double *y;                /* [n_rows, N] */
-    struct digit_rows digits; /* of x */
+    int n_rows;              /* of x */
+    int16_t *w, *x;          /* [N, K], [MOST_ROWS, K] */
+    double *wide_w, *wide_x; /* the same numbers */
+    double *y;               /* [n_rows, N] */
+    struct x_rows rows;      /* x, as the kernels want it */
 };
 
 static double now(void) {
@@ -60,11 +67,12 @@ static void integers(struct product *p) {
 }
 
 static void with(const struct integer_kernels *kernels, struct product *p) {
+    p->rows.row_bytes = kernels->row_bytes(K);
     for (int r = 0; r < p->n_rows; r++)
-        kernels->split(&p->digits, r, p->x + (size_t)r * K);
-    for (size_t i = 0; i < N; i += LENGTH * 6)
-        kernels->dots(p->y + i, N, &p->digits, 0, p->n_rows, p->w + i * K, K,
-                      N - i < LENGTH * 6 ? (int)(N - i) : LENGTH * 6);
+        kernels->put_row(&p->rows, r, p->x + (size_t)r * K);
+    for (size_t i = 0; i < N; i += LENGTH)
+        kernels->dots(p->y + i, N, &p->rows, 0, p->n_rows, p->w + i * K, K,
+                      N - i < LENGTH ? (int)(N - i) : LENGTH);
 }
 
 static void plain(struct product *p) {
@@ -101,10 +109,10 @@ static const struct way {
     {"a loop over doubles", NULL, doubles, 8, 1},
     {"OpenBLAS, doubles", NULL, openblas, 8, MOST_ROWS},
     {"a loop over integers", NULL, integers, 2, 1},
-    {"digits, plain C", "plain", plain, 2, MOST_ROWS},
-    {"digits, NEON", "neon", neon, 2, MOST_ROWS},
-    {"digits, AVX2", "avx2", avx2, 2, MOST_ROWS},
-    {"digits, AVX-512", "avx512", avx512, 2, MOST_ROWS},
+    {"pairs, plain C", "plain", plain, 2, MOST_ROWS},
+    {"pairs, NEON", "neon", neon, 2, MOST_ROWS},
+    {"pairs, AVX2", "avx2", avx2, 2, MOST_ROWS},
+    {"bytes, AVX-512", "avx512", avx512, 2, MOST_ROWS},
     {"reading the weights", NULL, reading, 2, 1},
 };
 enum { N_WAYS = sizeof ways / sizeof *ways };
@@ -162,8 +170,8 @@ int main(void) {
                         .wide_w = malloc(sizeof *p.wide_w * N * K),
                         .wide_x = malloc(sizeof *p.wide_x * MOST_ROWS * K),
                         .y = malloc(sizeof *p.y * MOST_ROWS * N),
-                        .digits = {malloc(digits_bytes(MOST_ROWS, K)), K, digits_padded(K)}};
-    if (!p.w || !p.x || !p.wide_w || !p.wide_x || !p.y || !p.digits.digits)
+                        .rows = {malloc(MOST_ROWS * MOST_BYTES * K), 0, K}};
+    if (!p.w || !p.x || !p.wide_w || !p.wide_x || !p.y || !p.rows.rows)
         return 1;
     uint32_t random = 1;
     for (size_t i = 0; i < (size_t)N * K; i++) {
