@@ -16,7 +16,7 @@ enum { MOST_AT_ONCE = 1 << 28, START_LIMIT = 20, HOST_NAME = 60, MOST_OPTIONS = 
 
 /* Seconds: as long as nobody sleeps, until a waiting rank leaves the core to others, until it
  * sleeps; and for those who are waited for to say that they wait, too. */
-static const double YIELD_AFTER = 20e-6, SLEEP_AFTER = 20e-3, GRACE = 2;
+static const double YIELD_AFTER = 20e-6, SLEEP_AFTER = 300e-6, GRACE = 2;
 
 /* Who a rank is, for messages. */
 struct name {

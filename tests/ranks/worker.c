@@ -46,19 +46,17 @@ static void test_workloads(void **state) {
     (void)state;
     struct random r = {(uint64_t)number("SAMEBITS_SEED")};
     struct run_counts counts = {0};
-    int n = number("SAMEBITS_WORKLOADS"), each = n / N_SHARED_MODELS + 1;
+    static const enum run_caches kinds[] = {ONE_PASS, ONE_POOL, ONE_PASS, OWN_CACHES};
+    int n = number("SAMEBITS_WORKLOADS"), n_models = 0;
+    for (int which = 0; which < N_SHARED_MODELS; which++)
+        n_models += can_share(which);
     for (int which = 0; which < N_SHARED_MODELS && n; which++) {
         struct tiny_model whole, shared;
         if (!can_share(which))
             continue;
         open_shared(&whole, &shared, which);
-        for (int i = 0; i < each; i++)
-            check_random_workloads(&shared, &r, 1,
-                                   i % 2   ? ONE_PASS
-                                   : i % 4 ? ONE_POOL
-                                           : OWN_CACHES,
-                                   &counts);
-        check_random_workloads(&shared, &r, 1, ONE_PASS, &counts);
+        for (int i = 0; i < (n + n_models - 1) / n_models; i++)
+            check_random_workloads(&shared, &r, 1, kinds[(which + i) % 4], &counts);
         close_shared(&whole, &shared);
     }
     if (ranks->rank == 0)

@@ -78,7 +78,7 @@ static void show_talk(struct demo *demo, const struct parallel_counts *before, l
     static const struct column columns[] = {
         {"passes", "passes", 0, 0},      {"tokens", "tokens drawn", 0, 0},
         {"calls", "calls a pass", 1, 0}, {"kb", "KB a token", 1, 0},
-        {"ms", "ms a pass", 2, 0},       {"talk_ms", "of it talking", 2, 0}};
+        {"ms", "ms a pass", 2, 0},       {"talk_ms", "talking ms", 2, 0}};
     const struct parallel *p = demo->parallel;
     struct parallel_counts said = p ? p->counts : *before;
     json_t *rows = json_array();
