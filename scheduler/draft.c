@@ -7,7 +7,7 @@
  * and doubles up to the last, as long as drafts are not worth their time. */
 enum { FIRST_LENGTH = 8, PROBE_LENGTH = 2, MOST_LENGTH = 16, FIRST_PAUSE = 16, MOST_PAUSE = 256 };
 /* Tokens that must have stood before; more than that are not compared. */
-enum { LEAST_MATCH = 2, MOST_MATCH = 16 };
+enum { LEAST_MATCH = 3, MOST_MATCH = 16 };
 /* One step in so many has no draft, so that it is known what such a step takes. */
 enum { PLAIN_STEP = 64 };
 

@@ -167,7 +167,7 @@ static void ngrams_find_the_longest_match(void **state) {
     assert_memory_equal(draft, ((const int32_t[]){5, 4, 5, 4}), 4 * sizeof *draft);
     sequence_end(&s);
     must(sequence_start(&s, 0, &sampling, &err) ||
-             sequence_add_prompt(&s, (const int32_t[]){4, 5, 50, 6, 4, 5}, 6, 100, &err),
+             sequence_add_prompt(&s, (const int32_t[]){3, 4, 5, 50, 6, 3, 4, 5}, 8, 100, &err),
          &err);
     assert_int_equal(propose_to(d, &s, 4, draft), 1); /* a stop token is the last */
     assert_int_equal(draft[0], 50);
