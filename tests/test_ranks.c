@@ -8,7 +8,7 @@
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
 #include "tests/random.h"
-#include "tutorials/12-server/client.h"
+#include "tests/served.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -222,53 +222,15 @@ static void test_faults(void **state) {
 
 /* ---- a server -------------------------------------------------------------------------------- */
 
-/* What a client has heard. */
-struct heard {
-    int n_tokens, port;
-    char fingerprint[17];
-};
-
-static void on_event(void *context, const json_t *json) {
-    struct heard *h = context;
-    const json_t *choice = json_array_get(json_object_get(json, "choices"), 0);
-    const char *fingerprint = json_string_value(json_object_get(choice, "samebits_fingerprint"));
-    h->n_tokens += choice != NULL;
-    if (fingerprint)
-        snprintf(h->fingerprint, sizeof h->fingerprint, "%s", fingerprint);
+static struct served start_server(const char *arguments) {
+    return served_start(&(struct served_options){.arguments = arguments, .phase = 14});
 }
 
-/* A server of so many ranks; *port: where it listens. */
-static pid_t start_server(const char *n_ranks, int *port) {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "%s/err", command_folder);
-    unlink(path); /* of the server before */
-    pid_t pid = fork();
-    if (!pid) {
-        redirect("out", 1);
-        redirect("err", 2);
-        setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-        execl(demo, demo, "--ranks", n_ranks, "--patience", "3", "--device", "cpu", "--serve", "0",
-              "--kv-blocks", "400", (char *)NULL);
-        _exit(127);
-    }
-    for (*port = 0; !*port && kill(pid, 0) == 0; pause_for(50)) {
-        FILE *f = fopen(path, "r");
-        size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
-        if (f)
-            fclose(f);
-        text[n] = 0;
-        const char *at = strstr(text, "http://127.0.0.1:");
-        if (at && strchr(at, '\n'))
-            *port = atoi(at + strlen("http://127.0.0.1:"));
-    }
-    return pid;
-}
-
-static int ask(struct heard *h, const char *body) {
-    struct error err;
-    int port = h->port;
-    *h = (struct heard){.port = port};
-    return client_post(port, "/v1/completions", body, on_event, h, &err);
+/* The fingerprint in an answer; NULL: there is none. */
+static const char *fingerprint_in(const char *answer) {
+    static const char key[] = "\"samebits_fingerprint\"";
+    const char *at = strstr(answer, key);
+    return at ? strchr(at + sizeof key, '"') : NULL;
 }
 
 /* In another process: kills the rank after a while. */
@@ -284,25 +246,31 @@ static pid_t kill_later(pid_t victim, int milliseconds) {
 /* The same answer as from one process; and when a rank dies in an answer, no end of it. */
 static void test_server(void **state) {
     (void)state;
+    static const char path[] = "/v1/completions";
     static const char short_one[] = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 9, "
                                     "\"temperature\": 0.9, \"seed\": 5, \"stream\": true}";
     static const char long_one[] = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 3000, "
                                    "\"ignore_eos\": true, \"stream\": true}";
-    struct heard alone, shared;
-    pid_t one = start_server("1", &alone.port);
-    assert_int_equal(ask(&alone, short_one), 200);
-    kill(one, SIGTERM);
-    assert_int_equal(wait_for_end(one, 30), 128 + SIGTERM);
-    pid_t three = start_server("3", &shared.port), victim = find_rank(three, 1);
-    assert_int_equal(ask(&shared, short_one), 200);
-    assert_string_equal(shared.fingerprint, alone.fingerprint);
+    struct served one = start_server("--kv-blocks 400");
+    char *alone = served_ask(&one, "POST", path, "", short_one);
+    served_end(&one, SIGTERM);
+    struct served three = start_server("--kv-blocks 400 --ranks 3 --patience 3");
+    char *shared = served_ask(&three, "POST", path, "", short_one);
+    assert_non_null(fingerprint_in(alone));
+    assert_non_null(fingerprint_in(shared));
+    assert_memory_equal(fingerprint_in(alone), fingerprint_in(shared), 18);
+    pid_t victim = find_rank(three.pid, 1);
     assert_true(victim > 0);
     pid_t killer = kill_later(victim, 700);
-    ask(&shared, long_one);
-    assert_true(shared.n_tokens > 0 && shared.n_tokens < 3000);
-    assert_string_equal(shared.fingerprint, "");
-    assert_true(wait_for_end(three, 30) > 0);
+    char *broken = served_ask(&three, "POST", path, "", long_one);
+    assert_non_null(strstr(broken, "data: "));
+    assert_null(fingerprint_in(broken));
+    assert_null(strstr(broken, "[DONE]"));
     waitpid(killer, NULL, 0);
+    assert_int_not_equal(wait_for_end(three.pid, 30), -1);
+    free(alone);
+    free(shared);
+    free(broken);
 }
 
 static void test_damages(void **state) {
