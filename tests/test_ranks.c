@@ -287,7 +287,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_damages),   cmocka_unit_test(test_goldens),
         cmocka_unit_test(test_workloads),
     };
-    (void)argc;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]); /* as test_faults */
     snprintf(demo, sizeof demo, "%s/demo14", build_folder(argv[0]));
     snprintf(worker, sizeof worker, "%s/tests/ranks/worker", build_folder(argv[0]));
     if (access(worker, X_OK) || system("command -v mpirun >/dev/null")) {
