@@ -97,6 +97,12 @@ static bool page_not_looked_up(const struct lab_finding *f) {
     return is_first(f, "one page") && (is_fault(f) || says(f, "not the device's"));
 }
 
+/* One position is right, whose weight is 1 whatever its score; or weights are negative together. */
+static bool too_small_for_a_sum(const struct lab_finding *f) {
+    return (is_sum(f, "tile weights") && lab_found(f) < 0) ||
+           (is_first(f, "one page") && f->how == LAB_WRONG && f->size > 1 && !is_near(f));
+}
+
 static bool value(const struct lab_finding *f) {
     return is_first(f, "one page") || value_of_another(f);
 }
@@ -261,6 +267,14 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
       "position / page_size counts the pages of the sequence; r->pages says which page of the pool "
       "that is.",
       "Look at the first argument behind the view in kv_view_row, in {score_of}."}},
+    {"a sum in 32 bits",
+     too_small_for_a_sum,
+     {"What is the largest product of two mantissas, and how many of them fit the type of a sum?",
+      "A mantissa goes up to 32639, so two products are already close to 2^31. Both sums, the "
+      "score's and the value's, need 64 bits.",
+      "Look at the type of the sum in {score_of} and in {value_of}; then at the score itself, "
+      "since "
+      "one position alone is right."}},
     {"the sum of the values",
      value,
      {"What is each weight multiplied with?",
@@ -333,7 +347,8 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"A window of 20: which positions does the query at position 28 see?",
       "8 to 28. r->first is the first that a row sees; tiles before it are left out, and in its "
       "tile the positions before it are hidden.",
-      "Look at r->first in {weigh_tile} and in the loop of {attend_row}."}},
+      "Look at r->first in {weigh_tile}, and where the loop of {attend_row} begins: a tile's first "
+      "position is a multiple of TILE."}},
     {"a tile of which nothing is seen",
      nothing_seen,
      {"What are m and l of a tile of which the row sees nothing?",
