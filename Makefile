@@ -11,7 +11,8 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libmicrohttpd-dev libssl-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
-# Phase 14 alone needs MPI; without it the rest is built, and phase 14's tests are left out.
+# Phase 14 alone needs MPI, and test-all, which installs it; without it the rest is built, and phase
+# 14's tests are left out.
 MPI      := $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes)
 MPI_FLAGS := $(if $(MPI),$(shell pkg-config --cflags ompi-c))
 MPI_LIBS  := $(if $(MPI),$(shell pkg-config --libs ompi-c))
@@ -71,7 +72,7 @@ MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c
              scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
-MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c \
+MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c scheduler/engine_draft.c \
              scheduler/own_caches.c scheduler/engine_metrics.c scheduler/history.c \
              $(addprefix tutorials/common/,serve.c page.c record.c)
 MODULES_4 := $(MODULES_3) tutorials/common/policies.c
@@ -90,14 +91,17 @@ CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
 $(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))
 CUDA_9    := $(CUDA_10)
 $(foreach p,9 10 11,$(eval MODULES_$(p) := $(MODULES_8)))
-MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c \
+MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c scheduler/service_metrics.c scheduler/service_ranks.c \
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
 MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
-MODULES_14 := $(MODULES_12) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
-CUDA_14   := $(CUDA_10)
+MODULES_14 := $(MODULES_13) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+CUDA_14   := $(CUDA_11)
+# Where the CUDA toolkit has NCCL, ranks with GPUs of their own use it.
+NCCL      := $(firstword $(wildcard $(foreach l,$(dir $(NVCC))../include/nccl.h /usr/include/nccl.h,$(l))))
+NCCL_gpu  := $(if $(NCCL),build/gpu/parallel/nccl.o)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -143,8 +147,8 @@ help:
 	@echo "make clean         remove everything that was built"
 	@echo "With WERROR= behind it, warnings are no errors; KERNELS=gpu|emu and CUDA_ARCH: README.md"
 
-phase14: PACKAGES += ompi-c
-phase14: APT += libopenmpi-dev openmpi-bin
+phase14 test-all: PACKAGES += ompi-c
+phase14 test-all: APT += libopenmpi-dev openmpi-bin
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:
@@ -249,6 +253,11 @@ $(eval $(call rules,arm64))
 $(eval $(call rules,tsan))
 
 $(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
+build/release/demo14: $(NCCL_$(release_KERNELS))
+build/release/demo14: LIBS += $(if $(NCCL_$(release_KERNELS)),-lnccl)
+build/gpu/parallel/%.o: parallel/%.cu build/settings/cuda-arch
+	@mkdir -p $(@D)
+	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 # The compiler does not tell that the page is in it.
 $(foreach b,release asan arm64 tsan,build/$(b)/tutorials/common/page.o): tutorials/common/page.html

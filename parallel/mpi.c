@@ -16,7 +16,7 @@ enum { MOST_AT_ONCE = 1 << 28, START_LIMIT = 20, HOST_NAME = 60, MOST_OPTIONS = 
 
 /* Seconds: as long as nobody sleeps, until a waiting rank leaves the core to others, until it
  * sleeps; and for those who are waited for to say that they wait, too. */
-static const double YIELD_AFTER = 20e-6, SLEEP_AFTER = 20e-3, GRACE = 2;
+static const double YIELD_AFTER = 20e-6, SLEEP_AFTER = 300e-6, GRACE = 2;
 
 /* Who a rank is, for messages. */
 struct name {
@@ -40,7 +40,7 @@ static struct mpi *mpi_of(struct parallel *p) {
 
 static void give_way(double waited) {
     if (waited > SLEEP_AFTER)
-        nanosleep(&(struct timespec){0, 50000}, NULL);
+        nanosleep(&(struct timespec){0, waited > 1 ? 1000000 : 50000}, NULL);
     else if (waited > YIELD_AFTER)
         sched_yield();
 }
@@ -205,6 +205,7 @@ static int meet(struct mpi *m, struct error *err) {
     MPI_Comm_rank(m->world, &p->rank);
     MPI_Comm_size(m->world, &p->n_ranks);
     MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &m->local);
+    MPI_Comm_rank(m->local, &p->neighbour);
     MPI_Comm_size(m->local, &p->n_neighbours);
     m->failures = p->rank ? be_silent() : stderr;
     gethostname(mine.host, sizeof mine.host - 1);

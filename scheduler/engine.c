@@ -1,6 +1,6 @@
 #include "scheduler/engine.h"
 
-#include "scheduler/draft.h"
+#include "scheduler/engine_draft.h"
 #include "scheduler/pass.h"
 
 #include <math.h>
@@ -10,9 +10,18 @@
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-double engine_now(const struct engine *e) {
+static double own_now(const struct engine *e) {
     const struct engine_clock *clock = e->options->clock;
     return clock ? clock->now(clock->context) : clock_now() - e->began;
+}
+
+double engine_now(const struct engine *e) {
+    return e->generator->model->parallel ? e->common : own_now(e);
+}
+
+void engine_tick(struct engine *e) {
+    e->common = own_now(e);
+    parallel_broadcast(e->generator->model->parallel, &e->common, sizeof e->common);
 }
 
 static void wait_until(const struct engine *e, double time) {
@@ -132,17 +141,6 @@ static int make_sequence(struct engine *e, int i, int fork_of, struct error *err
     return sequence_propose(s, r->draft, r->n_draft, err);
 }
 
-/* The longest draft of a request whose tokens may all come to be stored. */
-static int most_drafted(const struct engine *e, int i) {
-    return e->in_memory[i].max_positions - e->answers[i].sequence.n_tokens;
-}
-
-/* What a request proposes to follow. */
-static void count_draft(struct engine *e, int i) {
-    int n = e->answers[i].sequence.n_draft, most = most_drafted(e, i);
-    e->scheduler.jobs[i].n_draft = n < most ? n : most;
-}
-
 int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err) {
     struct error why;
     if (e->n == e->capacity && !e->scheduler.n_forgotten)
@@ -159,7 +157,7 @@ int engine_submit(struct engine *e, const struct request *request, int fork_of, 
         return -1;
     }
     e->n_submitted++;
-    count_draft(e, i);
+    engine_count_draft(e, i);
     if (generator_check_prompt(e->generator, &e->answers[i].sequence, &e->answers[i].error))
         scheduler_stop(&e->scheduler, i, FINISH_ERROR, engine_now(e));
     else if (request->max_new < 1)
@@ -209,18 +207,15 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     e->generator->appended = NULL;
     if (result)
         return -1;
+    engine_tick(e);
     e->passes++;
     for (int i = 0; i < n; i++)
         memory->stored(memory, entries[i].job, e->parts[i].sequence->n_cached);
     if (memory->bytes > e->most_cache_bytes)
         e->most_cache_bytes = memory->bytes;
     for (int i = 0; i < n; i++) {
-        const struct sequence *s = e->parts[i].sequence;
-        struct job *j = &e->scheduler.jobs[entries[i].job];
-        e->proposed += entries[i].draws ? s->drafting.last_proposed : 0;
-        e->accepted += entries[i].draws ? s->drafting.last_accepted : 0;
-        j->n_draft = entries[i].draws ? sequence_new_tokens(s) - j->n_new - 1 : 0;
-        scheduler_ran(&e->scheduler, &entries[i], s->finish, engine_now(e));
+        engine_count_accepted(e, &entries[i]);
+        scheduler_ran(&e->scheduler, &entries[i], e->parts[i].sequence->finish, engine_now(e));
     }
     return 0;
 }
@@ -245,36 +240,11 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
-/* The time of a step: rank 0's, since ranks whose clocks differ could see an arrival in different
- * steps. */
-static double step_time(const struct engine *e) {
-    double now = engine_now(e);
-    parallel_broadcast(e->generator->model->parallel, &now, sizeof now);
-    return now;
-}
-
-/* Those that decode get drafts, and the scheduler is told how long they are. */
-static int draft(struct engine *e, struct error *err) {
-    const struct scheduler *s = &e->scheduler;
-    int n = 0;
-    for (int i = 0; i < s->n_running && e->generator->drafter; i++) {
-        int job = s->running[i];
-        if (s->jobs[job].state != REQUEST_DECODING)
-            continue;
-        e->drafted[n] = &e->answers[job].sequence;
-        e->most_drafted[n++] = most_drafted(e, job);
-    }
-    if (drafter_propose(e->generator->drafter, e->drafted, e->most_drafted, n, err))
-        return -1;
-    for (int i = 0; i < s->n_running; i++)
-        count_draft(e, s->running[i]);
-    return 0;
-}
-
 int engine_step(struct engine *e, struct error *err) {
-    if (draft(e, err))
+    if (engine_draft(e, err))
         return -1;
-    int n = scheduler_plan(&e->scheduler, step_time(e), e->plan);
+    engine_tick(e);
+    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
     if (parallel_check(e->generator->model->parallel, err))
         return -1;
     if (e->options->memory->failed)

@@ -64,13 +64,14 @@ struct engine {
     struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
     struct plan_entry *plan;          /* [n_planned] of the last step */
     int n_planned;
-    struct pass_part *parts;          /* [max_running] */
-    struct sequence **drafted;        /* [max_running] who gets drafts in a step, */
-    int *most_drafted;                /* [max_running] and of how many tokens at most */
-    long steps, passes, drawn;        /* drawn: tokens */
-    long proposed, accepted;          /* tokens of drafts that were read, and of them drawn */
-    int64_t most_cache_bytes;         /* of all requests together, at the fullest moment */
-    double began;                     /* clock_now at the start */
+    struct pass_part *parts;   /* [max_running] */
+    struct sequence **drafted; /* [max_running] who gets drafts in a step, */
+    int *most_drafted;         /* [max_running] and of how many tokens at most */
+    long steps, passes, drawn; /* drawn: tokens */
+    long proposed, accepted;   /* tokens of drafts that were read, and of them drawn */
+    int64_t most_cache_bytes;  /* of all requests together, at the fullest moment */
+    double began;              /* clock_now at the start */
+    double common;             /* of ranks: rank 0's time when it told it last */
 };
 
 /* An engine without requests, for `capacity` of them at once. The generator and the options, with
@@ -90,8 +91,12 @@ int engine_submit(struct engine *e, const struct request *request, int fork_of, 
  * a device that failed. */
 int engine_step(struct engine *e, struct error *err);
 
-/* Seconds of the run, by the options' clock: the times of requests count in it. */
+/* Seconds of the run, by the options' clock: the times of requests count in it. Of ranks, rank 0's
+ * at the last tick, so that they see an arrival in the same step. */
 double engine_now(const struct engine *e);
+
+/* All ranks hear rank 0's time. (engine_step does this at its beginning and after the pass.) */
+void engine_tick(struct engine *e);
 
 /* Cancels a request, if it is not done. Not from `changed` or `drew`. */
 void engine_cancel(struct engine *e, int request);

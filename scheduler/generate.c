@@ -14,8 +14,12 @@ void generator_end(struct generator *g) {
     g->ws = NULL;
 }
 
+bool generator_signalled(const struct generator *g) {
+    return g->interrupted && *g->interrupted;
+}
+
 bool generator_interrupted(const struct generator *g) {
-    bool ends = g->interrupted && *g->interrupted;
+    bool ends = generator_signalled(g);
     parallel_broadcast(g->model ? g->model->parallel : NULL, &ends, sizeof ends);
     return ends;
 }

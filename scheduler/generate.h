@@ -41,7 +41,8 @@ int generator_start(struct generator *g, struct model *model, struct error *err)
 
 void generator_end(struct generator *g);
 
-/* Whether *g->interrupted asks to end; of ranks, that of rank 0. */
+/* Whether *g->interrupted asks to end: here, and of all ranks, as rank 0 has it. */
+bool generator_signalled(const struct generator *g);
 bool generator_interrupted(const struct generator *g);
 
 /* Returns 0 when the sequence can be continued, or -1 with err set: it is empty, or does not fit in

@@ -54,6 +54,7 @@ static bool make_room(struct history *h, const struct engine *e) {
     if (m && !h->references) {
         int total = m->pool->blocks.stats.total;
         h->n_blocks = total < HISTORY_BLOCKS ? total : HISTORY_BLOCKS;
+        h->all_blocks = total;
         h->block_size = m->pool->block_size;
         h->references = calloc((size_t)h->n_blocks + 1, sizeof *h->references);
     }
@@ -143,11 +144,12 @@ static json_t *difference(const struct told *was, const struct told *is) {
     return object;
 }
 
-static void put_end(json_t *object, const struct engine *e, int i) {
+/* forgotten: its answer may be gone. */
+static void put_end(json_t *object, const struct engine *e, int i, bool forgotten) {
     char text[17];
     const struct fingerprint *f = &e->answers[i].sequence.fingerprint;
     json_object_set_new(object, "finish", json_string(finish_name(e->scheduler.jobs[i].finish)));
-    if (!e->scheduler.jobs[i].n_new)
+    if (forgotten || !e->scheduler.jobs[i].n_new)
         return;
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint_value(f));
     json_object_set_new(object, "fingerprint", json_string(text));
@@ -208,7 +210,7 @@ static void tell(struct history *h, const struct engine *e, int i, json_t *list)
     if (h->texts)
         put_text(object, e, i, told->n_text);
     if (is.state == REQUEST_DONE && (!told->is_told || told->state != REQUEST_DONE))
-        put_end(object, e, i);
+        put_end(object, e, i, !h->texts);
     json_array_append_new(list, object);
     h->failed = !keep(told, &is) || h->failed;
 }

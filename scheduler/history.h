@@ -12,8 +12,8 @@
  * changed: state, prompt (tokens), read, to_read (tokens that are or must be read before the next
  * is drawn), new (tokens drawn), first and piece (what the step has read: position, tokens), keep
  * (how many of its blocks it still has, from the first) and blocks (those behind them), capacity
- * (positions of a cache of its own), sample_of (an id), finish, fingerprint; and, if wanted, title
- * and text (what the answer got) or whole (the answer, cut).
+ * (positions of a cache of its own), sample_of (an id), finish; and, if texts are wanted, title,
+ * fingerprint, and text (what the answer got) or whole (the answer, cut).
  */
 #ifndef SAMEBITS_HISTORY_H
 #define SAMEBITS_HISTORY_H
@@ -32,8 +32,8 @@ struct history {
     bool texts;
     struct told *told; /* [n_told] what was said of each number of the engine */
     int n_told;
-    int32_t *references; /* [n_blocks] as said last */
-    int n_blocks, block_size;
+    int32_t *references;                  /* [n_blocks] as said last */
+    int n_blocks, all_blocks, block_size; /* all_blocks: of the pool */
     long steps;
     double began;
     bool failed;    /* there was no memory: what came is not complete */
@@ -41,7 +41,8 @@ struct history {
 };
 
 /* A history that begins now; of requests that were done before, it tells nothing. memory: the
- * engine's, paged or own_caches. texts: with titles and texts. */
+ * engine's, paged or own_caches. texts: with titles, texts and fingerprints, for which answers are
+ * not forgotten (engine_forget) before they are told. */
 void history_start(struct history *h, const struct request_memory *memory, bool texts, double now);
 
 /* Whether a request has come, gone or changed its state since the last change. */

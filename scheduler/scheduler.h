@@ -13,7 +13,7 @@
  * beside decoding: Agrawal et al., "SARATHI", 2023.
  *
  * Phase 13: a request may have a draft, tokens that are proposed to follow its last one. They are
- * read with it, as far as budget and memory that nobody else wants allow.
+ * read with it, as far as budget and free memory allow: nobody gives way to them.
  *
  * Phase 7: a request that lacks memory takes it from the one that arrived last (while it still
  * reads its prompt: from the last one that reads, too). That one is preempted: it gives back what

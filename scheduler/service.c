@@ -1,4 +1,4 @@
-#include "scheduler/service.h"
+#include "scheduler/service_ranks.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@ struct service {
     struct engine_options engine_options;
     pthread_t thread;
     bool has_lock, has_thread;
+    bool *ends;       /* [engine.capacity] which requests are cancelled now */
     int tickets_left; /* not done yet, of those that the engine has */
 
     pthread_mutex_t lock;              /* of what follows */
@@ -26,22 +27,8 @@ struct service {
     struct service_metrics metrics;
 };
 
-/* Bucket bounds in seconds, as vLLM exports them. */
-static const double first_token_bounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75,
-                                            1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640};
-static const double token_bounds[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
-                                      .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
-static const double request_bounds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
-                                        30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-#define HISTOGRAM(bounds)                                                                          \
-    { bounds, sizeof bounds / sizeof *bounds, {0}, 0 }
-
-static void observe(struct histogram *h, double value) {
-    int i = 0;
-    while (i < h->n_bounds && value > h->bounds[i])
-        i++;
-    h->counts[i]++;
-    h->sum += value;
+static struct parallel *ranks_of(const struct service *s) {
+    return s->generator->model->parallel;
 }
 
 static struct ticket *ticket_of(const struct engine *e, int request) {
@@ -72,9 +59,9 @@ static void drew(void *context, struct engine *e, int request) {
     pthread_mutex_lock(&s->lock);
     s->metrics.generated_tokens++;
     if (sequence_new_tokens(&e->answers[request].sequence) == 1)
-        observe(&s->metrics.ttft, now - job->arrival);
+        histogram_add(&s->metrics.ttft, now - job->arrival);
     else
-        observe(&s->metrics.inter_token, now - t->last);
+        histogram_add(&s->metrics.inter_token, now - t->last);
     pthread_mutex_unlock(&s->lock);
     t->last = now;
     t->drew(t, &e->answers[request]);
@@ -83,7 +70,7 @@ static void drew(void *context, struct engine *e, int request) {
 static void count_done(struct service *s, const struct job *job, double now) {
     struct service_metrics *m = &s->metrics;
     pthread_mutex_lock(&s->lock);
-    observe(&m->latency, now - job->arrival);
+    histogram_add(&m->latency, now - job->arrival);
     m->finished += job->finish != FINISH_CANCELLED;
     m->cancelled += job->finish == FINISH_CANCELLED;
     pthread_mutex_unlock(&s->lock);
@@ -101,7 +88,7 @@ static void changed(void *context, const struct engine *e, int request, enum req
         return;
     pthread_mutex_lock(&s->lock);
     s->metrics.prompt_tokens += job->n_prompt;
-    observe(&s->metrics.queue, now - job->arrival);
+    histogram_add(&s->metrics.queue, now - job->arrival);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -134,21 +121,27 @@ static int take_in(struct service *s, struct ticket *inbox, struct error *err) {
     return 0;
 }
 
-/* Tickets that are to end: marked by their submitters, or too long in the queue, or all. */
+/* Whether a ticket is to end: marked by its submitter, or too long in the queue, or all are. */
+static bool is_to_end(struct service *s, int i, bool all) {
+    const struct job *job = &s->engine.scheduler.jobs[i];
+    struct ticket *t = ticket_of(&s->engine, i);
+    double limit = s->options.wait_limit;
+    if (!t || job->state == REQUEST_DONE)
+        return false;
+    t->late =
+        limit > 0 && job->state == REQUEST_WAITING && engine_now(&s->engine) > job->arrival + limit;
+    return all || t->late || t->cancelled;
+}
+
+/* Rank 0 says who: only its tickets are marked. */
 static void cancel(struct service *s, bool all) {
     struct engine *e = &s->engine;
-    double limit = s->options.wait_limit, now = engine_now(e);
-    for (int i = 0; i < e->n; i++) {
-        const struct job *job = &e->scheduler.jobs[i];
-        struct ticket *t = ticket_of(e, i);
-        if (!t || job->state == REQUEST_DONE)
-            continue;
-        bool late = limit > 0 && job->state == REQUEST_WAITING && now > job->arrival + limit;
-        if (!all && !late && !t->cancelled)
-            continue;
-        t->late = late;
-        engine_cancel(e, i);
-    }
+    for (int i = 0; i < e->n; i++)
+        s->ends[i] = is_to_end(s, i, all);
+    parallel_broadcast(ranks_of(s), s->ends, sizeof *s->ends * (size_t)e->n);
+    for (int i = 0; i < e->n; i++)
+        if (s->ends[i])
+            engine_cancel(e, i);
 }
 
 /* Tells the tickets that are done, and forgets them. */
@@ -178,35 +171,45 @@ static void count_now(struct service *s) {
     s->metrics.accepted = s->engine.accepted;
 }
 
-/* What has come since the last step; waits for something if there is nothing to do. Returns false
- * when it is time to end: stopping, and nobody is left. */
-static bool receive(struct service *s, bool idle, struct ticket **inbox, bool *cancels, bool *all) {
+/* What has come since the last step; waits for something if there is nothing to do. It goes on
+ * until it is time to end: stopping, and nobody is left. */
+static void receive(struct service *s, bool idle, struct service_news *news) {
     pthread_mutex_lock(&s->lock);
     count_now(s);
     while (idle && !s->inbox && !s->cancels && !s->stopping && !s->poked)
         pthread_cond_wait(&s->news, &s->lock);
-    *inbox = s->inbox;
-    *cancels = s->cancels || s->options.wait_limit > 0;
+    news->inbox = s->inbox;
+    news->cancels = s->cancels || s->options.wait_limit > 0;
     s->inbox = NULL;
     s->inbox_end = &s->inbox;
     s->metrics.waiting += s->n_inbox;
     s->n_inbox = 0;
     s->cancels = s->poked = false;
-    *all = s->stopping && engine_now(&s->engine) >= s->stop_at;
-    bool goes_on = !s->stopping || s->tickets_left || *inbox;
+    news->all = s->stopping && engine_now(&s->engine) >= s->stop_at;
+    news->goes_on = !s->stopping || s->tickets_left || news->inbox;
     pthread_mutex_unlock(&s->lock);
-    return goes_on;
+}
+
+/* Of ranks, all hear what rank 0 receives. Returns whether it goes on. */
+static bool hear(struct service *s, bool idle, struct service_news *news) {
+    struct parallel *ranks = ranks_of(s);
+    if (!ranks || !ranks->rank)
+        receive(s, idle, news);
+    if (ranks) {
+        service_tell(ranks, news);
+        engine_tick(&s->engine);
+    }
+    return news->goes_on;
 }
 
 static int loop(struct service *s, struct error *err) {
-    struct ticket *inbox;
-    bool cancels, all;
+    struct service_news news;
     int result = 0;
-    while (receive(s, !result && !s->tickets_left, &inbox, &cancels, &all)) {
-        if (take_in(s, inbox, err))
+    while (hear(s, !result && !s->tickets_left, &news)) {
+        if (take_in(s, news.inbox, err))
             return -1;
-        if (cancels || all)
-            cancel(s, all);
+        if (news.cancels || news.all)
+            cancel(s, news.all);
         result = engine_step(&s->engine, err);
         if (result < 0)
             return -1;
@@ -264,10 +267,7 @@ static int start(struct service *s, struct error *err) {
                                                 .changed = changed,
                                                 .context = s};
     s->inbox_end = &s->inbox;
-    s->metrics.ttft = (struct histogram)HISTOGRAM(first_token_bounds);
-    s->metrics.inter_token = (struct histogram)HISTOGRAM(token_bounds);
-    s->metrics.latency = (struct histogram)HISTOGRAM(request_bounds);
-    s->metrics.queue = (struct histogram)HISTOGRAM(request_bounds);
+    service_metrics_start(&s->metrics);
     s->generator->on_token = on_token;
     s->generator->on_token_context = s;
     if (o->max_waiting < 1)
@@ -275,6 +275,8 @@ static int start(struct service *s, struct error *err) {
     if (pthread_mutex_init(&s->lock, NULL) || pthread_cond_init(&s->news, NULL))
         return error_set(err, "cannot make a lock for the engine");
     s->has_lock = true;
+    if (!(s->ends = calloc((size_t)capacity, sizeof *s->ends)))
+        return error_set(err, "out of memory for %d requests", capacity);
     if (engine_start(&s->engine, s->generator, &s->engine_options, capacity, err))
         return -1;
     if (pthread_create(&s->thread, NULL, run, s))
@@ -381,5 +383,6 @@ void service_free(struct service *s) {
         pthread_cond_destroy(&s->news);
         pthread_mutex_destroy(&s->lock);
     }
+    free(s->ends);
     free(s);
 }

@@ -56,6 +56,10 @@ struct service_metrics {
     struct histogram ttft, inter_token, latency, queue;
 };
 
+/* The buckets of metrics that are all zero. histogram_add: one more value. */
+void service_metrics_start(struct service_metrics *m);
+void histogram_add(struct histogram *h, double value);
+
 struct service_options {
     struct scheduler_options scheduler;
     struct paged_memory *memory;

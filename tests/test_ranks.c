@@ -8,6 +8,7 @@
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
 #include "tests/random.h"
+#include "tests/served.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -219,6 +220,59 @@ static void test_faults(void **state) {
     }
 }
 
+/* ---- a server -------------------------------------------------------------------------------- */
+
+static struct served start_server(const char *arguments) {
+    return served_start(&(struct served_options){.arguments = arguments, .phase = 14});
+}
+
+/* The fingerprint in an answer; NULL: there is none. */
+static const char *fingerprint_in(const char *answer) {
+    static const char key[] = "\"samebits_fingerprint\"";
+    const char *at = strstr(answer, key);
+    return at ? strchr(at + sizeof key, '"') : NULL;
+}
+
+/* In another process: kills the rank after a while. */
+static pid_t kill_later(pid_t victim, int milliseconds) {
+    pid_t pid = fork();
+    if (pid)
+        return pid;
+    pause_for(milliseconds);
+    kill(victim, SIGKILL);
+    _exit(0);
+}
+
+/* The same answer as from one process; and when a rank dies in an answer, no end of it. */
+static void test_server(void **state) {
+    (void)state;
+    static const char path[] = "/v1/completions";
+    static const char short_one[] = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 9, "
+                                    "\"temperature\": 0.9, \"seed\": 5, \"stream\": true}";
+    static const char long_one[] = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 3000, "
+                                   "\"ignore_eos\": true, \"stream\": true}";
+    struct served one = start_server("--kv-blocks 400");
+    char *alone = served_ask(&one, "POST", path, "", short_one);
+    served_end(&one, SIGTERM);
+    struct served three = start_server("--kv-blocks 400 --ranks 3 --patience 3");
+    char *shared = served_ask(&three, "POST", path, "", short_one);
+    assert_non_null(fingerprint_in(alone));
+    assert_non_null(fingerprint_in(shared));
+    assert_memory_equal(fingerprint_in(alone), fingerprint_in(shared), 18);
+    pid_t victim = find_rank(three.pid, 1);
+    assert_true(victim > 0);
+    pid_t killer = kill_later(victim, 700);
+    char *broken = served_ask(&three, "POST", path, "", long_one);
+    assert_non_null(strstr(broken, "data: "));
+    assert_null(fingerprint_in(broken));
+    assert_null(strstr(broken, "[DONE]"));
+    waitpid(killer, NULL, 0);
+    assert_int_not_equal(wait_for_end(three.pid, 30), -1);
+    free(alone);
+    free(shared);
+    free(broken);
+}
+
 static void test_damages(void **state) {
     (void)state;
     struct command c =
@@ -228,11 +282,13 @@ static void test_damages(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_demo),    cmocka_unit_test(test_others),
-        cmocka_unit_test(test_faults),  cmocka_unit_test(test_damages),
-        cmocka_unit_test(test_goldens), cmocka_unit_test(test_workloads),
+        cmocka_unit_test(test_server),    cmocka_unit_test(test_demo),
+        cmocka_unit_test(test_others),    cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_damages),   cmocka_unit_test(test_goldens),
+        cmocka_unit_test(test_workloads),
     };
-    (void)argc;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]); /* as test_faults */
     snprintf(demo, sizeof demo, "%s/demo14", build_folder(argv[0]));
     snprintf(worker, sizeof worker, "%s/tests/ranks/worker", build_folder(argv[0]));
     if (access(worker, X_OK) || system("command -v mpirun >/dev/null")) {

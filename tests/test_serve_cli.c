@@ -428,6 +428,19 @@ static void assert_interrupted(const struct command *c, const char *word) {
         fail_msg("status %d, expected 130 and \"%s\":\n%s%s", c->status, word, c->out, c->err);
 }
 
+/* The page, with a run in which requests were cancelled. */
+static void assert_whole_page(const char *path) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    ssize_t n = getdelim(&text, &size, 0, f);
+    fclose(f);
+    assert_true(n > 9 && !strcmp(text + n - 8, "</html>\n"));
+    assert_non_null(strstr(text, "\"finish\":\"cancelled\""));
+    free(text);
+}
+
 static void ctrl_c_ends_a_padded_batch(void **state) {
     (void)state;
     struct command c = interrupted_demo(2, "data/prompts/long.jsonl", "");
@@ -460,10 +473,12 @@ static void ctrl_c_ends_a_queue(void **state) {
                "{\"id\": \"waits\", \"prompt\": \"Hello!\"}\n"
                "{\"id\": \"comes later\", \"prompt\": \"Hello!\", \"arrival\": 100000}\n");
     for (int phase = 3; phase <= 4; phase++) {
-        char trace[64], json[64];
+        char trace[48], json[48], html[48];
         snprintf(trace, sizeof trace, "%s/trace.json", folder);
         snprintf(json, sizeof json, "%s/run.json", folder);
-        snprintf(arguments, sizeof arguments, "--max-running 2 --trace %s --json %s", trace, json);
+        snprintf(html, sizeof html, "%s/run.html", folder);
+        snprintf(arguments, sizeof arguments, "--max-running 2 --trace %s --json %s --html %s",
+                 trace, json, html);
         struct command c = interrupted_demo(phase, work, arguments);
         assert_interrupted(&c, "cancelled");
         assert_non_null(strstr(c.out, "states"));
@@ -480,6 +495,7 @@ static void ctrl_c_ends_a_queue(void **state) {
         root = json_read_file(trace, &err);
         assert_true(last_waiting(root) == 0);
         json_decref(root);
+        assert_whole_page(html);
     }
     /* While nobody runs and the next request is far away. */
     write_work("{\"prompt\": \"Hello!\", \"arrival\": 100000}\n");

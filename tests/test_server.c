@@ -137,6 +137,57 @@ static void too_large_heads_are_refused(void **state) {
 }
 
 /* Its log has a line for each request, and neither the key nor what was asked. */
+/* What the page asks for: from change number `since` on. */
+static json_t *changes_since(const struct served *s, json_int_t since) {
+    char path[40];
+    snprintf(path, sizeof path, "/state?since=%d", (int)since);
+    char *answer = served_ask(s, "GET", path, "", "");
+    assert_int_equal(served_status(answer), 200);
+    json_t *json = served_json(answer);
+    free(answer);
+    return json;
+}
+
+/* Adds what the changes tell: requests that are done, the tokens that each has drawn. */
+static json_int_t read_changes(json_t *state, int *n_done, json_int_t *drawn) {
+    const json_t *change, *request;
+    size_t i, k;
+    json_array_foreach(json_object_get(state, "changes"), i, change) {
+        json_t *now = json_object_get(change, "drawn");
+        assert_true(json_integer_value(now) >= *drawn);
+        *drawn = json_integer_value(now);
+        json_array_foreach(json_object_get(change, "requests"), k, request) {
+            const char *name = json_string_value(json_object_get(request, "state"));
+            *n_done += name && !strcmp(name, "done");
+            assert_null(json_object_get(request, "text")); /* nobody's but the asker's */
+        }
+    }
+    json_int_t next = json_integer_value(json_object_get(state, "next"));
+    json_decref(state);
+    return next;
+}
+
+static void the_page_is_told_of_every_request(void **state) {
+    struct served *s = *state;
+    json_t *all = changes_since(s, -1);
+    assert_true(json_is_true(json_object_get(all, "all")));
+    json_int_t next = json_integer_value(json_object_get(all, "next")), first = next, drawn = 0;
+    json_decref(all);
+    int n_done = 0;
+    for (int i = 0; i < 3; i++) { /* the second has the number of the first, which was forgotten */
+        expect_status(s, 200, "POST", chat, "", "{" QUESTION ",\"temperature\":0}", "Paris");
+        for (int tries = 0; n_done <= i && tries < 100; tries++, usleep(50000))
+            next = read_changes(changes_since(s, next), &n_done, &drawn);
+        assert_int_equal(n_done, i + 1);
+    }
+    json_t *again = changes_since(s, first);
+    assert_int_equal(json_array_size(json_object_get(again, "changes")), next - first);
+    json_decref(again);
+    all = changes_since(s, next + 1); /* there is none such: everything */
+    assert_true(json_is_true(json_object_get(all, "all")));
+    json_decref(all);
+}
+
 static void a_key_is_asked_for(void **state) {
     char path[] = "/tmp/samebits-key-XXXXXX", arguments[64];
     int fd = mkstemp(path);
@@ -173,7 +224,8 @@ static void receipts_come_with_answers(void **state) {
     char path[] = "/tmp/samebits-receipts-XXXXXX", line[160];
     int fd = mkstemp(path);
     (void)state;
-    struct served s = served_start(&(struct served_options){.phase = 13});
+    struct served s = served_start(
+        &(struct served_options){.phase = 13, .arguments = "--kv-blocks 400 --speculate"});
     for (int i = 0; i < 2; i++) {
         char *answer = served_ask(&s, "POST", chat, "", bodies[i]);
         json_t *json = served_json(answer), *choice;
@@ -222,6 +274,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(too_large_heads_are_refused),
         cmocka_unit_test(a_key_is_asked_for),
         cmocka_unit_test(receipts_come_with_answers),
+        cmocka_unit_test(the_page_is_told_of_every_request),
     };
     (void)argc;
     build_folder(argv[0]);

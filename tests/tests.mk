@@ -10,7 +10,7 @@ PROGRAMS     := $(patsubst tests/%.c,%,$(TEST_SOURCES) $(SLOW_SOURCES))
 GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
-BENCHES      := $(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c))
+BENCHES      := $(filter-out $(if $(MPI),,%/bench_ranks),$(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c)))
 GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
 DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
@@ -39,7 +39,7 @@ LONG_release := test_chapters test_fingerprint test_paged_workloads test_attenti
                 test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention \
                 test_server_faults test_server_limits test_clients
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
-                test_shared_decoding test_golden test_check test_clients
+                test_shared_decoding test_golden test_check test_clients test_ranks
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
 BATCHES_release := 60
 BATCHES_asan    := 15
@@ -73,15 +73,18 @@ test-all: deps
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
 	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
 	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu)
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu) \
+	    "tests/browser build/release"
 
 test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
-	    build/release/tests/test_attend \
+	    build/release/tests/test_attend build/release/tests/test_ranks \
+	    $(if $(MPI),build/release/tests/ranks/worker) \
 	    $(if $(HAVE_GPU),build/gpu/tests/slow_attend build/gpu/tests/test_attend)
 	@tests/run $(call programs,release,$(SLOW_SOURCES)) \
 	    "SAMEBITS_DEVICE=emu build/release/tests/slow_attend" \
 	    "SAMEBITS_BATCHES=4000 build/release/tests/test_attend" \
+	    "SAMEBITS_BATCHES=200 build/release/tests/test_ranks" \
 	    $(if $(HAVE_GPU),"SAMEBITS_DEVICE=gpu build/gpu/tests/slow_attend" \
 	                     "SAMEBITS_DEVICE=gpu SAMEBITS_BATCHES=20000 build/gpu/tests/test_attend")
 
@@ -164,6 +167,8 @@ $(eval $(call test_rules,release))
 $(eval $(call test_rules,asan))
 $(eval $(call test_rules,arm64))
 
+build/release/tests/bench/bench_ranks: LIBS += $(MPI_LIBS)
+build/release/tests/bench/bench_ranks: build/release/parallel/mpi.o
 $(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
 

@@ -5,7 +5,7 @@
 #     LAB_5_REPLACES := scheduler/block_allocator.c    the modules whose functions the file defines
 #     LAB_5_DEMO     := --quick                        how the phase's demo is run at the end
 #     LAB_5_REFUSED  := ref_attend                     functions that would do the work
-#     LAB_9_INLINES  := attention_shows         and inline ones, looked for by name in the source
+#     LAB_9_INLINES  := attention_shows         and inline ones, looked for by name, macros expanded
 #     LAB_8_EXTRA     = $(call emu_objects,release,11) more objects, for kernels in the emulation:
 #                       the grader has none, and compares with the CPU's notes
 #     LAB_8_SPEED    := tests/labs/08/speed.cu         measures it on a GPU, where there is one

@@ -1,6 +1,11 @@
-"""A model of the page's sections 4, 5 and 11: read from a folder, and run one token at a time."""
+"""A model of the page's sections 4, 5 and 11: read from a folder, and run one token at a time.
+
+    python3 -B tests/numerics/model.py FOLDER N_NEW ID...   writes greedily: ids and fingerprint
+"""
 import json
+import os
 import struct
+import sys
 
 import rules
 from floats import f32, f64
@@ -25,7 +30,7 @@ def widen(dtype, data):
 
 
 def read_tensors(path):
-    """Names with (shape, floats)."""
+    """Names with (shape, dtype, bytes)."""
     with open(path, "rb") as file:
         data = file.read()
     n = int.from_bytes(data[:8], "little")
@@ -34,7 +39,19 @@ def read_tensors(path):
     out = {}
     for name, t in header.items():
         begin, end = t["data_offsets"]
-        out[name] = t["shape"], widen(t["dtype"], data[begin:end])
+        out[name] = t["shape"], t["dtype"], data[begin:end]
+    return out
+
+
+def read_checkpoint(folder):
+    """All tensors of a folder: one file, or shards with their index."""
+    files = ["model.safetensors"]
+    if not os.path.exists(folder + "/model.safetensors"):
+        with open(folder + "/model.safetensors.index.json") as file:
+            files = sorted(set(json.load(file)["weight_map"].values()))
+    out = {}
+    for name in files:
+        out.update(read_tensors(os.path.join(folder, name)))
     return out
 
 
@@ -42,18 +59,18 @@ class Model:
     def __init__(self, folder):
         with open(folder + "/config.json") as file:
             c = json.load(file)
-        self.tensors = read_tensors(folder + "/model.safetensors")
+        self.tensors = read_checkpoint(folder)
         self.snapped = {}
         self.kind = c["architectures"][0]
         self.layers, self.hidden = c["num_hidden_layers"], c["hidden_size"]
         self.heads = c["num_attention_heads"]
         default = {"Llama": self.heads, "Mistr": 8}.get(self.kind[:5], 32)
-        self.kv_heads = c.get("num_key_value_heads", default)
-        self.dim = c.get("head_dim", 128 if self.kind.startswith("Qwen3")
-                         else self.hidden // self.heads)
-        self.eps = decimal(c.get("rms_norm_eps", 1e-6))
+        self.kv_heads = c.get("num_key_value_heads", default) or self.heads
+        self.dim = c.get("head_dim") or (128 if self.kind.startswith("Qwen3")
+                                         else self.hidden // self.heads)
+        self.eps = decimal(c.get("rms_norm_eps") or 1e-6)
         scaling = c.get("rope_scaling") or c.get("rope_parameters") or {}
-        theta = scaling.get("rope_theta", c.get("rope_theta", 10000))
+        theta = scaling.get("rope_theta") or c.get("rope_theta") or 10000
         self.frequencies = rules.frequencies(
             self.dim, decimal(theta), scaling.get("rope_type", scaling.get("type", "default")),
             *(decimal(scaling[name]) if name in scaling else None
@@ -66,16 +83,22 @@ class Model:
         mlp = c.get("mlp_bias", False) and llama
         self.biased.update(gate=mlp, up=mlp, down=mlp)
         self.normed = qwen3
-        self.output = "model.embed_tokens" if c.get("tie_word_embeddings") else "lm_head"
+        self.embedding, self.output = "model.embed_tokens.weight", "lm_head.weight"
+        if c.get("tie_word_embeddings"):
+            if self.embedding not in self.tensors:
+                self.embedding = self.output
+            self.output = self.embedding
 
     def vector(self, name):
-        return self.tensors[name][1]
+        return widen(*self.tensors[name][1:])
 
     def matrix(self, name):
         """Its snapped rows."""
         if name not in self.snapped:
-            (n, k), x = self.tensors[name]
-            self.snapped[name] = [rules.snap(x[i * k:i * k + k]) for i in range(n)]
+            (n, _), dtype, data = self.tensors[name]
+            row = len(data) // n
+            self.snapped[name] = [rules.snap(widen(dtype, data[i * row:i * row + row]))
+                                  for i in range(n)]
         return self.snapped[name]
 
     def linear(self, x, layer, part, block):
@@ -133,7 +156,7 @@ class Sequence:
         """Reads a token; the logits behind it if they are wanted."""
         m = self.model
         table = rules.rotation(m.frequencies, self.position)
-        x = rules.embed(*m.matrix("model.embed_tokens.weight")[token])
+        x = rules.embed(*m.matrix(m.embedding)[token])
         for i in range(m.layers):
             a = m.norm(x, "model.layers.%d.input_layernorm" % i)
             x = rules.add(x, self.attention(a, i, table))
@@ -143,7 +166,7 @@ class Sequence:
         if not wanted:
             return None
         x = rules.snap(m.norm(x, "model.norm"))
-        logits = rules.linear(x, m.matrix(m.output + ".weight"))
+        logits = rules.linear(x, m.matrix(m.output))
         self.hashed += b"".join(y.bits.to_bytes(4, "little") for y in logits)
         return logits
 
@@ -165,3 +188,10 @@ def fingerprint(sequences):
     if len(each) == 1:
         return each[0]
     return xxh3(b"".join(h.to_bytes(8, "little") for h in each))
+
+
+if __name__ == "__main__":
+    sequence = Sequence(Model(sys.argv[1]))
+    answer = sequence.write([int(x) for x in sys.argv[3:]], int(sys.argv[2]),
+                            temperature=rules.ZERO)
+    print(*(id for _, id in answer), "fingerprint %016x" % fingerprint([sequence]))

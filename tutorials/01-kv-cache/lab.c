@@ -21,7 +21,8 @@ enum { FIRST_CAPACITY = 64 };
  * is view->exponents[kv_view_exponent(view, page, position, head)], if kv_type_has_exponents. The
  * exponent of a row is kv_stored_exponent of the largest num_magnitude in it. One above
  * BFP_MAX_EXPONENT: the row holds NaN or infinity; it becomes zeros with BFP_MIN_EXPONENT, and
- * ref_fault is told with site_k or site_v and the token.
+ * ref_fault is told with site_k or site_v and the token. (ref_store_row does all this for one row:
+ * a file that calls it is refused.)
  */
 void ref_kv_append(struct device *dev, const struct kv_views *kv,
                    const float *k,       /* [n_tokens, n_kv_heads, head_dim] */

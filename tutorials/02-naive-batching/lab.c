@@ -29,9 +29,9 @@ static int count_columns(struct generator *g, struct sequence *const *sequences,
 
 /* ---- step 2: pad them ------------------------------------------------------------------------ */
 
-/* prompt_part for a prompt that begins at column `padding` of the batch. Columns first ... end-1 may be
- * all padding (then first == end in the part), all prompt, or both. Padding rows have no position:
- * nothing sees them, and they see nothing. */
+/* prompt_part for a prompt that begins at column `padding` of the batch. Columns first ... end-1
+ * may be all padding (then first == end in the part), all prompt, or both. Padding rows have no
+ * position: nothing sees them, and they see nothing. */
 static struct pass_part padded_part(struct sequence *s, struct kv_cache *cache, int padding,
                                     int first, int end, bool last) {
     (void)s, (void)cache, (void)padding, (void)first, (void)end, (void)last;

@@ -24,6 +24,11 @@ static int pool_positions(const struct kv_pool *p) {
     return n < INT_MAX ? (int)n : INT_MAX;
 }
 
+/* Of ranks, the first has the server; the others have a service that hears what it is told. */
+static bool has_server(const struct demo *demo) {
+    return !demo->parallel || !demo->parallel->rank;
+}
+
 int house_open(struct house *h, struct demo *demo, const struct server_options *options,
                struct error *err) {
     struct paged_options paged = {(enum preempt_mode)demo->options.preempt,
@@ -35,7 +40,7 @@ int house_open(struct house *h, struct demo *demo, const struct server_options *
                                       .tokenizer = demo->tokenizer,
                                       .max_waiting = demo->options.max_waiting,
                                       .wait_limit = demo->options.max_wait,
-                                      .stepped = server_stepped,
+                                      .stepped = has_server(demo) ? server_stepped : NULL,
                                       .context = &h->server};
     *h = (struct house){
         .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -47,7 +52,7 @@ int house_open(struct house *h, struct demo *demo, const struct server_options *
     h->service = service_start(&demo->generator, &service, err);
     if (!h->service)
         return -1;
-    return server_start(&h->server, demo, h->service, options, err);
+    return has_server(demo) ? server_start(&h->server, demo, h->service, options, err) : 0;
 }
 
 int house_close(struct house *h, double patience, struct error *err) {
@@ -92,8 +97,9 @@ static int serve_until_signal(struct demo *demo, const struct server_options *op
         fprintf(stderr, "listening on http://%s%s%s:%d/ as model \"%s\", %s; Ctrl-C ends\n",
                 v6 ? "[" : "", options->host, v6 ? "]" : "", house.server.port, demo->options.model,
                 house.server.system_fingerprint);
-        while (!demo_interrupted(demo) && !service_ended(house.service)) {
-            server_check(&house.server);
+        while (!generator_signalled(&demo->generator) && !service_ended(house.service)) {
+            if (has_server(demo))
+                server_check(&house.server);
             nanosleep(&(struct timespec){0, 50000000}, NULL);
         }
         fprintf(stderr, "ending: requests that run have %d seconds\n", PATIENCE);

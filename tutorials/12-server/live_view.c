@@ -20,8 +20,9 @@ void live_view_update(struct live_view *view, const struct engine *e) {
     if (!h->memory)
         history_start(h, e->options->memory, false, now);
     view->began = clock - now;
-    if (clock - view->asked < interest &&
-        (clock - view->made > every || !e->scheduler.n_running || history_is_new(h, e, now))) {
+    if (clock - view->asked >= interest) {
+        h->began = now; /* who comes and goes until the next look is not told of */
+    } else if (clock - view->made > every || !e->scheduler.n_running || history_is_new(h, e, now)) {
         json_t *change = history_take(h, e, now);
         if (change) { /* in place of the oldest */
             json_t **place = &view->changes[view->n_changes++ % LIVE_CHANGES];
@@ -49,10 +50,11 @@ char *live_view_text(struct live_view *view, long since) {
     pthread_mutex_lock(&view->lock);
     view->asked = clock_now();
     json_t *list = changes_since(view, since, &all);
+    double now = view->began > 0 ? view->asked - view->began : 0; /* 0: it has not begun */
     json_t *state =
-        json_pack("{sf sI sb si si so}", "now", view->asked - view->began, "next",
-                  (json_int_t)view->n_changes, "all", all, "block_size", view->history.block_size,
-                  "blocks", view->history.n_blocks, "changes", list);
+        json_pack("{sf sI sb si si si so}", "now", now, "next", (json_int_t)view->n_changes, "all",
+                  all, "block_size", view->history.block_size, "blocks", view->history.n_blocks,
+                  "all_blocks", view->history.all_blocks, "changes", list);
     char *text = state ? json_dumps(state, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(state); /* under the lock: the changes are counted by both threads */
     pthread_mutex_unlock(&view->lock);

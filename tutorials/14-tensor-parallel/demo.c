@@ -2,6 +2,10 @@
  * Phase 14: one model on several ranks. The tables answer many requests, and show what each rank
  * has of the model and what ranks say to each other; --plan computes what more of them would take.
  */
+#include "parallel/nccl.h"
+#include "tutorials/12-server/house.h"
+#include "tutorials/13-receipts/score.h"
+#include "tutorials/13-receipts/verify.h"
 #include "tutorials/14-tensor-parallel/ranks.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/requests.h"
@@ -75,7 +79,7 @@ static void show_talk(struct demo *demo, const struct parallel_counts *before, l
     static const struct column columns[] = {
         {"passes", "passes", 0, 0},      {"tokens", "tokens drawn", 0, 0},
         {"calls", "calls a pass", 1, 0}, {"kb", "KB a token", 1, 0},
-        {"ms", "ms a pass", 2, 0},       {"talk_ms", "of it talking", 2, 0}};
+        {"ms", "ms a pass", 2, 0},       {"talk_ms", "talking ms", 2, 0}};
     const struct parallel *p = demo->parallel;
     struct parallel_counts said = p ? p->counts : *before;
     json_t *rows = json_array();
@@ -139,9 +143,13 @@ static int tables(struct demo *demo, struct error *err) {
 
 /* What follows is quick: from here on ranks are not waited for as long as for loading. */
 static void begin(const struct demo *demo) {
+    struct parallel *p = demo->parallel;
     paged_begin(demo);
-    if (demo->parallel)
-        demo->parallel->limit = demo->options.patience;
+    if (!p)
+        return;
+    if (nccl_join && ranks_have_gpus(demo))
+        p->failed = nccl_join(p, demo->dev, &p->why);
+    p->limit = demo->options.patience;
 }
 
 int main(int argc, char **argv) {
@@ -153,6 +161,10 @@ int main(int argc, char **argv) {
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,
+        .serve = house_serve,
+        .score = score_file,
+        .verify_receipts = verify_receipts,
+        .receipt = receipt_of_answer,
         .begin = begin,
         .join = ranks_join,
         .agree = ranks_agree,

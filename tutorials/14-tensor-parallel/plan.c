@@ -63,7 +63,7 @@ static struct talk talk_of(const struct model_config *c, int n_ranks, int n) {
     add(&t, 1, 2 * hops, 2 * share * 4 * hidden * n);               /* embeddings */
     add(&t, 1, hops, share * 4 * c->vocab_size * n);                /* logits */
     add(&t, 1, hops, share * 16 * n_ranks);                         /* the end of the pass */
-    add(&t, 2, hops, 8); /* the time, and whether to end */
+    add(&t, 3, hops, 8);                                            /* times; whether to end */
     return t;
 }
 

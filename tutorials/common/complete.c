@@ -190,6 +190,21 @@ static int one_turn(struct demo *demo, struct chat *chat, const char *line,
     return result ? -1 : 0;
 }
 
+/* getline from stdin; of ranks, from rank 0's. */
+static ssize_t read_line(struct demo *demo, char **line, size_t *capacity) {
+    struct parallel *ranks = demo->parallel;
+    struct error err;
+    ssize_t n = ranks && ranks->rank ? 0 : getline(line, capacity, stdin);
+    parallel_await(ranks, &n, sizeof n);
+    if (parallel_check(ranks, &err))
+        return -1; /* the next pass says why */
+    if (n > 0 && ranks && ranks->rank && !(*line = realloc(*line, (size_t)n + 1)))
+        return -1;
+    if (n > 0)
+        parallel_broadcast(ranks, *line, (size_t)n + 1);
+    return n;
+}
+
 int complete_chat(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
     struct chat chat = {0};
@@ -207,7 +222,7 @@ int complete_chat(struct demo *demo, struct error *err) {
     while (!result && chat.sequence.finish != FINISH_CONTEXT && !demo_interrupted(demo)) {
         if (person)
             fprintf(stderr, "> ");
-        if ((n = getline(&line, &capacity, stdin)) < 0)
+        if ((n = read_line(demo, &line, &capacity)) < 0)
             break;
         if (line[n - 1] == '\n')
             line[--n] = 0;

@@ -1,6 +1,7 @@
 /* Lab 11, solved: the exponent is found by trying all of them, and each token goes through its
  * heads. */
 #include "ref/ref.h"
+#include "tests/labs/11/other_types.h"
 
 /* The row's exponent, found by trying: from the smallest on, until the largest number fits. */
 static int exponent_of(const float *x, int n) {
@@ -59,45 +60,7 @@ void ref_kv_append(struct device *dev, const struct kv_views *kv,
     }
 }
 
-/* ---- given: the other types ------------------------------------------------------------------ */
-
-static void store_other(struct device *dev, const struct kv_view *to, const float *x, int64_t page,
-                        int64_t position, int head, int head_dim, int site, int token) {
-    int64_t row = kv_view_row(to, page, position, head);
-    uint32_t largest = 0;
-    for (int d = 0; d < head_dim; d++)
-        largest = num_magnitude(x[d]) > largest ? num_magnitude(x[d]) : largest;
-    int e = kv_stored_exponent(to->type, largest);
-    bool bad = e > BFP_MAX_EXPONENT;
-    if (bad)
-        ref_fault(dev, site, token);
-    for (int d = 0; d < head_dim; d++)
-        kv_store_bits(to->data, to->type, row + kv_view_element(to, d),
-                      bad ? 0 : kv_bits(to->type, x[d], e, to->scale));
-    if (kv_type_has_exponents(to->type))
-        to->exponents[kv_view_exponent(to, page, position, head)] =
-            (int8_t)(bad ? BFP_MIN_EXPONENT : e);
-}
-
-static int load_other(int16_t *out, const struct kv_view *from, int64_t page, int position,
-                      int head, int head_dim) {
-    enum kv_type t = from->type;
-    int64_t row = kv_view_row(from, page, position, head);
-    uint32_t largest = 0;
-    for (int d = 0; d < head_dim; d++) {
-        uint32_t magnitude =
-            kv_magnitude(t, kv_load_bits(from->data, t, row + kv_view_element(from, d)));
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    int e = kv_type_has_exponents(t) ? from->exponents[kv_view_exponent(from, page, position, head)]
-                                     : kv_read_exponent(t, largest);
-    float scale = e > BFP_MAX_EXPONENT ? 0 : num_pow2f(15 - e);
-    for (int d = 0; d < head_dim; d++) {
-        uint32_t bits = kv_load_bits(from->data, t, row + kv_view_element(from, d));
-        out[d] = (int16_t)(e > BFP_MAX_EXPONENT ? 0 : kv_integer(t, bits, scale));
-    }
-    return e;
-}
+/* ---- given ----------------------------------------------------------------------------------- */
 
 void ref_store_row(struct device *dev, const struct kv_view *to, const float *x, int64_t page,
                    int64_t position, int head, int head_dim, int site, int token) {
