@@ -99,6 +99,9 @@ CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
 MODULES_14 := $(MODULES_13) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
 CUDA_14   := $(CUDA_11)
+# Where the CUDA toolkit has NCCL, ranks with GPUs of their own use it.
+NCCL      := $(firstword $(wildcard $(foreach l,$(dir $(NVCC))../include/nccl.h /usr/include/nccl.h,$(l))))
+NCCL_gpu  := $(if $(NCCL),build/gpu/parallel/nccl.o)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -250,6 +253,11 @@ $(eval $(call rules,arm64))
 $(eval $(call rules,tsan))
 
 $(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
+build/release/demo14: $(NCCL_$(release_KERNELS))
+build/release/demo14: LIBS += $(if $(NCCL_$(release_KERNELS)),-lnccl)
+build/gpu/parallel/%.o: parallel/%.cu build/settings/cuda-arch
+	@mkdir -p $(@D)
+	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 # The compiler does not tell that the page is in it.
 $(foreach b,release asan arm64 tsan,build/$(b)/tutorials/common/page.o): tutorials/common/page.html

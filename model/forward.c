@@ -375,7 +375,8 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
     struct fault fault;
-    if (dev->ops->sync(dev, &fault, err))
+    parallel_wait(model->parallel, dev);
+    if (parallel_check(model->parallel, err) || dev->ops->sync(dev, &fault, err))
         return -1;
     if (n)
         memcpy(token_ids, ws->drawn, sizeof *token_ids * (size_t)n);

@@ -87,6 +87,11 @@ static void end(struct parallel *p, int result, const void *x, size_t bytes) {
 
 void parallel_max(struct parallel *p, struct device *dev, void *x, size_t n) {
     size_t bytes = sizeof(uint32_t) * n;
+    if (p && p->on_device && !p->failed) {
+        begin(p, bytes);
+        end(p, p->on_device->max(p, dev, x, n, &p->why), NULL, 0);
+        return;
+    }
     uint32_t *host = p && !p->failed ? to_host(p, dev, x, bytes) : NULL;
     if (!host)
         return;
@@ -104,6 +109,11 @@ static uint64_t total(const int64_t *x, size_t n) {
 
 void parallel_sum(struct parallel *p, struct device *dev, int64_t *x, size_t n) {
     size_t bytes = sizeof *x * n;
+    if (p && p->on_device && !p->failed) {
+        begin(p, bytes);
+        end(p, p->on_device->sum(p, dev, x, n, &p->why), NULL, 0);
+        return;
+    }
     int64_t *host = p && !p->failed ? to_host(p, dev, x, bytes) : NULL;
     if (!host)
         return;
@@ -137,9 +147,14 @@ static void gather(struct parallel *p, struct device *dev, float *y, int whole, 
 
 void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole, const float *x,
                      int x_cols, int n_rows) {
+    size_t n = (size_t)n_rows * (size_t)whole, n_mine = (size_t)n_rows * (size_t)x_cols;
     if (p->failed)
         return;
-    size_t n = (size_t)n_rows * (size_t)whole, n_mine = (size_t)n_rows * (size_t)x_cols;
+    if (p->on_device) {
+        begin(p, sizeof *x * n_mine);
+        end(p, p->on_device->gather(p, dev, y, whole, x, x_cols, n_rows, &p->why), NULL, 0);
+        return;
+    }
     uint32_t *mine = malloc(sizeof *mine * (n_mine + 2 * n));
     int *counts = malloc(sizeof *counts * (size_t)p->n_ranks);
     if (mine && counts) {
@@ -156,6 +171,11 @@ void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole
     }
     free(counts);
     free(mine);
+}
+
+void parallel_wait(struct parallel *p, struct device *dev) {
+    if (p && p->on_device && !p->failed)
+        p->failed = p->on_device->wait(p, dev, &p->why);
 }
 
 /* ---- what all must have alike ---------------------------------------------------------------- */

@@ -44,17 +44,34 @@ struct parallel_counts {
     double seconds; /* until all had the result: waiting is in it */
 };
 
+struct parallel;
+
+/* What ranks whose devices talk to each other have in place of max, sum and gather
+ * (parallel/nccl.h): the calls below over device memory, in the order of the device's ops, running
+ * when they return. */
+struct parallel_device {
+    int (*max)(struct parallel *p, struct device *dev, uint32_t *x, size_t n, struct error *err);
+    int (*sum)(struct parallel *p, struct device *dev, int64_t *x, size_t n, struct error *err);
+    int (*gather)(struct parallel *p, struct device *dev, float *y, int whole, const float *x,
+                  int x_cols, int n_rows, struct error *err);
+    /* Waits for them as long as ranks are waited for. */
+    int (*wait)(struct parallel *p, struct device *dev, struct error *err);
+    void (*end)(struct parallel *p, struct device *dev);
+};
+
 struct parallel {
     int rank, n_ranks;
-    int n_neighbours; /* ranks on this host, itself among them: they share its memory and cores */
-    double limit;     /* seconds that a rank may keep the others waiting; may be changed */
+    int neighbour, n_neighbours; /* which of how many ranks on this host: they share its memory and
+                                    cores */
+    double limit; /* seconds that a rank may keep the others waiting; may be changed */
     bool failed;
     struct error why;
     /* Of the pass so far: a hash of all results; and, since sums are of integers, what a rank gave
      * to all sums, and what came out: over all ranks the two are equal, modulo 2^64. */
     uint64_t heard, given, taken;
     struct parallel_counts counts;
-    void *host; /* [host_bytes] where device memory is on its way */
+    struct parallel_device *on_device; /* NULL: what is said goes through the host */
+    void *host;                        /* [host_bytes] where device memory is on its way there */
     size_t host_bytes;
 
     /* ---- what a maker of ranks gives, over host memory. All ranks make the same calls in the same
@@ -98,6 +115,9 @@ void parallel_sum(struct parallel *p, struct device *dev, int64_t *x, size_t n);
  * parallel_span(whole, ...).n are a rank's part. */
 void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole, const float *x,
                      int x_cols, int n_rows);
+
+/* Waits for what was said over device memory; before a sync, which would wait for ever. */
+void parallel_wait(struct parallel *p, struct device *dev);
 
 /* ---- in host memory ---------------------------------------------------------------------------
  */

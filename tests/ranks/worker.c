@@ -164,7 +164,7 @@ static bool check_damage(struct tiny_model *shared, struct random *r) {
     struct sequence whole = tiny_alone(shared, &asked);
     struct error err = {""};
     damage.kind = random_int(r, 0, N_DAMAGES - 1);
-    damage.call = random_int(r, 0, damage.kind == TAKEN_GATHER ? 2 : 12);
+    damage.call = random_int(r, 0, damage.kind == TAKEN_GATHER ? 1 : 8);
     damage.rank = random_int(r, 0, ranks->n_ranks - 1);
     assert_int_equal(sequence_start(&got, 0, &asked.sampling, &err), 0);
     assert_int_equal(sequence_add_prompt(&got, asked.tokens, asked.n_prompt, asked.max_new, &err),

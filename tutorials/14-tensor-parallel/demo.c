@@ -2,6 +2,7 @@
  * Phase 14: one model on several ranks. The tables answer many requests, and show what each rank
  * has of the model and what ranks say to each other; --plan computes what more of them would take.
  */
+#include "parallel/nccl.h"
 #include "tutorials/12-server/house.h"
 #include "tutorials/13-receipts/score.h"
 #include "tutorials/13-receipts/verify.h"
@@ -142,9 +143,13 @@ static int tables(struct demo *demo, struct error *err) {
 
 /* What follows is quick: from here on ranks are not waited for as long as for loading. */
 static void begin(const struct demo *demo) {
+    struct parallel *p = demo->parallel;
     paged_begin(demo);
-    if (demo->parallel)
-        demo->parallel->limit = demo->options.patience;
+    if (!p)
+        return;
+    if (nccl_join && ranks_have_gpus(demo))
+        p->failed = nccl_join(p, demo->dev, &p->why);
+    p->limit = demo->options.patience;
 }
 
 int main(int argc, char **argv) {

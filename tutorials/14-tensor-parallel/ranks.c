@@ -85,6 +85,33 @@ static int compare(struct demo *demo, char **argv, struct error *err) {
     return result ? -1 : 0;
 }
 
+/* ---- GPUs ------------------------------------------------------------------------------------ */
+
+/* GPUs of this host. */
+static int count_gpus(void) {
+    int n = 0;
+    DIR *folder = opendir("/proc/driver/nvidia/gpus");
+    for (const struct dirent *e; folder && (e = readdir(folder));)
+        n += e->d_name[0] != '.';
+    if (folder)
+        closedir(folder);
+    return n;
+}
+
+bool ranks_have_gpus(const struct demo *demo) {
+    return !strcmp(demo->dev->ops->name, "gpu") && count_gpus() >= demo->parallel->n_neighbours;
+}
+
+/* Rank r of a host sees GPU r, before anybody asks what there is; more ranks than GPUs share them.
+ */
+static void choose_gpu(const struct parallel *p) {
+    char number[16];
+    int n = count_gpus();
+    snprintf(number, sizeof number, "%d", n ? p->neighbour % n : 0);
+    if (n > 1)
+        setenv("CUDA_VISIBLE_DEVICES", number, 0);
+}
+
 int ranks_agree(struct demo *demo, char **argv, struct error *err) {
     struct options *o = &demo->options;
     struct parallel *p = demo->parallel;
@@ -92,6 +119,7 @@ int ranks_agree(struct demo *demo, char **argv, struct error *err) {
         return o->ranks > 1 ? mpi_launch(o->ranks, argv, err) : 0;
     if (o->ranks && o->ranks != p->n_ranks)
         return error_set(err, "--ranks %d: mpirun has started %d", o->ranks, p->n_ranks);
+    choose_gpu(p);
     if (p->limit < (double)o->patience)
         p->limit = o->patience;
     if (compare(demo, argv, err))

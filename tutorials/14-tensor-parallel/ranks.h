@@ -17,6 +17,9 @@ int ranks_join(struct demo *demo, struct error *err);
  */
 int ranks_agree(struct demo *demo, char **argv, struct error *err);
 
+/* Whether the device is a GPU, and each rank of this host has one of its own. */
+bool ranks_have_gpus(const struct demo *demo);
+
 /* --plan: table "plan" of step times. Returns 0, or -1 with err set: no config.json. */
 int ranks_plan(struct demo *demo, struct error *err);
 

@@ -332,6 +332,8 @@ static void close_all(struct demo *demo) {
         demo->phase->end_speculation(demo);
     generator_end(&demo->generator);
     model_free(&demo->model);
+    if (demo->parallel && demo->parallel->on_device)
+        demo->parallel->on_device->end(demo->parallel, demo->dev);
     if (demo->dev)
         demo->dev->ops->close(demo->dev);
     tokenizer_free(demo->tokenizer);
