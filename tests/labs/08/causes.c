@@ -199,10 +199,11 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
     {"a barrier is missing",
      no_barrier,
      {"Which thread has written the place that this one reads, and when?",
-      "Every thread sets weights[j] and values[j] of its position, those that are not seen, too. "
-      "Then a barrier, and only then may another thread read them. Before they are written again "
+      "Every thread sets weights[j] of its position, one that is not seen, too. Then a barrier, and "
+      "only then may another thread read them. Before they are written again, in the next tile, "
       "everybody must have read.",
-      "Look at the end of {weigh_tile}: __syncthreads() behind the last write to shared memory."}},
+      "Look at the end of {weigh_tile}: __syncthreads() behind the last write to shared memory, and "
+      "no return before it that only some of the threads take."}},
     {"an endless loop",
      endless,
      {"What does each of your loops count, and does it reach its end?",
@@ -275,7 +276,7 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"Pages of 16: in which page is position 17, and where in it?",
       "In r->pages[17 / 16], at place 17 % 16. The next page of a sequence can lie anywhere in the "
       "pool.",
-      "Look at page and in_page in {score_of}, and whether both k and v get them."}},
+      "Look at the page and the place in it in {score_of}, and whether both k and v get them."}},
     {"the query head instead of the kv head",
      query_head,
      {"There are four query heads and two kv heads. Which keys does query head 1 read?",
@@ -317,7 +318,8 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"In which page is position 256?",
       "j is the place in the tile and begins at 0 in each tile. Pages count in positions of the "
       "sequence. Position 0 seems to have been read twice.",
-      "Look at page and in_page in {score_of}: position / page_size, not j / page_size."}},
+      "Look at the page and the place in it in {score_of}: position / page_size, not j / "
+      "page_size."}},
     {"the tiles behind the first",
      first_tile_only,
      {"257 positions: how many tiles are that, and does each come in?",
