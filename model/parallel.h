@@ -27,6 +27,10 @@
 #include "model/error.h"
 #include "model/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Numbers first ... first + n - 1 of a whole. */
 struct span {
     int first, n;
@@ -144,5 +148,9 @@ int parallel_check_same(struct parallel *p, uint64_t value, const char *what, st
 
 /* 0, or -1 with err set to the first failure. */
 int parallel_check(const struct parallel *p, struct error *err);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
