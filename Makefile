@@ -11,7 +11,8 @@ APT      := gcc g++ libc6-dev pkg-config libopenblas-dev libjansson-dev libpcre2
             libxxhash-dev libmicrohttpd-dev libssl-dev libcmocka-dev
 CFLAGS   := -std=c11 -D_GNU_SOURCE -Wall -Wextra $(WERROR) -ffp-contract=off -I. \
             $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
-# Phase 14 alone needs MPI; without it the rest is built, and phase 14's tests are left out.
+# Phase 14 alone needs MPI, and test-all, which installs it; without it the rest is built, and phase
+# 14's tests are left out.
 MPI      := $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes)
 MPI_FLAGS := $(if $(MPI),$(shell pkg-config --cflags ompi-c))
 MPI_LIBS  := $(if $(MPI),$(shell pkg-config --libs ompi-c))
@@ -146,8 +147,8 @@ help:
 	@echo "make clean         remove everything that was built"
 	@echo "With WERROR= behind it, warnings are no errors; KERNELS=gpu|emu and CUDA_ARCH: README.md"
 
-phase14: PACKAGES += ompi-c
-phase14: APT += libopenmpi-dev openmpi-bin
+phase14 test-all: PACKAGES += ompi-c
+phase14 test-all: APT += libopenmpi-dev openmpi-bin
 
 # Silent when all is there. The other targets build in a second make, which sees what it installed.
 deps:

@@ -5,7 +5,7 @@
 
 /* Drafts begin with the first length, and grow up to the last. A pause begins with the first one
  * and doubles up to the last, as long as drafts are not worth their time. */
-enum { FIRST_LENGTH = 4, PROBE_LENGTH = 2, MOST_LENGTH = 16, FIRST_PAUSE = 8, MOST_PAUSE = 256 };
+enum { FIRST_LENGTH = 8, PROBE_LENGTH = 2, MOST_LENGTH = 16, FIRST_PAUSE = 16, MOST_PAUSE = 256 };
 /* Tokens that must have stood before; more than that are not compared. */
 enum { LEAST_MATCH = 3, MOST_MATCH = 16 };
 /* One step in so many has no draft, so that it is known what such a step takes. */
@@ -125,17 +125,41 @@ static int find_match(const int32_t *tokens, int n_tokens) {
     return best;
 }
 
-/* Behind the end of the text, what is copied goes on with the copy. */
+struct ngram_drafter {
+    struct drafter base; /* first: pointers to it are pointers to the whole */
+    const struct model_config *config;
+};
+
+static bool is_stop(const struct model_config *config, int32_t id) {
+    for (int i = 0; i < config->n_stop_ids; i++)
+        if (config->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+/* What followed position `at`; behind the end of the text, the draft goes on with itself. Returns
+ * how many tokens it has. */
+static int copy_draft(int32_t draft[MOST_LENGTH], const struct sequence *s, int at, int most,
+                      const struct model_config *config) {
+    int n = 0;
+    for (bool stops = false; n < most && !stops; n++) {
+        int from = at + n;
+        draft[n] = from < s->n_tokens ? s->tokens[from] : draft[from - s->n_tokens];
+        stops = is_stop(config, draft[n]);
+    }
+    return n;
+}
+
 static int propose_ngrams(struct drafter *d, struct sequence *const *sequences, const int *lengths,
                           int n, struct error *err) {
-    (void)d;
     for (int i = 0; i < n; i++) {
         struct sequence *s = sequences[i];
         int32_t draft[MOST_LENGTH] = {0};
         int at = lengths[i] ? find_match(s->tokens, s->n_tokens) : 0;
-        for (int j = 0; at && j < lengths[i]; j++)
-            draft[j] = at + j < s->n_tokens ? s->tokens[at + j] : draft[at + j - s->n_tokens];
-        if (at && sequence_propose(s, draft, lengths[i], err))
+        if (at &&
+            sequence_propose(
+                s, draft, copy_draft(draft, s, at, lengths[i], ((struct ngram_drafter *)d)->config),
+                err))
             return -1;
     }
     return 0;
@@ -145,12 +169,12 @@ static void free_ngrams(struct drafter *d) {
     free(d);
 }
 
-struct drafter *ngram_drafter_new(struct error *err) {
-    struct drafter *d = malloc(sizeof *d);
+struct drafter *ngram_drafter_new(const struct model_config *config, struct error *err) {
+    struct ngram_drafter *d = malloc(sizeof *d);
     if (!d) {
         error_set(err, "out of memory for a drafter");
         return NULL;
     }
-    *d = (struct drafter){.propose = propose_ngrams, .free = free_ngrams};
-    return d;
+    *d = (struct ngram_drafter){{.propose = propose_ngrams, .free = free_ngrams}, config};
+    return &d->base;
 }

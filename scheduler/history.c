@@ -54,6 +54,7 @@ static bool make_room(struct history *h, const struct engine *e) {
     if (m && !h->references) {
         int total = m->pool->blocks.stats.total;
         h->n_blocks = total < HISTORY_BLOCKS ? total : HISTORY_BLOCKS;
+        h->all_blocks = total;
         h->block_size = m->pool->block_size;
         h->references = calloc((size_t)h->n_blocks + 1, sizeof *h->references);
     }

@@ -32,8 +32,8 @@ struct history {
     bool texts;
     struct told *told; /* [n_told] what was said of each number of the engine */
     int n_told;
-    int32_t *references; /* [n_blocks] as said last */
-    int n_blocks, block_size;
+    int32_t *references;                  /* [n_blocks] as said last */
+    int n_blocks, all_blocks, block_size; /* all_blocks: of the pool */
     long steps;
     double began;
     bool failed;    /* there was no memory: what came is not complete */

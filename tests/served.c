@@ -152,6 +152,10 @@ int served_status(const char *answer) {
     return strncmp(answer, "HTTP/1.", 7) ? 0 : atoi(answer + strcspn(answer, " "));
 }
 
+bool served_is_slow(void) {
+    return strcmp(build_folder(NULL), "build/release") != 0;
+}
+
 json_t *served_json(const char *answer) {
     const char *body = strstr(answer, "\r\n\r\n");
     assert_non_null(body);
@@ -174,4 +178,11 @@ void served_wait_idle(const struct served *s, const char *head) {
             return;
         usleep(100000);
     }
+}
+
+bool served_fingerprint(const char *answer, char out[17]) {
+    const char *at = strstr(answer, "\"samebits_fingerprint\":\"");
+    if (at)
+        snprintf(out, 17, "%.16s", at + 24);
+    return at != NULL;
 }

@@ -53,6 +53,12 @@ char *served_ask(const struct served *s, const char *method, const char *path, c
 /* The status of an answer; 0: it is none. */
 int served_status(const char *answer);
 
+/* The first fingerprint in an answer, into out; false: there is none. */
+bool served_fingerprint(const char *answer, char out[17]);
+
+/* Whether it runs under a sanitizer, ten times as slowly: fewer tokens are enough then. */
+bool served_is_slow(void);
+
 /* The JSON of an answer, which has some. */
 json_t *served_json(const char *answer);
 

@@ -309,10 +309,10 @@ static void check_grid_case(struct test_device *t, struct random *r, const int c
     int v[N_AXES];
     for (int i = 0; i < N_AXES; i++)
         v[i] = grid[i][choice[i]];
-    struct problem p = {
-        .shape = {v[KV_HEADS] * v[GROUP], v[KV_HEADS], v[HEAD_DIM], 1 / sqrt((double)v[HEAD_DIM])},
-        .n = v[BATCH],
-        .page_size = v[PAGE_SIZE]};
+    struct problem p = {.shape = {v[KV_HEADS] * v[GROUP], v[KV_HEADS], v[HEAD_DIM],
+                                  1 / sqrt((double)v[HEAD_DIM]), KV_BFP16},
+                        .n = v[BATCH],
+                        .page_size = v[PAGE_SIZE]};
     for (int i = 0; i < p.n; i++) {
         p.kv_len[i] = i ? random_int(r, 0, v[KV_LEN] < 300 ? v[KV_LEN] : 300) : v[KV_LEN];
         p.qo_len[i] = i && random_int(r, 0, 7) ? 1 : i && v[QO_LEN] > 40 ? 40 : v[QO_LEN];
@@ -390,7 +390,7 @@ static void test_split_sequences(void **state) {
     for (int n = 1; n <= 6; n += 5)
         for (int tokens = 1; tokens <= 4; tokens++) {
             int group = tokens == 4 ? 2 : tokens;
-            struct problem p = {.shape = {group, 1, 32, 0.2}, .n = n, .page_size = 16};
+            struct problem p = {.shape = {group, 1, 32, 0.2, KV_BFP16}, .n = n, .page_size = 16};
             for (int i = 0; i < n; i++) {
                 p.kv_len[i] = (n == 1 ? most : 700) + 3 * i;
                 p.qo_len[i] = tokens;
@@ -499,7 +499,7 @@ static void test_a_pool_beyond_32_bits(void **state) {
         skip();
     struct random r = {306};
     struct error err = {""};
-    struct problem p = {.shape = {32, 8, 128, 0.0884}, .n = 3, .page_size = 16};
+    struct problem p = {.shape = {32, 8, 128, 0.0884, KV_BFP16}, .n = 3, .page_size = 16};
     const int qo_lens[] = {1, 3, 40};
     for (int i = 0; i < p.n; i++) {
         p.kv_len[i] = 1100 + i;

@@ -304,8 +304,8 @@ static void test_depth(void **state) {
         "{% set n = namespace(x=[]) %}{% for i in range(5000) %}{% set n.x = {'a': n.x} %}{% "
         "endfor "
         "%}{{ n.x|tojson }}",
-        "{% set n = namespace(x=[], y=[]) %}{% for i in range(5000) %}{% set n.x = [n.x] %}{% set "
-        "n.y = [n.y] %}{% endfor %}{{ n.x == n.y }}",
+        ("{% set n = namespace(x=[], y=[]) %}{% for i in range(5000) %}{% set n.x = [n.x] %}{% set "
+         "n.y = [n.y] %}{% endfor %}{{ n.x == n.y }}"),
     };
     for (size_t i = 0; i < COUNT(values); i++)
         assert_refused(values[i], strlen(values[i]), NULL, "nests deeper than 200");

@@ -39,7 +39,7 @@ struct expected {
 
 static void read_expected(struct expected *out, const char *dir) {
     char path[200];
-    struct safetensors *file;
+    struct safetensors *file = NULL;
     struct error err = {""};
     if (model_folder_path(path, sizeof path, dir, "expected.safetensors", &err) ||
         safetensors_open(&file, path, &err))

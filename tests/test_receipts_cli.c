@@ -51,7 +51,7 @@ static void receipts_are_written_and_checked(void **state) {
     (void)state;
     snprintf(asked, sizeof asked, "%s", command_file("asked", requests, strlen(requests)));
     snprintf(file, sizeof file, "%s", command_file("receipts", "", 0));
-    struct command c = run(0, "--prompts %s --receipt %s", asked, file);
+    struct command c = run(0, "--prompts %s --kv-blocks 300 --receipt %s", asked, file);
     command_free(&c);
     c = run(0, "--verify-receipt %s --max-running 1 --chunk 7", file);
     assert_int_equal(count_lines(c.out), 3);
@@ -118,7 +118,7 @@ static void texts_are_scored(void **state) {
     char file[64];
     (void)state;
     snprintf(file, sizeof file, "%s", command_file("texts", texts, strlen(texts)));
-    struct command c = run(0, "--score %s --top-logprobs 2 --token-budget 8", file);
+    struct command c = run(0, "--score %s --kv-blocks 300 --top-logprobs 2 --token-budget 8", file);
     assert_int_equal(count_lines(c.out), 4);
     assert_non_null(
         strstr(c.out, "{\"id\":7,\"tokens\":[474,285,276,13],\"logprobs\":[-1.22282338,"));
@@ -147,12 +147,12 @@ static void texts_are_scored(void **state) {
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char line[128];
-        snprintf(line, sizeof line, "--score %s",
+        snprintf(line, sizeof line, "--kv-blocks 300 --score %s",
                  command_file("wrong", wrong[i][0], strlen(wrong[i][0])));
         expect(2, wrong[i][1], line);
     }
     snprintf(file, sizeof file, "%s", command_file("long", texts, strlen(texts)));
-    c = run(2, "--score %s --context 8", file);
+    c = run(2, "--score %s --kv-blocks 300 --context 8", file);
     assert_non_null(strstr(c.out, "\"error\":\"11 tokens do not fit in the context of 8\""));
     command_free(&c);
 }

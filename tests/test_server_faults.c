@@ -1,12 +1,11 @@
 /*
  * test_server_faults - clients as they should not be: they go away at every moment, read or send a
- * byte at a time, send half of it, a hundred megabytes or what is no text; there are too many of
- * them, and too few files, blocks and places. The server goes on, others' answers have the bits
- * that they always have, and afterwards nothing runs and every block is back. In the sanitizer
- * builds a leak or a race changes the exit status.
+ * byte at a time, send half of it, a hundred megabytes or what is no text. The server goes
+ * on, others' answers have the bits that they always have, and afterwards nothing runs and every
+ * block is back. In the sanitizer builds a leak or a race changes the exit status.
  *
- * SAMEBITS_BATCHES=N: N hundred clients go away, and N thousand ask while memory is watched;
- * without, it is 2. An argument chooses tests by their names, as 'memory*'.
+ * SAMEBITS_BATCHES=N: N hundred clients go away; without, it is 2. An argument chooses tests by
+ * their names, as 'memory*'.
  */
 #include "tests/command.h"
 #include "tests/served.h"
@@ -18,28 +17,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #define POST "/v1/completions"
 #define STORY "{\"prompt\":\"Once upon a time\",\"temperature\":0,\"ignore_eos\":true"
-static const char question[] = STORY ",\"max_tokens\":40}";
+static const char question[] = STORY ",\"max_tokens\":16}";
 static const char stream[] = STORY ",\"max_tokens\":3000,\"stream\":true}";
 
 /* ---- somebody who behaves ---------------------------------------------------------------------
  */
-
-/* The fingerprint in an answer, into out; false: there is none. */
-static bool fingerprint_in(const char *answer, char out[17]) {
-    const char *at = strstr(answer, "\"samebits_fingerprint\":\"");
-    if (at)
-        snprintf(out, 17, "%.16s", at + 24);
-    return at != NULL;
-}
 
 /* Asks the question again and again, in a thread, while the others misbehave. */
 struct witness {
@@ -53,7 +42,7 @@ struct witness {
 static void ask_once(struct witness *w) {
     char fingerprint[17] = "none";
     char *answer = served_ask(w->served, "POST", POST, "", question);
-    bool same = fingerprint_in(answer, fingerprint) &&
+    bool same = served_fingerprint(answer, fingerprint) &&
                 (!w->expected[0] || !strcmp(fingerprint, w->expected));
     if (!same && !w->wrong[0])
         snprintf(w->wrong, sizeof w->wrong, "%s, not %s: %s", fingerprint, w->expected, answer);
@@ -197,7 +186,7 @@ static void slow_readers_hold_up_nobody(void **state) {
         assert_true((fds[i] = served_connect(*state)) >= 0);
         setsockopt(fds[i], SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
         assert_true(
-            served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":200,\"stream\":true}"));
+            served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":120,\"stream\":true}"));
     }
     for (int k = 0; k < 300; k++) {
         for (int i = 0; i < N; i++)
@@ -225,7 +214,7 @@ static void slow_senders_are_answered(void **state) {
         usleep(1000);
     }
     char *answer = served_read(fd), fingerprint[17];
-    assert_true(fingerprint_in(answer, fingerprint));
+    assert_true(served_fingerprint(answer, fingerprint));
     assert_string_equal(fingerprint, w.expected);
     free(answer);
     free(text);
@@ -258,7 +247,9 @@ static void connections_have_their_time(void **state) {
     assert_int_equal(recv(fd, &byte, 1, 0), 0);
     close(fd);
     /* One that waits for its answer may wait longer. */
-    char *answer = served_ask(&s, "POST", POST, "", STORY ",\"n\":8,\"max_tokens\":1000}");
+    char *answer = served_ask(&s, "POST", POST, "",
+                              served_is_slow() ? STORY ",\"n\":2,\"max_tokens\":200}"
+                                               : STORY ",\"n\":8,\"max_tokens\":1000}");
     assert_int_equal(served_status(answer), 200);
     free(answer);
     end(&s);
@@ -334,231 +325,8 @@ static void what_is_no_json_is_refused(void **state) {
     close(fd);
 }
 
-/* ---- too many, too few ------------------------------------------------------------------------
+/* ---- all ---------------------------------------------------------------------------------------
  */
-
-/* More than the server has room for: they wait until others have left. */
-static void two_thousand_connections_are_served(void **state) {
-    enum { N = 2000 };
-    static int fds[N];
-    struct rlimit files;
-    getrlimit(RLIMIT_NOFILE, &files);
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-    if (files.rlim_cur < N + 100)
-        skip();
-    for (int i = 0; i < N; i++)
-        assert_true((fds[i] = served_connect(*state)) >= 0);
-    for (int i = 0; i < N; i++)
-        assert_true(served_post(fds[i], "GET", "/health", "", ""));
-    for (int i = 0; i < N; i++) {
-        char *answer = served_read(fds[i]);
-        if (served_status(answer) != 200)
-            fail_msg("connection %d: %s", i, answer);
-        free(answer);
-        close(fds[i]);
-    }
-    served_wait_idle(*state, "");
-}
-
-/* Asks n times at once. Returns how many have each status, and checks that those that were answered
- * have one fingerprint. */
-static void ask_at_once(const struct served *s, int n, const char *body, int counts[1000]) {
-    char first[17] = "", fingerprint[17];
-    int *fds = calloc((size_t)n, sizeof *fds);
-    memset(counts, 0, 1000 * sizeof *counts);
-    for (int i = 0; i < n; i++) {
-        assert_true((fds[i] = served_connect(s)) >= 0);
-        served_post(fds[i], "POST", POST, "", body);
-    }
-    for (int i = 0; i < n; i++) {
-        char *answer = served_read(fds[i]);
-        int status = served_status(answer);
-        counts[status]++;
-        if (status == 429 || status == 503)
-            assert_non_null(strstr(answer, "Retry-After: "));
-        if (status == 200) {
-            assert_true(fingerprint_in(answer, fingerprint));
-            if (!first[0])
-                strcpy(first, fingerprint);
-            assert_string_equal(first, fingerprint);
-        }
-        free(answer);
-        close(fds[i]);
-    }
-    free(fds);
-    served_wait_idle(s, "");
-}
-
-static void a_full_queue_says_so(void **state) {
-    struct served s =
-        served_start(&(struct served_options){.arguments = "--max-waiting 3 --max-running 2"});
-    int counts[1000];
-    (void)state;
-    ask_at_once(&s, 40, question, counts);
-    assert_int_equal(counts[200] + counts[429], 40);
-    assert_true(counts[200] >= 3 && counts[429] > 0);
-    end(&s);
-}
-
-static void who_waits_too_long_is_told(void **state) {
-    struct served s =
-        served_start(&(struct served_options){.arguments = "--max-wait 0.01 --max-running 1"});
-    int counts[1000];
-    (void)state;
-    ask_at_once(&s, 20, STORY ",\"max_tokens\":300}", counts);
-    assert_int_equal(counts[200] + counts[503], 20);
-    assert_true(counts[200] > 0 && counts[503] > 0);
-    end(&s);
-}
-
-/* Room for 96 positions: answers end there, and many take turns. */
-static void a_small_pool_is_enough_for_all(void **state) {
-    struct served s = served_start(&(struct served_options){.arguments = "--kv-blocks 6"});
-    int counts[1000];
-    (void)state;
-    ask_at_once(&s, 12, STORY ",\"max_tokens\":3000}", counts);
-    assert_int_equal(counts[200], 12);
-    ask_at_once(&s, 3, STORY ",\"n\":5,\"seed\":1,\"max_tokens\":3000}", counts);
-    assert_int_equal(counts[200], 3);
-    end(&s);
-}
-
-/* 40 descriptors: the other clients wait until there are some again. */
-static void too_few_files_make_clients_wait(void **state) {
-    struct served s = served_start(&(struct served_options){.most_files = 40});
-    int counts[1000];
-    (void)state;
-    ask_at_once(&s, 120, question, counts);
-    assert_int_equal(counts[200], 120);
-    end(&s);
-}
-
-/* A disk that is full is no reason to stop. */
-static void a_log_that_cannot_be_written_is_left_out(void **state) {
-    struct served s = served_start(&(struct served_options){.log = "/dev/full"});
-    int counts[1000];
-    (void)state;
-    ask_at_once(&s, 20, question, counts);
-    assert_int_equal(counts[200], 20);
-    end(&s);
-}
-
-/* ---- memory -----------------------------------------------------------------------------------
- */
-
-static long resident_kb(const struct served *s) {
-    char path[40];
-    long pages = 0;
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)s->pid);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
-    fclose(f);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
-struct asker {
-    const struct served *served;
-    pthread_t thread;
-    int n, n_answered;
-};
-
-/* Short requests of several kinds, and some that are refused. */
-static void *ask_many(void *context) {
-    static const char *const bodies[] = {
-        "{\"prompt\":[1],\"max_tokens\":1}",
-        "{\"prompt\":\"Hi\",\"max_tokens\":2,\"stream\":true,\"logprobs\":1}",
-        "{\"prompt\":[5,6],\"max_tokens\":1,\"n\":2,\"stop\":\"a\",\"echo\":true}",
-        "{\"prompt\":[5,6],\"unknown\":1}"};
-    struct asker *a = context;
-    for (int i = 0; i < a->n; i++) {
-        char *answer = served_ask(a->served, "POST", POST, "", bodies[i % 4]);
-        a->n_answered += served_status(answer) == (i % 4 == 3 ? 400 : 200);
-        free(answer);
-    }
-    return NULL;
-}
-
-static void ask_in_threads(const struct served *s, int n) {
-    enum { N = 8 };
-    struct asker askers[N];
-    for (int i = 0; i < N; i++) {
-        askers[i] = (struct asker){.served = s, .n = n / N};
-        assert_int_equal(pthread_create(&askers[i].thread, NULL, ask_many, &askers[i]), 0);
-    }
-    for (int i = 0; i < N; i++) {
-        pthread_join(askers[i].thread, NULL);
-        assert_int_equal(askers[i].n_answered, askers[i].n);
-    }
-    served_wait_idle(s, "");
-}
-
-/* After a hundred times as many requests (with SAMEBITS_BATCHES=100) within one percent. */
-static void memory_does_not_grow(void **state) {
-    struct served s = served_start(&(struct served_options){.arguments = "--kv-blocks 400"});
-    (void)state;
-    ask_in_threads(&s, 1000);
-    long before = resident_kb(&s);
-    ask_in_threads(&s, 1000 * n_hundreds() - 1000);
-    long after = resident_kb(&s);
-    fprintf(stderr, "resident: %ld kB after 1000 requests, %ld kB after %d\n", before, after,
-            1000 * n_hundreds());
-    if (!strcmp(build_folder(NULL), "build/release")) /* the sanitizers keep what is freed */
-        assert_true(after <= before + before / 100);
-    end(&s);
-}
-
-/* ---- the end ----------------------------------------------------------------------------------
- */
-
-/* Those that run are finished, and what comes meanwhile is refused. */
-static void sigterm_lets_answers_end(void **state) {
-    enum { N = 16 };
-    struct served s = served_start(&(struct served_options){.arguments = "--max-running 16"});
-    int fds[N], status, n_refused = 0;
-    char byte;
-    (void)state;
-    for (int i = 0; i < N; i++) {
-        assert_true((fds[i] = served_connect(&s)) >= 0);
-        served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":400,\"stream\":true}");
-        assert_int_equal(recv(fds[i], &byte, 1, 0), 1);
-    }
-    kill(s.pid, SIGTERM);
-    for (int fd; (fd = served_connect(&s)) >= 0; close(fd)) {
-        served_post(fd, "POST", POST, "", question);
-        char *answer = served_read(fd);
-        n_refused += served_status(answer) == 503;
-        free(answer);
-    }
-    assert_true(n_refused > 0);
-    for (int i = 0; i < N; i++) {
-        char *answer = served_read(fds[i]);
-        if (!strstr(answer, "data: [DONE]") ||
-            (!strstr(answer, "\"finish_reason\":\"length\"") && !strstr(answer, "shutting down")))
-            fail_msg("answer %d: %s", i,
-                     answer + (strlen(answer) > 600 ? strlen(answer) - 600 : 0));
-        free(answer);
-        close(fds[i]);
-    }
-    assert_int_equal(waitpid(s.pid, &status, 0), s.pid);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM);
-    unlink(s.log);
-}
-
-static void a_second_signal_ends_it_at_once(void **state) {
-    struct served s = served_start(&(struct served_options){0});
-    int fd = served_connect(&s);
-    char byte;
-    (void)state;
-    served_post(fd, "POST", POST, "", STORY ",\"n\":64,\"max_tokens\":4000,\"stream\":true}");
-    assert_int_equal(recv(fd, &byte, 1, 0), 1);
-    kill(s.pid, SIGTERM);
-    usleep(300000);
-    assert_int_equal(waitpid(s.pid, NULL, WNOHANG), 0); /* it lets it run */
-    assert_int_equal(served_end(&s, SIGTERM), -SIGTERM);
-    close(fd);
-}
 
 static int start_server(void **state) {
     static struct served s;
@@ -580,15 +348,6 @@ int main(int argc, char **argv) {
         cmocka_unit_test(connections_have_their_time),
         cmocka_unit_test(huge_bodies_are_refused),
         cmocka_unit_test(what_is_no_json_is_refused),
-        cmocka_unit_test(two_thousand_connections_are_served),
-        cmocka_unit_test(a_full_queue_says_so),
-        cmocka_unit_test(who_waits_too_long_is_told),
-        cmocka_unit_test(a_small_pool_is_enough_for_all),
-        cmocka_unit_test(too_few_files_make_clients_wait),
-        cmocka_unit_test(a_log_that_cannot_be_written_is_left_out),
-        cmocka_unit_test(memory_does_not_grow),
-        cmocka_unit_test(sigterm_lets_answers_end),
-        cmocka_unit_test(a_second_signal_ends_it_at_once),
     };
     build_folder(argv[0]);
     if (argc > 1)

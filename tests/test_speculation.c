@@ -56,7 +56,7 @@ static void workloads(enum kind kind) {
         struct error err;
         tiny_model_open(&model, i % N_TINY_MODELS);
         tiny_model_open(&other, (i + (kind == OTHER_MODEL)) % N_TINY_MODELS);
-        struct drafter *d = kind == NGRAMS ? ngram_drafter_new(&err)
+        struct drafter *d = kind == NGRAMS ? ngram_drafter_new(&model.model.config, &err)
                             : kind == ANYTHING
                                 ? &anything
                                 : model_drafter_new(&other.model, 61, random_int(&r, 1, 10), &err);
@@ -103,7 +103,7 @@ static void one_sequence_alone(void **state) {
     long accepted = 0;
     (void)state;
     tiny_model_open(&model, 1);
-    struct drafter *drafters[] = {ngram_drafter_new(&err),
+    struct drafter *drafters[] = {ngram_drafter_new(&model.model.config, &err),
                                   model_drafter_new(&model.model, 61, 1, &err)};
     for (int i = 0; i < (device_is_emulated() ? 4 : 100); i++) {
         struct sequence asked = tiny_request(&r, &model, 3, 200, device_is_emulated() ? 6 : 60), s;
@@ -146,7 +146,8 @@ static void ngrams_find_the_longest_match(void **state) {
     struct error err;
     struct sequence s;
     int32_t draft[16];
-    struct drafter *d = ngram_drafter_new(&err);
+    struct model_config config = {.n_stop_ids = 1, .stop_ids = {50}};
+    struct drafter *d = ngram_drafter_new(&config, &err);
     d->fixed_cost = 0.3;
     (void)state;
     must(!d || sequence_start(&s, 0, &sampling, &err) ||
@@ -154,7 +155,7 @@ static void ngrams_find_the_longest_match(void **state) {
          &err);
     assert_int_equal(propose_to(d, &s, 3, draft), 3); /* behind 1 2 3 4, not behind 2 3 4 */
     assert_memory_equal(draft, text + 4, 3 * sizeof *draft);
-    assert_int_equal(propose_to(d, &s, 100, draft), 4); /* the first draft is short */
+    assert_int_equal(propose_to(d, &s, 100, draft), 8); /* the first draft is short */
     assert_int_equal(propose_to(d, &s, 0, draft), 0);
     must(sequence_append(&s, 60, &err), &err);
     assert_int_equal(propose_to(d, &s, 100, draft), 0); /* that has not stood before */
@@ -162,8 +163,14 @@ static void ngrams_find_the_longest_match(void **state) {
     must(sequence_start(&s, 0, &sampling, &err) ||
              sequence_add_prompt(&s, (const int32_t[]){4, 5, 4, 5, 4}, 5, 100, &err),
          &err);
-    assert_int_equal(propose_to(d, &s, 100, draft), 4); /* it goes on with itself */
+    assert_int_equal(propose_to(d, &s, 4, draft), 4); /* it goes on with itself */
     assert_memory_equal(draft, ((const int32_t[]){5, 4, 5, 4}), 4 * sizeof *draft);
+    sequence_end(&s);
+    must(sequence_start(&s, 0, &sampling, &err) ||
+             sequence_add_prompt(&s, (const int32_t[]){3, 4, 5, 50, 6, 3, 4, 5}, 8, 100, &err),
+         &err);
+    assert_int_equal(propose_to(d, &s, 4, draft), 1); /* a stop token is the last */
+    assert_int_equal(draft[0], 50);
     sequence_end(&s);
     drafter_free(d);
 }
@@ -175,14 +182,15 @@ static void drafts_that_fail_become_rare(void **state) {
     struct error err;
     struct sequence s;
     int32_t draft[16];
-    struct drafter *d = ngram_drafter_new(&err);
+    struct model_config config = {.n_stop_ids = 1, .stop_ids = {50}};
+    struct drafter *d = ngram_drafter_new(&config, &err);
     int tried = 0;
     d->fixed_cost = 0.1;
     (void)state;
     must(!d || sequence_start(&s, 0, &sampling, &err) ||
              sequence_add_prompt(&s, text, 5, 10000, &err),
          &err);
-    for (int length = 4; length < 16; length *= 2) {
+    for (int length = 8; length < 16; length *= 2) {
         assert_int_equal(propose_to(d, &s, 100, draft), length);
         s.drafting.last_proposed = s.drafting.last_accepted = length;
     }

@@ -1,7 +1,7 @@
 /*
- * model/tokenizer/tokenizer.h: ids and text are those of the Hugging Face library, for the shipped tokenizer and
- * for one of each layout in tests/fixtures/tokenizers, decoded whole and one id at a time. Odd
- * texts are in test_tokenizer_input.c, faulty files in test_tokenizer_errors.c.
+ * model/tokenizer/tokenizer.h: ids and text are those of the Hugging Face library, for the shipped
+ * tokenizer and for one of each layout in tests/fixtures/tokenizers, decoded whole and one id at a
+ * time. Odd texts are in test_tokenizer_input.c, faulty files in test_tokenizer_errors.c.
  */
 #include "model/files/json.h"
 #include "tests/random.h"
@@ -210,8 +210,8 @@ static void test_stream_does_not_wait(void **state) {
     struct decode_stream *s = decode_stream_new(t, false, &err);
     const char *letters[] = {"a", "Ã", "©", "Ã", "b"}; /* a, é, then half of an é, b */
     const char *expected[] = {"a", "", "é", "",
-                              "\xEF\xBF\xBD"
-                              "b"};
+                              ("\xEF\xBF\xBD"
+                               "b")};
     for (int i = 0; i < 5; i++) {
         const char *piece;
         size_t n;

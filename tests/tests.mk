@@ -37,7 +37,7 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
                 test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention \
-                test_server_faults test_clients
+                test_server_faults test_server_limits test_clients
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
                 test_shared_decoding test_golden test_check test_clients test_ranks
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
@@ -92,7 +92,7 @@ bench: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-bench
 
 # What has threads of its own, under ThreadSanitizer: the engine behind a service, and the server.
-THREAD_TESTS   := test_threads test_service test_server test_server_faults
+THREAD_TESTS   := test_threads test_service test_server test_server_faults test_server_limits
 THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device checkpoint_writer)
 tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12 build/tsan/demo13
 tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")

@@ -27,9 +27,9 @@ static const char *const configs[N_SHARED_MODELS] = {
     SIZES("Llama", "6", "2", "32", ""), /* GQA */
     SIZES("Llama", "4", "1", "64", ""), /* MQA */
     SIZES("Llama", "2", "1", "128", ""),
-    SIZES("Mistral", "4", "2", "32", ",\"sliding_window\":20"),
+    SIZES("Mistral", "4", "2", "32", ",\"sliding_window\":130"),
     SIZES("Qwen2", "4", "2", "32",
-          ",\"use_sliding_window\":true,\"sliding_window\":130,\"max_window_layers\":1"),
+          ",\"use_sliding_window\":true,\"sliding_window\":20,\"max_window_layers\":1"),
     /* Two or four ranks get 2 and 1 of these kv heads, and more of one's heads than of another's.
      */
     OTHER("Qwen3", "9", "3", "8", ",\"tie_word_embeddings\":true"),

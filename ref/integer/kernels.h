@@ -45,6 +45,17 @@ static inline int64_t total(sums high, wrapped low) {
     return 65536 * (int64_t)across(high) + across((sums)(rest & 0xffff));
 }
 
+/* What comes after a step of n_w rows: of one row, what lies a page ahead; of several, the next n_w
+ * rows, into the second cache, because the first has no room for them. */
+UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
+    UNROLL for (int line = 0; line < STEP; line += LINE) {
+        if (n_w > 1)
+            __builtin_prefetch(w + (size_t)n_w * w_step + line, 0, 2);
+        else
+            __builtin_prefetch(w + AHEAD + line);
+    }
+}
+
 /* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas. It is the first, or is
  * added to what the pieces before it gave. */
 UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
@@ -60,10 +71,7 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
         struct factor of_w[W_ROWS];
         UNROLL for (int r = 0; r < n_w; r++) {
             of_w[r] = w_factor(w + (size_t)r * w_step);
-            /* What comes later, into the second cache: the first has no room for it. */
-            size_t later = n_w > 1 ? (size_t)(n_w + r) * w_step : AHEAD;
-            UNROLL for (int line = 0; line < STEP; line += LINE)
-                __builtin_prefetch(w + later + line, 0, 2);
+            prefetch(w + (size_t)r * w_step, w_step, n_w);
         }
         UNROLL for (int t = 0; t < n_x; t++) {
             struct factor of_x = x_factor(x + (size_t)t * x_step);

@@ -39,6 +39,8 @@ struct subject {
     struct model model;
     struct workspace *ws;
     struct kv_cache *caches[SEQUENCES];
+    double memory_before; /* of the process, at most */
+    size_t cache_bytes;
 };
 
 /* One way of doing it: so many sequences, with one set of instructions or OpenBLAS. */
@@ -153,6 +155,28 @@ static void print_row(const struct subject *s, const char *name, const char *wha
     fflush(stdout);
 }
 
+static double peak_bytes(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)usage.ru_maxrss * 1024;
+}
+
+/* The peak is what there is now. */
+static void forget_peak(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (!f || fputs("5", f) < 0 || fclose(f))
+        fail("cannot write /proc/self/clear_refs");
+}
+
+/* Of the process: only the first large model shows it. */
+static void print_memory(const struct subject *s, const char *name, const char *when) {
+    double cache_bytes = (double)s->cache_bytes * (FIRST + STEPS) / PROMPT; /* those written */
+    double bytes = peak_bytes() - s->memory_before - cache_bytes;
+    if (s->memory_before < 2e8)
+        printf("%-12s at most %.2f bytes of memory a parameter %s (at most 2.3)\n", name,
+               bytes / (double)s->model.n_parameters, when);
+}
+
 static void all_rows(struct subject *s, const char *name, bool is_large) {
     struct error err;
     const struct integer_kernels *best = integer_choose(&err);
@@ -165,8 +189,14 @@ static void all_rows(struct subject *s, const char *name, bool is_large) {
     double t[MOST_WAYS];
     for (int i = 0; i < SEQUENCES; i++)
         for (int first = 0; first < FIRST; first += CHUNK)
-            pass(&(struct subject){s->dev, s->model, s->ws, {s->caches[i]}}, 1, first, CHUNK);
+            pass(
+                &(struct subject){
+                    .dev = s->dev, .model = s->model, .ws = s->ws, .caches = {s->caches[i]}},
+                1, first, CHUNK);
     compare(s, decoding, 2, MOST_REPEATS, t);
+    pass(s, SEQUENCES, FIRST, 1);
+    if (is_large)
+        print_memory(s, name, "beside the cache");
     print_row(s, name, "decoding, beside reading 2 bytes a parameter", 1 / t[0], 1 / t[1],
               is_large ? 0.85 : 0);
     compare(s, few, 3, is_large ? 3 : MOST_REPEATS, t);
@@ -201,24 +231,20 @@ static double of_file(const char *path) {
     return seconds;
 }
 
-static double peak_bytes(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)usage.ru_maxrss * 1024;
-}
-
 /* Loads the model and reads its file in turns, and keeps the model. */
 static void bench_loading(struct subject *s, const char *name, const char *folder,
                           const char *path) {
     struct error err;
-    double loading[LOADINGS], reading[LOADINGS], before = peak_bytes(), peak = 0;
+    double loading[LOADINGS], reading[LOADINGS];
+    s->memory_before = peak_bytes();
     for (int i = 0; i < LOADINGS; i++) {
         model_free(&s->model);
         double begin = clock_now();
         if (model_load(&s->model, s->dev, folder, NULL, &err))
             fail(err.text);
         loading[i] = clock_now() - begin;
-        peak = i ? peak : peak_bytes();
+        if (path && !i)
+            print_memory(s, name, "while loading");
         if (path)
             reading[i] = of_file(path);
     }
@@ -230,9 +256,7 @@ static void bench_loading(struct subject *s, const char *name, const char *folde
     printf("%-12s %-46s %7d %7.2f s %7.2f s %7.2f  (at most 1.50)\n", name,
            "loading, beside reading the file", ref_n_threads(s->dev), loading[LOADINGS / 2],
            reading[LOADINGS / 2], ratio);
-    if (before < 2e8) /* of the process: only the first large model shows it */
-        printf("%-12s at most %.2f bytes of memory a parameter while loading (at most 2.3)\n", name,
-               (peak - before) / (double)s->model.n_parameters);
+    forget_peak(); /* the file had memory of its own */
 }
 
 static void bench(const char *name, const char *folder, const char *path, int n_threads) {
@@ -244,9 +268,11 @@ static void bench(const char *name, const char *folder, const char *path, int n_
     bench_loading(&s, name, folder, path);
     if (!(s.ws = workspace_new(&s.model, &err)))
         fail(err.text);
+    s.cache_bytes = s.dev->bytes;
     for (int i = 0; i < SEQUENCES; i++)
         if (!(s.caches[i] = kv_static_new(&s.model, PROMPT, &err)))
             fail(err.text);
+    s.cache_bytes = s.dev->bytes - s.cache_bytes;
     all_rows(&s, name, path != NULL);
     for (int i = 0; i < SEQUENCES; i++)
         kv_cache_free(s.caches[i]);

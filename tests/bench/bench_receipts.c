@@ -6,7 +6,8 @@
  * - decoding with drafts of n-grams, beside decoding without: answers that quote a text, long
  *   answers, and random text, in which nothing comes twice but by accident.
  *
- * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights.
+ * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. Time is
+ * that of the processor, of all threads together, which other work on the machine changes least.
  */
 #include "model/numerics.h"
 #include "model/tokenizer/tokenizer.h"
@@ -18,8 +19,9 @@
 #include "tests/bench/large_checkpoint.h"
 
 #include <string.h>
+#include <time.h>
 
-enum { ANSWER = 256, MOST_ROUNDS = 9, MOST_TEXTS = 12 };
+enum { ANSWER = 256, MOST_ROUNDS = 5, MOST_TEXTS = 12 };
 
 struct subject {
     struct device *dev;
@@ -51,8 +53,25 @@ struct question {
     struct sampling_options sampling;
 };
 
-/* Answers it alone; the caller ends the sequence. */
-static struct sequence answer(struct subject *s, const struct question *q, bool chain) {
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int note_first(void *context, const struct sequence *s, const float *logits,
+                      struct error *err) {
+    (void)logits, (void)err;
+    if (sequence_new_tokens(s) == 1)
+        *(double *)context = cpu_seconds();
+    return 0;
+}
+
+/* Answers it alone; the caller ends the sequence. all, decoding: seconds from the question to the
+ * last token, and from the first token to it. */
+static struct sequence answer(struct subject *s, const struct question *q, bool chain, double *all,
+                              double *decoding) {
+    double begin = cpu_seconds(), first = 0;
     struct error err;
     struct sequence a;
     struct kv_cache *cache = kv_static_new(&s->model, q->n + q->max_new, &err);
@@ -61,14 +80,13 @@ static struct sequence answer(struct subject *s, const struct question *q, bool 
          &err);
     if (chain && !(a.chain = logits_chain_new(&err)))
         fail(err.text);
+    s->generator.on_token = note_first;
+    s->generator.on_token_context = &first;
     must(generate(&s->generator, &a, cache, &err), &err);
+    *all = cpu_seconds() - begin;
+    *decoding = cpu_seconds() - first;
     kv_cache_free(cache);
     return a;
-}
-
-/* Seconds from the first token to the last. */
-static double decoding(const struct sequence *a) {
-    return a->last - a->first;
 }
 
 static struct question random_question(const struct subject *s, int n, float temperature,
@@ -103,10 +121,10 @@ static double verify(struct subject *s, const json_t *json) {
     struct read_along how = {.generator = &s->generator, .scheduler = {1, 512, 512, true}};
     struct receipt receipt;
     struct error err;
-    double began = clock_now();
+    double began = cpu_seconds();
     receipt_read(&receipt, &source, json);
     must(receipts_verify(&receipt, 1, &how, 16, &err), &err);
-    double seconds = clock_now() - began;
+    double seconds = cpu_seconds() - began;
     if (receipt.reason != RECEIPT_VERIFIED)
         fail(receipt.why.text);
     receipt_free(&receipt);
@@ -119,13 +137,13 @@ static void bench_answers(struct subject *s, const char *name, const char *how, 
         gain[MOST_ROUNDS];
     char what[80];
     for (int i = 0; i < s->rounds; i++) {
-        struct sequence a = answer(s, &q, false), b = answer(s, &q, true);
+        double all, ignored;
+        struct sequence a = answer(s, &q, false, &all, &without[i]);
+        struct sequence b = answer(s, &q, true, &ignored, &with[i]);
         json_t *json = receipt_json(s, &b);
-        without[i] = decoding(&a);
-        with[i] = decoding(&b);
         cost[i] = with[i] / without[i];
         check[i] = verify(s, json);
-        gain[i] = (a.last - a.asked) / check[i];
+        gain[i] = all / check[i];
         json_decref(json);
         sequence_end(&a);
         sequence_end(&b);
@@ -149,23 +167,24 @@ static void bench_drafts(struct subject *s, const char *name, const char *what,
     long proposed = 0, accepted = 0, n_tokens = 0;
     char text[80];
     struct error err;
-    struct drafter *drafter = ngram_drafter_new(&err);
+    struct drafter *drafter = ngram_drafter_new(&s->model.config, &err);
     must(!drafter, &err);
     for (int i = 0; i < s->rounds; i++) {
         without[i] = with[i] = 0;
         proposed = accepted = n_tokens = 0;
         for (int j = 0; j < n; j++) {
-            struct sequence a = answer(s, &questions[j], false);
+            double ignored, plain, drafted;
+            struct sequence a = answer(s, &questions[j], false, &ignored, &plain);
             s->generator.drafter = drafter;
-            struct sequence b = answer(s, &questions[j], false);
+            struct sequence b = answer(s, &questions[j], false, &ignored, &drafted);
             s->generator.drafter = NULL;
             if (fingerprint_value(&a.fingerprint) != fingerprint_value(&b.fingerprint))
                 fail("drafts change the bits");
-            without[i] += a.last - a.asked;
-            with[i] += b.last - b.asked;
+            without[i] += plain;
+            with[i] += drafted;
             proposed += b.drafting.proposed;
             accepted += b.drafting.accepted;
-            n_tokens += sequence_new_tokens(&a);
+            n_tokens += sequence_new_tokens(&a) - 1;
             sequence_end(&a);
             sequence_end(&b);
         }
@@ -177,7 +196,8 @@ static void bench_drafts(struct subject *s, const char *name, const char *what,
     drafter_free(drafter);
 }
 
-/* "Repeat after me: " and each sentence of a text. */
+/* "Repeat after me: " and sentences of data/prompts/document.jsonl; the model says the last again
+ * and again. */
 static int quotes(struct question *out, const struct tokenizer *tokenizer) {
     static const char *const sentences[] = {
         "In the first room stand the tall clocks, twelve of them, in a row along the wall.",
@@ -186,6 +206,7 @@ static int quotes(struct question *out, const struct tokenizer *tokenizer) {
         "One night in March the lights went out in the whole valley.",
         "A doctor was on the way to a farm where a child was ill.",
         "So Anton opened all the windows of the second room and let every clock play its song.",
+        "one two three four five six seven eight nine ten.",
     };
     int n = 0;
     for (size_t i = 0; i < sizeof sentences / sizeof *sentences; i++) {
@@ -195,7 +216,7 @@ static int quotes(struct question *out, const struct tokenizer *tokenizer) {
         snprintf(prompt, sizeof prompt,
                  "<|im_start|>user\nRepeat after me: %s<|im_end|>\n<|im_start|>assistant\n",
                  sentences[i]);
-        out[n] = (struct question){.max_new = 64, .sampling = {.top_p = 1}};
+        out[n] = (struct question){.max_new = 200, .sampling = {.top_p = 1}};
         must(tokenizer_encode(tokenizer, prompt, strlen(prompt), true, &out[n].ids, &n_ids, &err),
              &err);
         out[n++].n = (int)n_ids;
@@ -243,7 +264,8 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
         must(tokenizer_load(&tokenizer, folder, &err), &err);
         int n = quotes(q, tokenizer);
         s.generator.ignore_stop = false;
-        bench_drafts(&s, name, "quotes, drafts beside none", q, n, "at least 1.8");
+        bench_drafts(&s, name, "quotes, drafts beside none", q, n - 1, "at least 1.8");
+        bench_drafts(&s, name, "a list that repeats itself, drafts beside none", q + n - 1, 1, "");
         free_questions(q, n);
         tokenizer_free(tokenizer);
     }

@@ -81,6 +81,15 @@ static void find_cause(struct lab_finding *f) {
         f->cause = lab_general_cause(f->how);
 }
 
+/* In the tests of the labs, when another check failed: a long one, and all behind an endless loop,
+ * which may be in their way, too. */
+static bool is_left_out(const struct grading *g, int which) {
+    bool has_hung = false;
+    for (int i = 0; i < which; i++)
+        has_hung = has_hung || g->findings[i].how == LAB_HUNG;
+    return has_hung || (g->n_passed < which && lab.checks[which].seconds > LAB_SECONDS);
+}
+
 static void print_checks(const struct grading *g) {
     int step = 0;
     for (int i = 0; i < lab.n_checks; i++) {
@@ -124,7 +133,7 @@ static void write_result(const struct grading *g, const char *path) {
 
 int main(int argc, char **argv) {
     static struct grading g;
-    bool is_short = getenv("LAB_SHORT") != NULL; /* no long check when another one failed */
+    bool is_short = getenv("LAB_SHORT") != NULL;
     if (argc != 5 || lab.n_checks > MOST_CHECKS) {
         fprintf(stderr, "usage: grade PROGRAM SOURCE RESULT HINT\n");
         return 2;
@@ -135,7 +144,7 @@ int main(int argc, char **argv) {
     g.hint = g.hint < 1 ? 1 : g.hint > 3 ? 3 : g.hint;
     printf("Lab %d, %s: %s\n", lab.number, lab.title, g.source);
     for (int i = 0; i < lab.n_checks; i++)
-        if (is_short && g.n_passed < i && lab.checks[i].seconds > LAB_SECONDS)
+        if (is_short && is_left_out(&g, i))
             g.findings[i] = (struct lab_finding){
                 .lab = &lab, .check = &lab.checks[i], .all = g.findings, .how = LAB_SKIPPED};
         else

@@ -72,7 +72,7 @@ enum lab_how {
     LAB_CRASHED,  /* ended by a signal */
     LAB_HUNG,     /* no end within the limit */
     LAB_STOPPED,  /* the process ended before the check did */
-    LAB_SKIPPED   /* not run: a long check behind a failed one, in the tests of the labs */
+    LAB_SKIPPED   /* not run: in the tests of the labs, behind a failed check */
 };
 
 struct lab_finding {

@@ -149,8 +149,34 @@ BREAKS = [
      "        total = (total + exp(x - largest).to(F64)).to(F32).to(F64)"),
 ]
 
-# Every constant of the functions, to the last bit. (The lower half of ln2 is left out: where its last
-# bit shows, if anywhere, is not known.)
+# The forward pass: pieces of model.py.
+BREAKS += [("models", None, old, new) for old, new in (
+    ("h // (m.heads // m.kv_heads)", "h % m.kv_heads"),
+    ("            x = rules.add(x, self.attention(a, i, table))",
+     "            x = self.attention(a, i, table)"),
+    ("            x = rules.add(x, self.ffn(a, i))",
+     "            x = rules.add(a, self.ffn(a, i))"),
+    ("        if m.normed:", "        if m.normed and part == 'q':"),
+    ("        return [rules.rope(x, *table) for x in heads]", "        return heads"),
+    ("self.turned(k, layer, \"k\", table)\n", "k\n"),
+    ("\"q\": attention or self.kind.startswith(\"Qwen2\"), \"o\": attention",
+     "\"q\": attention, \"o\": attention"),
+    ("self.biased.update(gate=mlp, up=mlp, down=mlp)",
+     "self.biased.update(gate=mlp, up=mlp, down=0)"),
+    ("rules.snap(m.norm(x, \"model.norm\"))", "rules.snap(x)"),
+    ("rules.silu_mul(g, u)", "rules.silu_mul(u, g)"),
+    ("rows[layer, h].append(rules.load(self.kind, rules.store(self.kind, row)))",
+     "rows[layer, h].append(rules.snap(row))"),
+    ("rules.rotation(m.frequencies, self.position)",
+     "rules.rotation(m.frequencies, self.position + 1)"),
+    ("rules.model_scale(m.dim)", "rules.model_scale(m.hidden)"),
+    ("rules.draw(logits, position=i + 1, **how)", "rules.draw(logits, position=i, **how)"),
+    ("[f32(w << 16) for w in words]", "[f32(w << 16 | 1) for w in words]"),
+    ("y.bits.to_bytes(4, \"little\")", "y.bits.to_bytes(4, \"big\")"),
+)]
+
+# Every constant of the functions, to the last bit. (The lower half of ln2 is left out: where its
+# last bit shows, if anywhere, is not known.)
 for op, coefficients in (
         ("exp", "3ab511e7 3c091d10 3d2aac79 3e2aaa49 3efffffe"),
         ("tanh", "394f34f3 3ab69d1c 3c08896e 3d2aaa7c 3e2aaaaa 3f000000"),

@@ -17,6 +17,7 @@ import breaks  # noqa: E402
 import model  # noqa: E402
 import rules  # noqa: E402
 from floats import f32, f64  # noqa: E402
+from xxh3 import xxh3  # noqa: E402
 
 
 def floats(text):
@@ -48,8 +49,8 @@ def cut(row, n):
 class Lines:
     """The lines of one file; what a line needs of earlier ones is kept here."""
 
-    def __init__(self, rules, folder):
-        self.rules, self.folder = rules, folder
+    def __init__(self, rules, models, folder):
+        self.rules, self.models_module, self.folder = rules, models, folder
         self.caches, self.logits, self.models, self.pending = {}, None, {}, []
 
     def function(self, line):
@@ -188,7 +189,7 @@ class Lines:
 
     def fingerprints(self, line):
         each = [x.to_bytes(8, "little") for x in words(line["each"])]
-        y = int.from_bytes(each[0], "little") if len(each) == 1 else model.xxh3(b"".join(each))
+        y = int.from_bytes(each[0], "little") if len(each) == 1 else xxh3(b"".join(each))
         return {"run": "%016x" % y}
 
     # ---- models ----
@@ -196,8 +197,9 @@ class Lines:
     def model(self, line):
         name = line["name"]
         if name not in self.models:
-            self.models[name] = model.Model(os.path.join(self.folder, "models", name))
-        self.sequence = model.Sequence(self.models[name], line["cache"])
+            folder = os.path.join(self.folder, "models", name)
+            self.models[name] = self.models_module.Model(folder)
+        self.sequence = self.models_module.Sequence(self.models[name], line["cache"])
         self.pending = self.sequence.write(line["prompt"], line["n_new"], **self.how(line))
         return {}
 
@@ -207,7 +209,7 @@ class Lines:
                 "logprob": str(self.rules.logprobs(logits)[id])}
 
     def answer(self, line):
-        return {"fingerprint": "%016x" % model.fingerprint([self.sequence])}
+        return {"fingerprint": "%016x" % self.models_module.fingerprint([self.sequence])}
 
 
 def difference(lines, line):
@@ -233,12 +235,15 @@ def read_lines(path):
     return lines[1:]
 
 
-def first_difference(rules_to_test, folder, path, only=None):
-    """(line number, op, what) or None. only: the kinds of lines to look at."""
-    lines = Lines(rules_to_test, folder)
-    for i, line in enumerate(read_lines(path)):
-        if only and line["op"] not in only:
-            continue
+def first_difference(modules, folder, path, only=None):
+    """(line number, op, what) or None. modules: rules and model; only: the kinds of lines to look
+    at, short contexts first, where a difference is found soonest."""
+    lines = Lines(*modules, folder)
+    numbered = list(enumerate(read_lines(path)))
+    if only:
+        numbered = [x for x in numbered if x[1]["op"] in only]
+        numbered.sort(key=lambda x: x[1].get("length", 0))
+    for i, line in numbered:
         what = difference(lines, line)
         if what:
             return i + 2, line["op"], what
@@ -252,7 +257,7 @@ def check_all(folder):
     failed = 0
     for name in FILES:
         path = os.path.join(folder, name + ".jsonl")
-        found = first_difference(rules, folder, path)
+        found = first_difference((rules, model), folder, path)
         if found:
             failed += 1
             print("%s:%d: %s: %s" % (path, *found))
@@ -260,14 +265,14 @@ def check_all(folder):
     return failed
 
 
-def broken(old, new):
-    """rules.py with one piece of its text replaced."""
-    with open(rules.__file__) as file:
+def broken(original, old, new):
+    """A module with one piece of its text replaced."""
+    with open(original.__file__) as file:
         text = file.read()
     if text.count(old) != 1:
-        sys.exit("breaks.py: %r is %d times in rules.py" % (old, text.count(old)))
-    module = types.ModuleType("rules")
-    exec(compile(text.replace(old, new), "rules.py (broken)", "exec"), module.__dict__)
+        sys.exit("breaks.py: %r is %d times in %s" % (old, text.count(old), original.__file__))
+    module = types.ModuleType(original.__name__)
+    exec(compile(text.replace(old, new), "broken", "exec"), module.__dict__)
     return module
 
 
@@ -276,7 +281,9 @@ def check_breaks(folder):
     for name, only, old, new in breaks.BREAKS:
         path = os.path.join(folder, name + ".jsonl")
         try:
-            found = first_difference(broken(old, new), folder, path, only)
+            modules = ((rules, broken(model, old, new)) if name == "models" else
+                       (broken(rules, old, new), model))
+            found = first_difference(modules, folder, path, only)
         except Exception as error:  # a broken rule may be no program any more
             found = error
         if not found:

@@ -30,7 +30,8 @@ static void wake(struct exchange *x) {
 /* Room for n bytes more. Returns whether there is. */
 static bool make_room(struct exchange *x, size_t n) {
     x->n_out -= x->n_sent;
-    memmove(x->out, x->out + x->n_sent, x->n_out);
+    if (x->n_sent)
+        memmove(x->out, x->out + x->n_sent, x->n_out);
     x->n_sent = 0;
     if (x->n_out + n <= x->capacity)
         return true;

@@ -51,9 +51,10 @@ char *live_view_text(struct live_view *view, long since) {
     view->asked = clock_now();
     json_t *list = changes_since(view, since, &all);
     double now = view->began > 0 ? view->asked - view->began : 0; /* 0: it has not begun */
-    json_t *state = json_pack(
-        "{sf sI sb si si so}", "now", now, "next", (json_int_t)view->n_changes, "all", all,
-        "block_size", view->history.block_size, "blocks", view->history.n_blocks, "changes", list);
+    json_t *state =
+        json_pack("{sf sI sb si si si so}", "now", now, "next", (json_int_t)view->n_changes, "all",
+                  all, "block_size", view->history.block_size, "blocks", view->history.n_blocks,
+                  "all_blocks", view->history.all_blocks, "changes", list);
     char *text = state ? json_dumps(state, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(state); /* under the lock: the changes are counted by both threads */
     pthread_mutex_unlock(&view->lock);

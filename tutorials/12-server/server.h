@@ -146,7 +146,8 @@ enum MHD_Result server_refuse(struct exchange *x, const struct api_error *err);
 
 /* For the page, malloc'ed JSON: {now: seconds of the run, next: the number of the next change, all:
  * whether `changes` is one of everything, because those from number `since` on are not there, or
- * since is -1; block_size, blocks, changes: (scheduler/history.h)}. NULL: no memory. */
+ * since is -1; block_size, blocks (shown), all_blocks, changes: (scheduler/history.h)}. NULL: no
+ * memory. */
 char *live_view_text(struct live_view *view, long since);
 
 /* Adds what is new, if somebody has looked lately. In the engine thread. */

@@ -18,7 +18,7 @@ static int speculate(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
     struct drafter **drafter = &demo->generator.drafter;
     if (o->speculate)
-        *drafter = ngram_drafter_new(err);
+        *drafter = ngram_drafter_new(&demo->model.config, err);
     else if (!o->draft)
         return 0;
     else if (!model_load(&demo->draft_model, demo->dev, o->draft, NULL, err))
@@ -93,7 +93,7 @@ static int show_drafts(struct demo *demo, struct error *err) {
         "Repeat after me: one two three four five six seven eight nine ten.",
         "Write a short story about a robot who learns to paint.", "What is the capital of France?"};
     int result = 0;
-    struct drafter *drafter = ngram_drafter_new(err);
+    struct drafter *drafter = ngram_drafter_new(&demo->model.config, err);
     if (!drafter)
         return -1;
     drafter->fixed_cost = 0.3; /* the same drafts in every run */

@@ -42,10 +42,11 @@ int record_write(struct record *r, const struct demo *demo, const char *path, st
     const char *place = strstr(page_text, tag) + strlen(tag);
     const struct options *o = &demo->options;
     struct output out;
-    json_t *run = json_pack("{si ss ss si si si si sb sO}", "phase", demo->phase->number, "title",
-                            demo->phase->title, "model", o->model, "max_running", o->max_running,
-                            "token_budget", o->token_budget, "block_size", r->history.block_size,
-                            "blocks", r->history.n_blocks, "cut", r->cut, "changes", r->changes);
+    json_t *run = json_pack("{si ss ss si si si si si sb sO}", "phase", demo->phase->number,
+                            "title", demo->phase->title, "model", o->model, "max_running",
+                            o->max_running, "token_budget", o->token_budget, "block_size",
+                            r->history.block_size, "blocks", r->history.n_blocks, "all_blocks",
+                            r->history.all_blocks, "cut", r->cut, "changes", r->changes);
     char *text =
         run && !r->history.failed ? json_dumps(run, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(run);
