@@ -12,7 +12,7 @@
  *
  * All ranks run the whole engine, not only the model. Scheduler, allocator and sampling are
  * deterministic, so that the same requests make the same plans everywhere; only what is not is
- * told: rank 0's clock, once a step, and its signals. (If rank 0 planned alone, it would have to
+ * told: rank 0's clock and its signals. (If rank 0 planned alone, it would have to
  * tell the others each batch, and each copy, swap and fork of blocks between two.) That they are
  * alike is checked at the end of each pass, before a token is given to anybody:
  * parallel_check_pass.
