@@ -12,7 +12,7 @@
  *
  * All ranks run the whole engine, not only the model. Scheduler, allocator and sampling are
  * deterministic, so that the same requests make the same plans everywhere; only what is not is
- * told: rank 0's clock, once a step, and its signals. (If rank 0 planned alone, it would have to
+ * told: rank 0's clock and its signals. (If rank 0 planned alone, it would have to
  * tell the others each batch, and each copy, swap and fork of blocks between two.) That they are
  * alike is checked at the end of each pass, before a token is given to anybody:
  * parallel_check_pass.
@@ -26,6 +26,10 @@
 #include "model/config.h"
 #include "model/error.h"
 #include "model/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Numbers first ... first + n - 1 of a whole. */
 struct span {
@@ -144,5 +148,9 @@ int parallel_check_same(struct parallel *p, uint64_t value, const char *what, st
 
 /* 0, or -1 with err set to the first failure. */
 int parallel_check(const struct parallel *p, struct error *err);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

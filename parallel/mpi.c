@@ -200,8 +200,8 @@ static int meet(struct mpi *m, struct error *err) {
     struct parallel *p = &m->base;
     struct name mine = {.pid = (int)getpid()};
     MPI_Request request;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* a copy has it, too */
     MPI_Comm_dup(MPI_COMM_WORLD, &m->world);
-    MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
     MPI_Comm_rank(m->world, &p->rank);
     MPI_Comm_size(m->world, &p->n_ranks);
     MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &m->local);
@@ -234,7 +234,9 @@ struct parallel *mpi_join(struct error *err) {
                                 .end = end};
     alarm(START_LIMIT); /* as in end */
     MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    if (meet(m, err))
+    if (level < MPI_THREAD_SERIALIZED) /* the server's engine has a thread of its own */
+        error_set(err, "this MPI cannot be called from different threads");
+    if (level < MPI_THREAD_SERIALIZED || meet(m, err))
         fail(m, err);
     alarm(0);
     return &m->base;

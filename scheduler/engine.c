@@ -20,8 +20,11 @@ double engine_now(const struct engine *e) {
 }
 
 void engine_tick(struct engine *e) {
+    struct parallel *ranks = e->generator->model->parallel;
+    if (!ranks)
+        return;
     e->common = own_now(e);
-    parallel_broadcast(e->generator->model->parallel, &e->common, sizeof e->common);
+    parallel_broadcast(ranks, &e->common, sizeof e->common);
 }
 
 static void wait_until(const struct engine *e, double time) {

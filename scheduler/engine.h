@@ -95,7 +95,8 @@ int engine_step(struct engine *e, struct error *err);
  * at the last tick, so that they see an arrival in the same step. */
 double engine_now(const struct engine *e);
 
-/* All ranks hear rank 0's time. (engine_step does this at its beginning and after the pass.) */
+/* All ranks hear rank 0's time; without ranks, nothing. (engine_step does this at its beginning and
+ * after the pass.) */
 void engine_tick(struct engine *e);
 
 /* Cancels a request, if it is not done. Not from `changed` or `drew`. */

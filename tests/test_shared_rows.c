@@ -73,8 +73,9 @@ static struct bfp_rows snap_part(struct test_device *t, const float *x, const ui
 static void test_snapped_parts(void **state) {
     struct test_device *t = *state;
     struct random r = {71};
-    for (size_t i = 0; i < COUNT(row_sizes); i++) {
-        int n_cols = row_sizes[i], n_rows = 1 + (int)i % 7, n_ranks = 1 + (int)i % MOST_RANKS;
+    for (size_t i = 0; i < COUNT(row_sizes) * MOST_RANKS; i++) {
+        int n_cols = row_sizes[i / MOST_RANKS], n_rows = 1 + (int)i % 7;
+        int n_ranks = 1 + (int)i % MOST_RANKS;
         float *x = random_rows(&r, n_rows, n_cols, N_DISTRIBUTIONS);
         struct bfp_rows whole = host_rows(n_rows, n_cols);
         oracle_snap_rows(whole, x, n_rows, n_cols);

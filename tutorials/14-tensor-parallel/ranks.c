@@ -117,6 +117,9 @@ int ranks_agree(struct demo *demo, char **argv, struct error *err) {
     struct parallel *p = demo->parallel;
     if (!p)
         return o->ranks > 1 ? mpi_launch(o->ranks, argv, err) : 0;
+    if (o->verify)
+        return error_set(err, "--verify compares whole tensors, and ranks have parts: leave out "
+                              "mpirun");
     if (o->ranks && o->ranks != p->n_ranks)
         return error_set(err, "--ranks %d: mpirun has started %d", o->ranks, p->n_ranks);
     choose_gpu(p);
