@@ -97,6 +97,8 @@ THREAD_HELPERS := $(patsubst %,tests/%.c,served command tiny_models device check
 tsan_programs   = $(THREAD_TESTS:%=build/tsan/tests/%) build/tsan/demo12 build/tsan/demo13
 tsan_tests      = $(THREAD_TESTS:%="OPENBLAS_NUM_THREADS=2 build/tsan/tests/%")
 build/tsan/tests/programs.o: CFLAGS += '-DPROGRAMS=$(foreach p,$(THREAD_TESTS),X($(p)))'
+$(eval $(call setting,thread-programs,$(THREAD_TESTS)))
+build/tsan/tests/programs.o: build/settings/thread-programs
 build/tsan/tests/programs: $(call objects,tsan,$(THREAD_TESTS:%=tests/%.c) tests/programs.c \
                              $(THREAD_HELPERS) $(ALL_MODULES))
 	$(call say,cc )$(CC) $(tsan_FLAGS) $^ -o $@ $(LIBS) -lcmocka
