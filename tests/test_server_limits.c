@@ -198,7 +198,8 @@ static void ask_in_threads(const struct served *s, int n) {
     served_wait_idle(s, "");
 }
 
-/* After a hundred times as many requests (with SAMEBITS_BATCHES=100) within one percent. */
+/* After a hundred times as many requests (with SAMEBITS_BATCHES=100) within one percent. A few
+ * thousand are too few to tell what grows from what comes late, such as a thread's first memory. */
 static void memory_does_not_grow(void **state) {
     struct served s =
         served_start(&(struct served_options){.arguments = "--kv-blocks 400 --max-running 32"});
@@ -210,7 +211,7 @@ static void memory_does_not_grow(void **state) {
     fprintf(stderr, "resident: %ld kB after 1000 requests, %ld kB after %d\n", before, after,
             1000 * n_thousands());
     if (!served_is_slow()) /* the sanitizers keep what is freed */
-        assert_true(after <= before + before / 100);
+        assert_true(after <= before + before / (n_thousands() < 100 ? 10 : 100));
     end(&s);
 }
 
@@ -226,7 +227,7 @@ static void sigterm_lets_answers_end(void **state) {
     (void)state;
     for (int i = 0; i < N; i++) {
         assert_true((fds[i] = served_connect(&s)) >= 0);
-        served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":200,\"stream\":true}");
+        served_post(fds[i], "POST", POST, "", STORY ",\"max_tokens\":1000,\"stream\":true}");
         assert_int_equal(recv(fds[i], &byte, 1, 0), 1);
     }
     kill(s.pid, SIGTERM);
