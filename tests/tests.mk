@@ -39,7 +39,7 @@ LONG_release := test_chapters test_fingerprint test_paged_workloads test_attenti
                 test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention \
                 test_server_faults test_server_limits test_clients test_ranks
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
-                test_shared_decoding test_golden test_check test_clients test_ranks test_server_limits test_ranks test_html
+                test_shared_decoding test_golden test_check test_clients test_ranks test_server_limits test_html
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
 BATCHES_release := 60
 BATCHES_asan    := 15
