@@ -173,33 +173,20 @@ struct step_plan {
     bool short_of_memory; /* somebody lacked room: nobody new may come */
 };
 
-static int min_int(int a, int b) {
-    return a < b ? a : b;
-}
-
-/* Reads n_tokens, and behind the last of them the job's draft, as far as there is room: `kept`
- * tokens of the budget are others'. */
-static void add_entry(struct scheduler *s, struct step_plan *p, int job, int first, int n_tokens,
-                      bool draws, int kept) {
-    int room = min_int(s->options.chunk, p->budget - kept) - n_tokens;
-    int n_draft = draws ? min_int(s->jobs[job].n_draft, room) : 0;
-    if (n_draft < 0 || (n_draft && !reserve(s, job, first + n_tokens + n_draft)))
-        n_draft = 0;
-    p->entries[p->n++] = (struct plan_entry){job, first, n_tokens + n_draft, draws};
-    p->budget -= n_tokens + n_draft;
+static void add_entry(struct step_plan *p, int job, int first, int n_tokens, bool draws) {
+    p->entries[p->n++] = (struct plan_entry){job, first, n_tokens, draws};
+    p->budget -= n_tokens;
 }
 
 static void plan_decodes(struct scheduler *s, struct step_plan *p, double now) {
-    int n_left = s->n_running; /* each may draw one token */
     for (int i = 0; i < s->n_running; i++) {
         int job = s->running[i];
         const struct job *j = &s->jobs[job];
         if (j->state != REQUEST_DECODING)
             continue;
         int last = j->n_prompt + j->n_new - 1;
-        n_left--;
         if (make_room(s, i, last + 1, true, now)) {
-            add_entry(s, p, job, last, 1, true, n_left);
+            add_entry(p, job, last, 1, true);
             continue;
         }
         p->short_of_memory = true;
@@ -211,6 +198,10 @@ static void plan_decodes(struct scheduler *s, struct step_plan *p, double now) {
     }
 }
 
+static int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+
 /* A piece of the prompt of running[i]. Returns false when it lacks room: those behind it wait, too.
  */
 static bool plan_prefill(struct scheduler *s, struct step_plan *p, int i, double now) {
@@ -219,7 +210,7 @@ static bool plan_prefill(struct scheduler *s, struct step_plan *p, int i, double
     int left = j->n_to_read - j->n_read;
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
     if (make_room(s, i, j->n_read + n_tokens, false, now)) {
-        add_entry(s, p, job, j->n_read, n_tokens, n_tokens == left, 0);
+        add_entry(p, job, j->n_read, n_tokens, n_tokens == left);
         return true;
     }
     p->short_of_memory = true;
@@ -254,7 +245,7 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
     /* Others are planned already: it takes nothing from them. */
     if (n_tokens && reserve(s, job, j->n_read + n_tokens))
-        add_entry(s, p, job, j->n_read, n_tokens, n_tokens == left, 0);
+        add_entry(p, job, j->n_read, n_tokens, n_tokens == left);
     return true;
 }
 
@@ -274,12 +265,26 @@ static void admit(struct scheduler *s, struct step_plan *p, double now) {
     }
 }
 
+/* Drafts get what budget and memory the others leave (phase 13). */
+static void add_drafts(struct scheduler *s, struct step_plan *p) {
+    for (int i = 0; i < p->n; i++) {
+        struct plan_entry *e = &p->entries[i];
+        int room = min_int(s->options.chunk - e->n_tokens, p->budget);
+        int n = min_int(s->jobs[e->job].n_draft, room);
+        if (e->draws && n > 0 && reserve(s, e->job, e->first + e->n_tokens + n)) {
+            e->n_tokens += n;
+            p->budget -= n;
+        }
+    }
+}
+
 int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries) {
     struct step_plan p = {entries, 0, s->options.token_budget, false};
     plan_decodes(s, &p, now);
     plan_prefills(s, &p, now);
     if (!p.short_of_memory)
         admit(s, &p, now);
+    add_drafts(s, &p);
     return p.n;
 }
 
@@ -293,9 +298,9 @@ void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum fin
         j->n_read += entry->n_tokens;
     if (!entry->draws)
         return;
-    if (!j->n_new)
+    if (!j->n_new++)
         j->first = now;
-    j->n_new += 1 + j->n_draft;
+    j->n_new += j->n_draft;
     if (j->state == REQUEST_PREFILLING)
         change(s, entry->job, REQUEST_DECODING, now);
     if (finish != FINISH_NOT_YET)

@@ -123,8 +123,10 @@ def check_stop():
     cut = complete(temperature=0, max_tokens=30, stop=stop)
     assert cut.choices[0].text == whole[: whole.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
-    events = complete(temperature=0, max_tokens=30, stop=["\x01", stop], stream=True)
-    assert "".join(e.choices[0].text for e in events) == cut.choices[0].text
+    for i in range(0, len(whole) - 4, 3):  # some begin in one token and end in another
+        stop = whole[i : i + 4]
+        events = complete(temperature=0, max_tokens=30, stop=["\x01", stop], stream=True)
+        assert "".join(e.choices[0].text for e in events) == whole[: whole.index(stop)]
     echoed = complete(temperature=0, max_tokens=30, echo=True).choices[0].text
     assert echoed == "Once upon a time" + whole
     ids = client.post("/../tokenize", body={"prompt": "Once upon a time"}, cast_to=object)["tokens"]

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -30,6 +31,7 @@ static void become(const struct served *s, const struct served_options *o) {
     snprintf(words, sizeof words, "%s", o->arguments ? o->arguments : "");
     for (char *word = strtok(words, " "); word && n < 39; word = strtok(NULL, " "))
         arguments[n++] = word;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no server behind */
     dup2(log, STDERR_FILENO);
     close(log);
     if (o->most_files)

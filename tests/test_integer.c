@@ -130,10 +130,11 @@ static void test_long_sums(void **state) {
     static const int ks[] = {1023, 1024, 1025, 1088, 2047,  2048,
                              2049, 3072, 4113, 8193, 65535, 65536};
     static const int ms[] = {1, 2, 3, 4, 7};
+    static const enum fill of_w[] = {LARGEST, SMALLEST, LOW_BYTE, ANY};
     for (size_t i = 0; i < COUNT(ks); i++)
         for (size_t x = 0; x < N_FILLS; x++)
-            for (size_t w = 0; w < 3; w++)
-                check_linear(ms[(i + x + w) % COUNT(ms)], 7, ks[i], (enum fill)x, (enum fill)w, &r);
+            for (size_t w = 0; w < COUNT(of_w); w++)
+                check_linear(ms[(i + x + w) % COUNT(ms)], 7, ks[i], (enum fill)x, of_w[w], &r);
 }
 
 /* Several matrices in one call: each as alone. */

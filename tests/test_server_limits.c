@@ -185,7 +185,7 @@ static void *ask_many(void *context) {
 }
 
 static void ask_in_threads(const struct served *s, int n) {
-    enum { N = 8 };
+    enum { N = 40 };
     struct asker askers[N];
     for (int i = 0; i < N; i++) {
         askers[i] = (struct asker){.served = s, .n = n / N};
@@ -200,7 +200,8 @@ static void ask_in_threads(const struct served *s, int n) {
 
 /* After a hundred times as many requests (with SAMEBITS_BATCHES=100) within one percent. */
 static void memory_does_not_grow(void **state) {
-    struct served s = served_start(&(struct served_options){.arguments = "--kv-blocks 400"});
+    struct served s =
+        served_start(&(struct served_options){.arguments = "--kv-blocks 400 --max-running 32"});
     (void)state;
     ask_in_threads(&s, 1000);
     long before = resident_kb(&s);

@@ -61,7 +61,7 @@ static void workloads(enum kind kind) {
                                 ? &anything
                                 : model_drafter_new(&other.model, 61, random_int(&r, 1, 10), &err);
         must(!d, &err);
-        d->fixed_cost = i % 2 ? 0 : 0.3;
+        d->fixed_cost = i % 4 ? 0.3 : 0; /* 0: what is drafted depends on the time it takes */
         model.generator.drafter = d;
         check_random_workloads(&model, &r, 1, (enum run_caches)(i % 3), &counts);
         drafter_free(d);
@@ -70,7 +70,8 @@ static void workloads(enum kind kind) {
     }
     printf("%ld of %ld drafted tokens accepted\n", counts.accepted, counts.proposed);
     if (n_workloads() >= 36) {
-        assert_true(counts.accepted > 0 && counts.accepted < counts.proposed);
+        assert_true(counts.accepted < counts.proposed);
+        assert_true(counts.accepted > 0 || kind == OTHER_MODEL || kind == ANYTHING);
         assert_true(kind != SAME_MODEL || counts.accepted * 10 > counts.proposed * 8);
     }
 }

@@ -3,9 +3,9 @@
  * wrap around: `low` is one instruction. `high` need not be exact, so it is the sum of products of
  * high bytes, of which vpdpbusd takes 64 at once. With
  *
- *     w = 256 W + w0, 0 <= w0 <= 255            x = 256 X + x0, -128 <= x0 <= 127
+ *     w = 256 W + w0, 0 <= w0 <= 255            x = 256 X + x0, 0 <= x0 <= 255
  *
- * the rest of a product, w x - 65536 W X = 256 W x0 + w0 x, is at most 12,517,249: 171 of these are
+ * the rest of a product, w x - 65536 W X = 256 W x0 + w0 x, is at most 16,678,785: 128 of these are
  * below 2^31, and a piece puts 64 into each sum. vpdpbusd wants one of its factors without a sign.
  * That is W + 128, so a row of x says what the sums have to begin with: -128 times the sum of its
  * X.
@@ -79,7 +79,7 @@ static inline void multiply_add(wrapped *low, sums *high, struct factor w, struc
 /* Of each piece: what `high` begins with; then 64 numbers and their bytes for each. */
 static void put_row(const struct x_rows *to, int r, const int16_t *x) {
     char *out = to->rows + (size_t)r * to->row_bytes, *head = out;
-    __m512i half = _mm512_set1_epi16(128), high = _mm512_setzero_si512();
+    __m512i high = _mm512_setzero_si512();
     for (int i = 0; i < to->k; i += STEP, out += X_STEP) {
         int left = to->k - i < STEP ? to->k - i : STEP;
         __mmask64 there = ~(__mmask64)0 >> (STEP - left);
@@ -90,7 +90,7 @@ static void put_row(const struct x_rows *to, int r, const int16_t *x) {
             out += X_HEAD;
             high = _mm512_setzero_si512();
         }
-        __m512i bytes = high_bytes(_mm512_add_epi16(first, half), _mm512_add_epi16(second, half));
+        __m512i bytes = high_bytes(first, second);
         high = _mm512_dpbusd_epi32(high, _mm512_set1_epi8(-128), bytes); /* 128, without a sign */
         _mm512_storeu_si512(head, _mm512_sub_epi32(_mm512_setzero_si512(), high));
         _mm512_storeu_si512(out, first);

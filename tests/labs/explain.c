@@ -136,6 +136,14 @@ static void print_not_written(const struct lab_finding *f, const char *indent) {
     printf("%snot written yet: %.*s\n", indent, n, f->report);
 }
 
+/* The check before it that was told the same hints. NULL: none. */
+static const struct lab_check *told_before(const struct lab_finding *f) {
+    for (const struct lab_finding *other = f->all; other < f; other++)
+        if (other->how != LAB_PASSED && other->cause == f->cause)
+            return other->check;
+    return NULL;
+}
+
 void lab_explain(const struct lab_finding *f, const char *source, int level, const char *indent) {
     if (f->how == LAB_UNWRITTEN) {
         print_not_written(f, indent);
@@ -152,6 +160,11 @@ void lab_explain(const struct lab_finding *f, const char *source, int level, con
         print_failure(f, indent);
     if (!f->cause)
         return;
+    const struct lab_check *told = told_before(f);
+    if (told) {
+        printf("%shint: as for \"%s\"\n", indent, told->name);
+        return;
+    }
     for (int i = 0; i < level; i++) {
         printf("%shint %d: ", indent, i + 1);
         print_hint(f->cause->hints[i], source);

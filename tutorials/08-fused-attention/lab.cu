@@ -3,10 +3,18 @@
  * takes the place of gpu/attend.cu and gpu/attention_paged.cu; the task is in the section "Lab" of
  * this chapter. `make lab8` builds it for the emulation, which runs it on the CPU, and grades it.
  *
- * A block has TILE (256) threads and one query token and head. gpu/attend.h has the row (struct
- * query_row: its positions first ... end - 1, its page table `pages`), its query as integers, the
- * softmax of a tile and the merge; it is yours to use. Between a write to shared memory
- * and the read of it by another thread there must be a barrier.
+ * A block has TILE (256) threads and one query token and head. These headers are yours to use:
+ *
+ *     gpu/attend.h               the row (struct query_row: its positions first ... end - 1, its
+ *                                page table `pages`), its query as integers, the softmax of a tile,
+ *                                the merge of two tiles
+ *     gpu/gpu.h                  row_max: the largest number of all threads, given to all of them
+ *     model/attention/kv_view.h  where a row of the cache and its exponent lie
+ *     model/attention/variant.h  attention_shows: what a mask hides
+ *
+ * A barrier must stand between a write to shared memory and the read of it by another thread, and
+ * also between that read and the next write to it, in the tile that follows. Each call of row_max
+ * and softmax_tile has barriers in it, and counts as one.
  */
 #include "gpu/attend.h"
 #include "gpu/ptx/tensor_core.h"
@@ -19,7 +27,7 @@ struct row_memory {
     int16_t weights[TILE];  /* of the tile's positions; 0: the row does not see it */
     int64_t values[TILE];   /* where in v's data the value of each position begins */
     int exponents[TILE];    /* of the values */
-    struct row_parts parts; /* for row_max, softmax_tile, load_query */
+    struct row_parts parts; /* for softmax_tile, load_query, and row_max<WARPS>(x, parts.words) */
 };
 
 /* What a block works on. */
@@ -65,26 +73,26 @@ static __device__ float *partial_of(float *partial, const struct attend_argument
  * r->pages[position / page_size], at position % page_size there; kv_view_row says where its row of
  * r->kv_head begins in k, and in v, and kv_view_exponent where the exponent is. The score is
  * softmax_score of rounded_sum of the products of the query with the key, summed in 64 bits. Sets
- * values and exponents [j] of the shared memory, j being the position's place in its tile. */
+ * values[j] and exponents[j] of the shared memory, where j is the position's place in its tile. */
 static __device__ float score_of(const struct row_work *w, int j, int position) {
     (void)w, (void)j, (void)position;
     not_written("the page, key and value of the position, the product, the score");
 }
 
-/* The tile from position `tile` on, by the whole block. Thread j has position tile + j: the row
- * sees it if it lies in r->first ... r->end - 1 and attention_shows it. Sets the weights of all
- * positions (softmax_tile gives them, with *t) and returns true to all threads, with all of it in
- * shared memory for all of them to read. If the row sees nothing of the tile (row_max finds that
- * out), returns false to all. Every thread must come to every barrier, those in row_max and
- * softmax_tile included. */
-static __device__ bool weigh_tile(const struct row_work *w, struct tile_softmax *t, int tile) {
-    (void)w, (void)t, (void)tile;
+/* The tile whose first position is `from`, by the whole block. Thread j has position from + j: the
+ * row sees it if it lies in r->first ... r->end - 1 and attention_shows it. If the row sees nothing
+ * of the tile, returns false to all threads; row_max finds that out (of 1 where a thread sees its
+ * position, and 0). Otherwise sets the weights of all positions (softmax_tile gives them, with *t
+ * in each thread) and returns true to all threads, with all of it in shared memory for all of them
+ * to read. Every thread must come to every barrier, those in row_max and softmax_tile included. */
+static __device__ bool weigh_tile(const struct row_work *w, struct tile_softmax *t, int from) {
+    (void)w, (void)t, (void)from;
     not_written("what each thread sees, its score, its weight, a barrier");
 }
 
 /* Element d of the tile's result: the products of the weights with the values, summed in 64 bits
- * over the positions that the row sees (a weight of 0 may have no value), then rounded_sum and
- * num_weighted_value with the exponent of the weights. */
+ * over the positions that the row sees, then rounded_sum and num_weighted_value with the exponent
+ * of the weights. Where a weight is 0, leave the position out: nobody may have set its value. */
 static __device__ float value_of(const struct row_work *w, int d, const struct tile_softmax *t) {
     (void)w, (void)d, (void)t;
     not_written("sum the products of weights and values, then round");
@@ -93,9 +101,10 @@ static __device__ float value_of(const struct row_work *w, int d, const struct t
 /* ---- steps 1 and 2: a block for each row ----------------------------------------------------- */
 
 /* A block for each row: y of its tiles. Thread threadIdx.x has element threadIdx.x of y, and every
- * TILE-th from there. In step 1 there is one tile. Step 2: the tiles in ascending order, merged by
- * merge_tile and num_merge(before, factor.before, value, factor.tile), from m = -INFINITY, l = 0
- * and y = 0; a tile that the row sees nothing of is left out. finish_row ends the row. */
+ * TILE-th from there. In step 1 there is one tile: its values, then finish_row with its m and l.
+ * Step 2: the tiles in ascending order, merged by merge_tile and num_merge(before, factor.before,
+ * value, factor.tile), from m = -INFINITY, l = 0 and y = 0; a tile that the row sees nothing of is
+ * left out. finish_row ends every row, also one that sees nothing at all. */
 static __device__ void attend_row(const struct row_work *w, float *y) {
     (void)w, (void)y;
     not_written("go through the tiles in order and merge them");
@@ -103,15 +112,17 @@ static __device__ void attend_row(const struct row_work *w, float *y) {
 
 /* ---- step 3: split and merge ----------------------------------------------------------------- */
 
-/* A block for each row and tile. Leaves at `to` m, l and the head_dim values of the tile; l = 0 if
- * the row sees nothing of it. */
+/* A block for each row and tile; tiles are numbered from 0, TILE positions each. Leaves at `to` m,
+ * l and the head_dim values of the tile; l = 0 if the row sees nothing of it, and then merge_row
+ * looks at nothing else. */
 static __device__ void attend_tile(const struct row_work *w, int tile, float *to) {
     (void)w, (void)tile, (void)to;
     not_written("leave m, l and the values of one tile");
 }
 
 /* A block for each row, after all its tiles: merges what attend_tile has left in tiles r->first /
- * TILE to the last before r->end, in ascending order. partial_of says where it is. */
+ * TILE to the last that begins before r->end, in ascending order, and ends the row as attend_row
+ * does. partial_of says where it is. */
 static __device__ void merge_row(const struct attend_arguments *a, const struct query_row *r,
                                  float *partial, int n_tiles, float *y) {
     (void)a, (void)r, (void)partial, (void)n_tiles, (void)y;

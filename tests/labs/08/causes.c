@@ -97,6 +97,12 @@ static bool page_not_looked_up(const struct lab_finding *f) {
     return is_first(f, "one page") && (is_fault(f) || says(f, "not the device's"));
 }
 
+/* One position is right, whose weight is 1 whatever its score; or weights are negative together. */
+static bool too_small_for_a_sum(const struct lab_finding *f) {
+    return (is_sum(f, "tile weights") && lab_found(f) < 0) ||
+           (is_first(f, "one page") && f->how == LAB_WRONG && f->size > 1 && !is_near(f));
+}
+
 static bool value(const struct lab_finding *f) {
     return is_first(f, "one page") || value_of_another(f);
 }
@@ -199,10 +205,13 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
     {"a barrier is missing",
      no_barrier,
      {"Which thread has written the place that this one reads, and when?",
-      "Every thread sets weights[j] and values[j] of its position, those that are not seen, too. "
-      "Then a barrier, and only then may another thread read them. Before they are written again "
+      "Every thread sets weights[j] of its position, one that is not seen, too. Then a barrier, "
+      "and "
+      "only then may another thread read them. Before they are written again, in the next tile, "
       "everybody must have read.",
-      "Look at the end of {weigh_tile}: __syncthreads() behind the last write to shared memory."}},
+      "Look at the end of {weigh_tile}: __syncthreads() behind the last write to shared memory, "
+      "and "
+      "no return before it that only some of the threads take."}},
     {"an endless loop",
      endless,
      {"What does each of your loops count, and does it reach its end?",
@@ -244,7 +253,7 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"Which numbers make the score of one position?",
       "The dot product of query and key is summed in 64 bits over head_dim elements; "
       "softmax_score takes rounded_sum of it, the key's exponent and the position. Thread j has "
-      "position tile + j.",
+      "position from + j.",
       "Look at the loop and at the last line of {score_of}."}},
     {"the sum is not rounded down",
      not_rounded,
@@ -258,6 +267,14 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
       "position / page_size counts the pages of the sequence; r->pages says which page of the pool "
       "that is.",
       "Look at the first argument behind the view in kv_view_row, in {score_of}."}},
+    {"a sum in 32 bits",
+     too_small_for_a_sum,
+     {"What is the largest product of two mantissas, and how many of them fit the type of a sum?",
+      "A mantissa goes up to 32639, so two products are already close to 2^31. Both sums, the "
+      "score's and the value's, need 64 bits.",
+      "Look at the type of the sum in {score_of} and in {value_of}; then at the score itself, "
+      "since "
+      "one position alone is right."}},
     {"the sum of the values",
      value,
      {"What is each weight multiplied with?",
@@ -275,7 +292,7 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"Pages of 16: in which page is position 17, and where in it?",
       "In r->pages[17 / 16], at place 17 % 16. The next page of a sequence can lie anywhere in the "
       "pool.",
-      "Look at page and in_page in {score_of}, and whether both k and v get them."}},
+      "Look at the page and the place in it in {score_of}, and whether both k and v get them."}},
     {"the query head instead of the kv head",
      query_head,
      {"There are four query heads and two kv heads. Which keys does query head 1 read?",
@@ -317,7 +334,8 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"In which page is position 256?",
       "j is the place in the tile and begins at 0 in each tile. Pages count in positions of the "
       "sequence. Position 0 seems to have been read twice.",
-      "Look at page and in_page in {score_of}: position / page_size, not j / page_size."}},
+      "Look at the page and the place in it in {score_of}: position / page_size, not j / "
+      "page_size."}},
     {"the tiles behind the first",
      first_tile_only,
      {"257 positions: how many tiles are that, and does each come in?",
@@ -329,7 +347,8 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      {"A window of 20: which positions does the query at position 28 see?",
       "8 to 28. r->first is the first that a row sees; tiles before it are left out, and in its "
       "tile the positions before it are hidden.",
-      "Look at r->first in {weigh_tile} and in the loop of {attend_row}."}},
+      "Look at r->first in {weigh_tile}, and where the loop of {attend_row} begins: a tile's first "
+      "position is a multiple of TILE."}},
     {"a tile of which nothing is seen",
      nothing_seen,
      {"What are m and l of a tile of which the row sees nothing?",

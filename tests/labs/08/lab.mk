@@ -5,5 +5,5 @@ LAB_8_EXTRA     = $(LAB_8_KERNELS:%.cu=build/release/%.cu.o) $(EMU_SOURCES:%.cpp
 LAB_8_REPLACES := gpu/attend.cu gpu/attention_paged.cu
 LAB_8_DEMO     := --device emu --prompt Hello --max-new 3
 LAB_8_REFUSED  := _Z[0-9]*gpu_(attention|kv_gather|merge_states).* ref_.*
-LAB_8_INLINES  := run_tile tile_value
+LAB_8_INLINES  := tile_memory run_tile tile_value
 LAB_8_SPEED    := tests/labs/08/speed.cu
