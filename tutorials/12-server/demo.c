@@ -3,7 +3,7 @@
  * 16 clients ask at once, and compare what each gets with what its request gives alone.
  */
 #include "tutorials/12-server/client.h"
-#include "tutorials/12-server/house.h"
+#include "tutorials/12-server/deployment.h"
 #include "tutorials/12-server/load.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/pool.h"
@@ -85,12 +85,12 @@ static int run_engine(struct demo *demo, const struct workload *w, int max_runni
 }
 
 static int run_clients(struct demo *demo, struct runs *r, struct error *err) {
-    struct server_options options = house_limits(demo);
-    struct house house;
+    struct server_options options = deployment_limits(demo);
+    struct deployment deployed;
     struct error ignored;
-    int result = house_open(&house, demo, &options, err) ||
-                 client_call_all(demo, &r->w, house.server.port, r->w.n, r->calls, err);
-    return house_close(&house, 0, result ? &ignored : err) || result ? -1 : 0;
+    int result = deployment_open(&deployed, demo, &options, err) ||
+                 client_call_all(demo, &r->w, deployed.server.port, r->w.n, r->calls, err);
+    return deployment_close(&deployed, 0, result ? &ignored : err) || result ? -1 : 0;
 }
 
 static int tables(struct demo *demo, struct error *err) {
@@ -117,7 +117,7 @@ int main(int argc, char **argv) {
         .fused = true,
         .tables = tables,
         .prompts = load_prompts,
-        .serve = house_serve,
+        .serve = deployment_run,
         .begin = paged_begin,
         .fingerprint = 0x989b4f8e06199bde,
     };

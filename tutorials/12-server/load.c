@@ -1,6 +1,6 @@
 #include "tutorials/12-server/load.h"
 #include "tutorials/12-server/client.h"
-#include "tutorials/12-server/house.h"
+#include "tutorials/12-server/deployment.h"
 #include "tutorials/common/paged.h"
 #include "tutorials/common/pool.h"
 
@@ -101,14 +101,14 @@ static int show_calls(struct load *l, const struct cost *engine, struct cost *co
 static int run_server(struct load *l, const struct cost *engine, struct cost *cost,
                       struct error *err) {
     struct demo *demo = l->demo;
-    struct server_options options = house_limits(demo);
-    struct house house;
+    struct server_options options = deployment_limits(demo);
+    struct deployment deployed;
     struct error ignored;
     *cost = (struct cost){.cpu_before = cpu_seconds()};
     int result =
-        house_open(&house, demo, &options, err) ||
-        client_call_all(demo, &l->w, house.server.port, demo->options.clients, l->calls, err);
-    if (house_close(&house, PATIENCE, result ? &ignored : err) || result)
+        deployment_open(&deployed, demo, &options, err) ||
+        client_call_all(demo, &l->w, deployed.server.port, demo->options.clients, l->calls, err);
+    if (deployment_close(&deployed, PATIENCE, result ? &ignored : err) || result)
         return -1;
     return demo_interrupted(demo) ? 0 : show_calls(l, engine, cost, err);
 }

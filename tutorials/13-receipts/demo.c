@@ -4,7 +4,7 @@
  * has; and drafts of an answer cost or gain time, but change no bit of it.
  */
 #include "scheduler/draft.h"
-#include "tutorials/12-server/house.h"
+#include "tutorials/12-server/deployment.h"
 #include "tutorials/13-receipts/cheats.h"
 #include "tutorials/13-receipts/score.h"
 #include "tutorials/13-receipts/verify.h"
@@ -117,7 +117,7 @@ int main(int argc, char **argv) {
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,
-        .serve = house_serve,
+        .serve = deployment_run,
         .score = score_file,
         .verify_receipts = verify_receipts,
         .receipt = receipt_of_answer,

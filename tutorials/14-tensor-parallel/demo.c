@@ -3,7 +3,7 @@
  * has of the model and what ranks say to each other; --plan computes what more of them would take.
  */
 #include "parallel/nccl.h"
-#include "tutorials/12-server/house.h"
+#include "tutorials/12-server/deployment.h"
 #include "tutorials/13-receipts/score.h"
 #include "tutorials/13-receipts/verify.h"
 #include "tutorials/14-tensor-parallel/ranks.h"
@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
         .fused = true,
         .tables = tables,
         .prompts = paged_prompts,
-        .serve = house_serve,
+        .serve = deployment_run,
         .score = score_file,
         .verify_receipts = verify_receipts,
         .receipt = receipt_of_answer,

@@ -1,4 +1,4 @@
-#include "tutorials/12-server/house.h"
+#include "tutorials/12-server/deployment.h"
 
 #include "tutorials/common/pool.h"
 
@@ -11,7 +11,7 @@
 enum { PATIENCE = 10 };
 
 /* A token takes some bytes of a body, and whatever a text needs to be escaped. */
-struct server_options house_limits(const struct demo *demo) {
+struct server_options deployment_limits(const struct demo *demo) {
     return (struct server_options){.host = "127.0.0.1",
                                    .most_body = (64 << 10) + 64 * (size_t)demo->generator.context,
                                    .time_limit = demo->options.timeout,
@@ -29,8 +29,8 @@ static bool has_server(const struct demo *demo) {
     return !demo->parallel || !demo->parallel->rank;
 }
 
-int house_open(struct house *h, struct demo *demo, const struct server_options *options,
-               struct error *err) {
+int deployment_open(struct deployment *h, struct demo *demo, const struct server_options *options,
+                    struct error *err) {
     struct paged_options paged = {(enum preempt_mode)demo->options.preempt,
                                   !demo->options.no_prefix_cache};
     struct service_options service = {.scheduler = {demo->options.max_running,
@@ -42,7 +42,7 @@ int house_open(struct house *h, struct demo *demo, const struct server_options *
                                       .wait_limit = demo->options.max_wait,
                                       .stepped = has_server(demo) ? server_stepped : NULL,
                                       .context = &h->server};
-    *h = (struct house){
+    *h = (struct deployment){
         .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
     if (demo_pool_start(demo, &h->pool, 0, err))
         return -1;
@@ -55,7 +55,7 @@ int house_open(struct house *h, struct demo *demo, const struct server_options *
     return has_server(demo) ? server_start(&h->server, demo, h->service, options, err) : 0;
 }
 
-int house_close(struct house *h, double patience, struct error *err) {
+int deployment_close(struct deployment *h, double patience, struct error *err) {
     int result = 0;
     if (h->service) {
         service_drain(h->service, patience);
@@ -89,28 +89,28 @@ static int read_key(const char *path, char *key, size_t size, struct error *err)
 /* Until a signal comes, or the device fails. */
 static int serve_until_signal(struct demo *demo, const struct server_options *options,
                               struct error *err) {
-    struct house house;
+    struct deployment deployed;
     struct error why = {{0}};
     bool v6 = strchr(options->host, ':') != NULL;
-    int result = house_open(&house, demo, options, err);
+    int result = deployment_open(&deployed, demo, options, err);
     if (!result) {
         fprintf(stderr, "listening on http://%s%s%s:%d/ as model \"%s\", %s; Ctrl-C ends\n",
-                v6 ? "[" : "", options->host, v6 ? "]" : "", house.server.port, demo->options.model,
-                house.server.system_fingerprint);
-        while (!generator_signalled(&demo->generator) && !service_ended(house.service)) {
+                v6 ? "[" : "", options->host, v6 ? "]" : "", deployed.server.port,
+                demo->options.model, deployed.server.system_fingerprint);
+        while (!generator_signalled(&demo->generator) && !service_ended(deployed.service)) {
             if (has_server(demo))
-                server_check(&house.server);
+                server_check(&deployed.server);
             nanosleep(&(struct timespec){0, 50000000}, NULL);
         }
         fprintf(stderr, "ending: requests that run have %d seconds\n", PATIENCE);
     }
-    if (house_close(&house, PATIENCE, &why) && !result)
+    if (deployment_close(&deployed, PATIENCE, &why) && !result)
         result = error_set(err, "%s", why.text);
     return result;
 }
 
-int house_serve(struct demo *demo, struct error *err) {
-    struct server_options options = house_limits(demo);
+int deployment_run(struct demo *demo, struct error *err) {
+    struct server_options options = deployment_limits(demo);
     char key[256];
     options.host = demo->options.host;
     options.port = demo->options.serve;
