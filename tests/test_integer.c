@@ -238,6 +238,29 @@ static void test_products_of_attention(void **state) {
     check_products(0, BLOCK_ROWS, TILE, 64, LARGEST, SMALLEST, &r);
 }
 
+/* ---- rows that the threads share out ------------------------------------------------------------
+ */
+
+/* The last share has fewer rows; each row is snapped as alone. */
+static void test_shares(void **state) {
+    (void)state;
+    enum { ROWS = 300, COLS = 100 };
+    struct random r = {5};
+    float *x = host_array(ROWS * COLS, sizeof *x);
+    int16_t alone[COLS];
+    struct bfp_rows y = {host_array(ROWS * COLS, sizeof *y.mantissas), host_array(ROWS, 1)};
+    for (int i = 0; i < ROWS * COLS; i++)
+        x[i] = (float)random_int(&r, -1000, 1000) * num_pow2f(i / COLS % 9);
+    device.ops->snap_rows(device.dev, y, x, ROWS, COLS, 0);
+    for (int i = 0; i < ROWS; i++) {
+        assert_int_equal(y.exponents[i], num_snap_row(alone, x + i * COLS, COLS));
+        assert_memory_equal(y.mantissas + i * COLS, alone, sizeof alone);
+    }
+    free(x);
+    free(y.mantissas);
+    free(y.exponents);
+}
+
 /* ---- the choice -------------------------------------------------------------------------------
  */
 
@@ -269,7 +292,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear_shapes), cmocka_unit_test(test_linear_parts),
         cmocka_unit_test(test_long_sums),     cmocka_unit_test(test_products_of_attention),
-        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_shares),        cmocka_unit_test(test_choice),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
