@@ -43,9 +43,9 @@ struct drafter {
 int drafter_propose(struct drafter *d, struct sequence *const *sequences, int *most, int n,
                     struct error *err);
 
-/* What followed the longest end of the text that has stood before, of at least three tokens; a draft
- * ends with a stop token of the model, whose config must stay where it is. NULL with err set: no
- * memory. */
+/* What followed the longest end of the text that has stood before, of at least three tokens; a
+ * draft ends with a stop token of the model, whose config must stay where it is. NULL with err set:
+ * no memory. */
 struct drafter *ngram_drafter_new(const struct model_config *config, struct error *err);
 
 /* The drafts of a model, which must have the vocabulary size `vocab`, and must stay where it is;

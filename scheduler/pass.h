@@ -34,8 +34,8 @@ struct pass_part {
 /*
  * Runs the parts; the n_cached of each sequence becomes the end of its part, less what a draft
  * proposed and was not drawn, though its keys and values were stored. A part may be padding only
- * (first == end). Returns 0, or -1 with err set: no memory, what forward and forward_finish report, what
- * g->on_token reports. Sequences then keep the tokens that they have.
+ * (first == end). Returns 0, or -1 with err set: no memory, what forward and forward_finish report,
+ * what g->on_token reports. Sequences then keep the tokens that they have.
  */
 int pass_run(struct generator *g, const struct pass_part *parts, int n, struct error *err);
 
