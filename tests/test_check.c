@@ -323,14 +323,15 @@ static void bad_files_and_ops_are_named(void **state) {
 /* The Makefile with sources that are empty and a compiler that writes nothing. */
 static void copy_makefile(void) {
     write_file("cc", "#!/bin/sh\nfor a; do [ \"$p\" = -o ] && : >\"$a\"; p=$a; done; true\n");
-    struct command c =
-        command_runf("cd %s && chmod +x cc && mkdir tests && for f in tests/compare.c gpu/add.cu "
-                     "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/sequence.c "
-                     "scheduler/pass.c scheduler/generate.c scheduler/workload.c; do "
-                     "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
-                     "cp $OLDPWD/tests/tests.mk tests && mkdir tests/labs && "
-                     "cp $OLDPWD/tests/labs/labs.mk tests/labs",
-                     folder);
+    struct command c = command_runf(
+        "cd %s && chmod +x cc && mkdir tests && for f in tests/compare.c gpu/add.cu "
+        "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/logits_chain.c "
+        "scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c "
+        "scheduler/workload.c; do "
+        "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
+        "cp $OLDPWD/tests/tests.mk tests && mkdir tests/labs && "
+        "cp $OLDPWD/tests/labs/labs.mk tests/labs",
+        folder);
     assert_says(&c, 0, "", "");
     command_free(&c);
 }
