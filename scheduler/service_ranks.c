@@ -43,7 +43,8 @@ static void put(FILE *f, const struct ticket *inbox, const struct ticket *t) {
     sent.sampling = r->sampling;
     fwrite(&sent, sizeof sent, 1, f);
     fwrite(r->prompt, sizeof *r->prompt, (size_t)r->n_prompt, f);
-    fwrite(r->draft, sizeof *r->draft, (size_t)r->n_draft, f);
+    if (r->n_draft)
+        fwrite(r->draft, sizeof *r->draft, (size_t)r->n_draft, f);
     for (int i = 0; i < r->n_stops; i++)
         fwrite(r->stops[i], strlen(r->stops[i]) + 1, 1, f);
 }
