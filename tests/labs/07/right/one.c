@@ -262,6 +262,15 @@ static int share(struct kv_paged *c, int32_t block, struct error *err) {
     return -1;
 }
 
+int kv_paged_shrink(struct kv_paged *c, struct error *err) {
+    int n = blocks_for(c->n_stored, c->pool->block_size), result = 0;
+    while (c->table.n_blocks > n)
+        if (release(c, c->table.blocks[--c->table.n_blocks], err))
+            result = -1;
+    c->base.capacity = c->table.n_blocks * c->pool->block_size;
+    return result;
+}
+
 /* Copies a block from the pool to host memory, or from there into the pool. */
 static void transfer_block(struct kv_pool *p, int32_t block, unsigned char *host, bool out) {
     for (int i = 0; i < p->n_layers; i++) {
