@@ -65,7 +65,7 @@ PARALLEL     = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 # ---- what exists by which phase: the layering rule --------------------------------------------
 PHASES    := 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14
 BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
-MODULES_0 := $(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) tests/compare.c \
+MODULES_0 := $(filter-out model/parallel/%,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c)) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
              scheduler/fingerprint.c scheduler/logits_chain.c scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c \
@@ -97,11 +97,11 @@ MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c sched
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
-MODULES_14 := $(MODULES_13) parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+MODULES_14 := $(MODULES_13) model/parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
 CUDA_14   := $(CUDA_11)
 # Where the CUDA toolkit has NCCL, ranks with GPUs of their own use it.
 NCCL      := $(firstword $(wildcard $(foreach l,$(dir $(NVCC))../include/nccl.h /usr/include/nccl.h,$(l))))
-NCCL_gpu  := $(if $(NCCL),build/gpu/parallel/nccl.o)
+NCCL_gpu  := $(if $(NCCL),build/gpu/model/parallel/nccl.o)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -225,7 +225,7 @@ $(eval $(call setting,cuda-arch,$(CUDA_ARCH)))
 define rules
 build/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(if $$(filter parallel/%,$$<),$$(MPI_FLAGS)) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
+	$$(call say,cc )$$(CC) $$(CFLAGS) $$($(1)_FLAGS) $$(call isa,$$<) $$(if $$(filter model/parallel/%,$$<),$$(MPI_FLAGS)) $$(call renamed_main,$$<) -MMD -MP -c $$< -o $$@
 build/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$$(call say,g++)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -MMD -MP -c $$< -o $$@
@@ -255,7 +255,7 @@ $(eval $(call rules,tsan))
 $(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
 build/release/demo14: $(NCCL_$(release_KERNELS))
 build/release/demo14: LIBS += $(if $(NCCL_$(release_KERNELS)),-lnccl)
-build/gpu/parallel/%.o: parallel/%.cu build/settings/cuda-arch
+build/gpu/model/parallel/%.o: model/parallel/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 

@@ -30,7 +30,7 @@ struct weight;
 /* May not be moved once it is loaded. */
 struct model {
     struct device *dev; /* not owned */
-    /* Of a model that ranks share, n_heads, n_kv_heads and ffn are this rank's. */
+    /* n_heads, n_kv_heads and ffn are this rank's, where ranks share the model. */
     struct model_config config;
     struct parallel *parallel;    /* not owned; NULL: one rank */
     struct model_part part;       /* without ranks: all of it */

@@ -17,8 +17,8 @@
  * alike is checked at the end of each pass, before a token is given to anybody:
  * parallel_check_pass.
  *
- * parallel/mpi.h makes a struct parallel. Errors are sticky, as a device's are: the first one is
- * kept, later calls do nothing, and parallel_check reports it.
+ * model/parallel/mpi.h makes a struct parallel. Errors are sticky, as a device's are: the first one
+ * is kept, later calls do nothing, and parallel_check reports it.
  */
 #ifndef SAMEBITS_PARALLEL_H
 #define SAMEBITS_PARALLEL_H
@@ -51,8 +51,8 @@ struct parallel_counts {
 struct parallel;
 
 /* What ranks whose devices talk to each other have in place of max, sum and gather
- * (parallel/nccl.h): the calls below over device memory, in the order of the device's ops, running
- * when they return. */
+ * (model/parallel/nccl.h): the calls below over device memory, in the order of the device's ops,
+ * running when they return. */
 struct parallel_device {
     int (*max)(struct parallel *p, struct device *dev, uint32_t *x, size_t n, struct error *err);
     int (*sum)(struct parallel *p, struct device *dev, int64_t *x, size_t n, struct error *err);
@@ -70,8 +70,9 @@ struct parallel {
     double limit; /* seconds that a rank may keep the others waiting; may be changed */
     bool failed;
     struct error why;
-    /* Of the pass so far: a hash of all results; and, since sums are of integers, what a rank gave
-     * to all sums, and what came out: over all ranks the two are equal, modulo 2^64. */
+    /* How the pass is checked at its end: a hash of all results so far; and, since sums are of
+     * integers, what a rank gave to all sums, and what came out: over all ranks the two are equal,
+     * modulo 2^64. */
     uint64_t heard, given, taken;
     struct parallel_counts counts;
     struct parallel_device *on_device; /* NULL: what is said goes through the host */

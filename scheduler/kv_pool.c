@@ -77,7 +77,7 @@ static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
                      n, p->block_size);
 }
 
-/* The same number on all ranks. */
+/* How many blocks the rank with the least memory can hold: all ranks must plan alike. */
 static int choose_common_size(const struct kv_pool *p, const struct kv_pool_options *o,
                               struct parallel *ranks, struct error *err) {
     int mine = choose_size(p, o, ranks ? ranks->n_neighbours : 1, err);

@@ -190,7 +190,8 @@ static void receive(struct service *s, bool idle, struct service_news *news) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Of ranks, all hear what rank 0 receives. Returns whether it goes on. */
+/* Receives what came in; where there are ranks, rank 0 does, and tells the others. Returns whether
+ * the loop goes on. */
 static bool hear(struct service *s, bool idle, struct service_news *news) {
     struct parallel *ranks = ranks_of(s);
     if (!ranks || !ranks->rank)

@@ -159,7 +159,7 @@ build/$(1)/tests/programs build/$(1)/tests/check_candidate: build/$(1)/tests/%: 
         $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 build/$(1)/tests/ranks/worker: build/$(1)/tests/ranks/worker.o $$(call emu_objects,$(1),11) \
-        $$(call objects,$(1),parallel/mpi.c $$(TEST_HELPERS) $$(ALL_MODULES))
+        $$(call objects,$(1),model/parallel/mpi.c $$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) $$(MPI_LIBS) -lcmocka
 $(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
 	@ln -sf programs $$@
@@ -170,7 +170,7 @@ $(eval $(call test_rules,asan))
 $(eval $(call test_rules,arm64))
 
 build/release/tests/bench/bench_ranks: LIBS += $(MPI_LIBS)
-build/release/tests/bench/bench_ranks: build/release/parallel/mpi.o
+build/release/tests/bench/bench_ranks: build/release/model/parallel/mpi.o
 $(BENCHES): %: %.o $(call objects,release,$(ALL_MODULES))
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS)
 
@@ -221,7 +221,7 @@ $(CHECK)/candidate build/check/$(KERNELS)/ours:
 build/fuzz/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,cc )clang $(CFLAGS) $(fuzz_FLAGS) -MMD -MP -c $< -o $@
-build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c) \
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o $(call objects,fuzz,$(filter model/% ref/%,$(MODULES_0)) \
                                                     scheduler/workload.c)
 	$(call say,cc )clang $(fuzz_FLAGS) $^ -o $@ $(LIBS)
 build/fuzz/tests/fuzz/fuzz_request: $(call objects,fuzz,$(ALL_MODULES))

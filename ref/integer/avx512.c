@@ -76,7 +76,8 @@ static inline void multiply_add(wrapped *low, sums *high, struct factor w, struc
     *high = (sums)_mm512_dpbusd_epi32((__m512i)*high, w.bytes, x.bytes);
 }
 
-/* Of each piece: what `high` begins with; then 64 numbers and their bytes for each. */
+/* Writes row r of x, piece by piece: first what the sums `high` begin with, then 64 numbers and
+ * their bytes for each step. */
 static void put_row(const struct x_rows *to, int r, const int16_t *x) {
     char *out = to->rows + (size_t)r * to->row_bytes, *head = out;
     __m512i high = _mm512_setzero_si512();

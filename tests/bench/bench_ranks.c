@@ -6,7 +6,7 @@
  * is a process or mpirun of this program; they take turns, and medians are compared.
  */
 #include "model/forward.h"
-#include "parallel/mpi.h"
+#include "model/parallel/mpi.h"
 #include "scheduler/generate.h"
 #include "scheduler/kv_contiguous.h"
 #include "tests/bench/large_checkpoint.h"

@@ -7,7 +7,7 @@
  * so that all do the same.
  */
 #include "model/files/json.h"
-#include "parallel/mpi.h"
+#include "model/parallel/mpi.h"
 #include "scheduler/kv_contiguous.h"
 #include "tests/workload_runs.h"
 

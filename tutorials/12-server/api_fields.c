@@ -138,7 +138,7 @@ static const char *const supported[] = {"model",
                                         "samebits_receipt",
                                         NULL};
 
-/* Of stream_options. */
+/* The fields within stream_options. */
 static const struct unsupported unsupported_of_streams[] = {
     {"continuous_usage_stats", "[false]"},
     {"include_obfuscation", "[false]"},

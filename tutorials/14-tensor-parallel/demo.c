@@ -2,7 +2,7 @@
  * Phase 14: one model on several ranks. The tables answer many requests, and show what each rank
  * has of the model and what ranks say to each other; --plan computes what more of them would take.
  */
-#include "parallel/nccl.h"
+#include "model/parallel/nccl.h"
 #include "tutorials/12-server/deployment.h"
 #include "tutorials/13-receipts/score.h"
 #include "tutorials/13-receipts/verify.h"

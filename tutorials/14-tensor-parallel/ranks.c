@@ -2,7 +2,7 @@
 #include "tutorials/14-tensor-parallel/ranks.h"
 
 #include "model/files/folder.h"
-#include "parallel/mpi.h"
+#include "model/parallel/mpi.h"
 
 #include <dirent.h>
 #include <limits.h>

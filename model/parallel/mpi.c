@@ -1,4 +1,4 @@
-#include "parallel/mpi.h"
+#include "model/parallel/mpi.h"
 
 #include <errno.h>
 #include <fcntl.h>

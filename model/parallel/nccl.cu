@@ -1,5 +1,5 @@
 /* NCCL in the device's stream: each call stands behind the kernels before it. */
-#include "parallel/nccl.h"
+#include "model/parallel/nccl.h"
 
 #include "gpu/gpu.h"
 
