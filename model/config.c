@@ -190,6 +190,13 @@ static int read_windows(struct model_config *c, const struct family *family,
     return 0;
 }
 
+bool model_config_is_stop(const struct model_config *c, int32_t id) {
+    for (int i = 0; i < c->n_stop_ids; i++)
+        if (c->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
 int model_config_window_left(const struct model_config *c, int layer) {
     return c->window && c->windowed[layer] ? c->window - 1 : -1;
 }

@@ -80,6 +80,9 @@ struct model_config {
  * (model/attention/variant.h). -1: all. */
 int model_config_window_left(const struct model_config *c, int layer);
 
+/* Whether the token ends an answer: it is one of stop_ids. */
+bool model_config_is_stop(const struct model_config *c, int32_t id);
+
 /*
  * Reads DIR/config.json and, if there is one, DIR/generation_config.json, whose eos_token_id wins.
  * Returns 0, or -1 with err set: no such folder, a file that is missing or not JSON, a field of

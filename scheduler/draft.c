@@ -130,13 +130,6 @@ struct ngram_drafter {
     const struct model_config *config;
 };
 
-static bool is_stop(const struct model_config *config, int32_t id) {
-    for (int i = 0; i < config->n_stop_ids; i++)
-        if (config->stop_ids[i] == id)
-            return true;
-    return false;
-}
-
 /* What followed position `at`; behind the end of the text, the draft goes on with itself. Returns
  * how many tokens it has. */
 static int copy_draft(int32_t draft[MOST_LENGTH], const struct sequence *s, int at, int most,
@@ -145,7 +138,7 @@ static int copy_draft(int32_t draft[MOST_LENGTH], const struct sequence *s, int 
     for (bool stops = false; n < most && !stops; n++) {
         int from = at + n;
         draft[n] = from < s->n_tokens ? s->tokens[from] : draft[from - s->n_tokens];
-        stops = is_stop(config, draft[n]);
+        stops = model_config_is_stop(config, draft[n]);
     }
     return n;
 }

@@ -111,13 +111,6 @@ static int add_page_table(struct batch *batch, struct pass_arrays *a, int n, str
     return 0;
 }
 
-static bool is_stop(const struct model_config *config, int32_t id) {
-    for (int i = 0; i < config->n_stop_ids; i++)
-        if (config->stop_ids[i] == id)
-            return true;
-    return false;
-}
-
 /* A drawn token becomes the sequence's. */
 static int accept(struct generator *g, struct sequence *s, int32_t drawn, const float *logits,
                   struct error *err) {
@@ -127,7 +120,7 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
         fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
     if (logits && s->chain && logits_chain_add(s->chain, logits, g->model->config.vocab_size, err))
         return -1;
-    if (is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
+    if (model_config_is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
         s->finish = FINISH_STOP;
     else if (sequence_new_tokens(s) >= s->max_new)
         s->finish = FINISH_LENGTH;

@@ -126,9 +126,9 @@ static const struct row rows[] = {
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
      RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
     {"speculate", NULL, "propose tokens that followed the same words before; changes no bit",
-     F(speculate), SWITCH, FROM(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
+     F(speculate), SWITCH, ONLY(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
     {"draft", "DIR", "propose the tokens of a smaller model with this vocabulary; changes no bit",
-     F(draft), TEXT, FROM(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
+     F(draft), TEXT, ONLY(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
     {.help = "Many requests"},
     {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), READING,
      FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
@@ -215,11 +215,15 @@ static unsigned tasks_of(const struct row *row, int phase) {
                                (phase < 13 ? SCORE | CHECK : 0));
 }
 
-/* The first phase from `phase` on that takes the option with one of the tasks; N_PHASES: none. */
+/* The first phase from `phase` on, or else the last one before it, that takes the option with one
+ * of the tasks; N_PHASES: none. */
 static int first_phase(const struct row *row, int phase, unsigned tasks) {
-    while (phase < N_PHASES && !(tasks_of(row, phase) & tasks))
-        phase++;
-    return phase;
+    for (int p = phase; p < N_PHASES; p++)
+        if (tasks_of(row, p) & tasks)
+            return p;
+    while (--phase >= 0 && !(tasks_of(row, phase) & tasks))
+        ;
+    return phase < 0 ? N_PHASES : phase;
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ struct options {
     int timeout;                /* seconds that a client may take to ask, or do nothing */
     const char *tokenize;       /* instead of running the model */
     const char *score;          /* file of texts; from phase 13 on */
-    bool speculate;             /* drafts from the text itself, from phase 13 on; or */
+    bool speculate;             /* drafts from the text itself, phase 13; or */
     const char *draft;          /* a folder: a model's */
     const char *verify_receipt; /* file of receipts, from phase 13 on, like the next */
     const char *receipt;        /* file to write them to */
