@@ -132,7 +132,6 @@ __global__ static void add_rmsnorm_2(float4 *y, struct bfp_rows snapped, float4 
                                      int n_vectors, double eps, int site_x, int site_y,
                                      unsigned long long *fault) {
     run_in_turn();
-    SHARED(uint32_t, part, [WARPS]);
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     if (row >= n_rows)
         return;
@@ -149,29 +148,13 @@ __global__ static void add_rmsnorm_2(float4 *y, struct bfp_rows snapped, float4 
         }
     }
     float r = factor_of_row<WARPS>(v, lane, 4 * n_vectors, eps, site_x, row, fault);
-    uint32_t largest = 0;
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
         int j = lane + i * WARPS * 32;
         if (j < n_vectors)
             y[at + (size_t)j] = v[i] = normed(v[i], r, gain[j]);
-        largest = max(largest, largest_of(v[i]));
     }
-    int e = num_row_exponent(row_max<WARPS>(largest, part));
-    bool bad = e > BFP_MAX_EXPONENT;
-    e = bad ? BFP_MIN_EXPONENT : e;
-    UNROLL
-    for (int i = 0; i < VECTORS; i++) {
-        int j = lane + i * WARPS * 32;
-        if (j < n_vectors)
-            ((uint2 *)snapped.mantissas)[at + (size_t)j] =
-                bad ? make_uint2(0, 0) : mantissas_of(v[i], num_pow2f(15 - e));
-    }
-    if (lane == 0) {
-        if (bad)
-            gpu_fault(fault, site_y, row);
-        snapped.exponents[row] = (int8_t)e;
-    }
+    snap_vectors<WARPS>(snapped, v, row, n_vectors, lane, site_y, fault);
 }
 
 void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */

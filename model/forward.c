@@ -150,11 +150,10 @@ static void finish_linear(const struct pass *p, float *y, const struct matrix *w
     see(p, id, y, n_rows, w->n);
 }
 
-/* branch = x W^T + bias, where x is shared by all ranks. */
-static void snap_and_branch(const struct pass *p, const float *x, const struct matrix *w,
-                            const float *bias, enum tensor_id from, enum tensor_id id) {
+/* branch = x W^T + bias of the snapped x, which is shared by all ranks. */
+static void branch_of(const struct pass *p, const struct matrix *w, const float *bias,
+                      enum tensor_id id) {
     int n = p->batch->n_tokens;
-    shared_snap_rows(p->model, p->ws, x, n, w->k, site(p, from));
     shared_linear(p->model, p->ws, p->ws->branch, w, n);
     finish_linear(p, p->ws->branch, w, bias, id, n);
 }
@@ -280,20 +279,33 @@ static void attention_block(const struct pass *p, const struct layer_weights *w)
     finish_linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
     norm_and_rotate(p, w);
     attend(p);
-    snap_and_branch(p, ws->attention, &w->o, w->o_bias, TENSOR_ATTENTION, TENSOR_O);
+    shared_snap_rows(p->model, ws, ws->attention, n, w->o.k, site(p, TENSOR_ATTENTION));
+    branch_of(p, &w->o, w->o_bias, TENSOR_O);
+}
+
+/* The gated activation, snapped: in one op, where nobody sees it and no rank shares it. */
+static void gate_and_snap(const struct pass *p) {
+    struct workspace *ws = p->ws;
+    int n = p->batch->n_tokens, ffn = p->model->config.ffn, where = site(p, TENSOR_ACTIVATION);
+    if (!p->probe && !p->model->parallel) {
+        p->ops->silu_mul_snap(p->dev, ws->snapped, ws->gate, ws->up, n, ffn, where);
+        return;
+    }
+    p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
+    see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
+    shared_snap_rows(p->model, ws, ws->gate, n, ffn, where);
 }
 
 /* From the snapped FFN norm to the branch. */
 static void ffn_block(const struct pass *p, const struct layer_weights *w) {
     struct workspace *ws = p->ws;
-    int n = p->batch->n_tokens, ffn = p->model->config.ffn;
+    int n = p->batch->n_tokens;
     const struct linear_part both[] = {{ws->gate, &w->gate}, {ws->up, &w->up}};
     p->ops->linear_parts(p->dev, both, 2, ws->snapped, n);
     finish_linear(p, ws->gate, &w->gate, w->gate_bias, TENSOR_GATE, n);
     finish_linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
-    p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
-    see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
-    snap_and_branch(p, ws->gate, &w->down, w->down_bias, TENSOR_ACTIVATION, TENSOR_DOWN);
+    gate_and_snap(p);
+    branch_of(p, &w->down, w->down_bias, TENSOR_DOWN);
 }
 
 /* The layers. A norm belongs to the sum before it: only the first has none. */

@@ -383,6 +383,12 @@ struct ops {
                      const float *up,              /* [count] */
                      size_t count);
 
+    /* The rows silu(gate) * up snapped: silu_mul and snap_rows in one op. Row = token. */
+    void (*silu_mul_snap)(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
+                          const float *gate,                     /* [n_rows, n_cols] */
+                          const float *up,                       /* [n_rows, n_cols] */
+                          int n_rows, int n_cols, int site);
+
     /* y = x + z; y may be x or z. */
     void (*add)(struct device *dev, float *y, /* [count] */
                 const float *x,               /* [count] */

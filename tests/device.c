@@ -47,9 +47,9 @@ int kernel_under_test(void) {
 
 /* SAMEBITS_KERNEL is a version for every op that has it, or OP:VERSION for one. */
 static void set_versions(struct test_device *t) {
-    static const char *const names[] = {"snap_rows",   "linear",    "rmsnorm",
-                                        "add_rmsnorm", "norm_rope", "attention",
-                                        "attend",      "silu_mul",  "add"};
+    static const char *const names[] = {"snap_rows",     "linear",    "rmsnorm", "add_rmsnorm",
+                                        "norm_rope",     "attention", "attend",  "silu_mul",
+                                        "silu_mul_snap", "add"};
     const char *text = getenv("SAMEBITS_KERNEL"), *colon = text ? strchr(text, ':') : NULL;
     struct error err;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

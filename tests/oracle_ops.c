@@ -3,6 +3,8 @@
 #include "tests/oracle.h"
 #include "tests/pair.h"
 
+#include <stdlib.h>
+
 /* The reference's matrix. */
 static struct bfp_rows rows_of(const struct matrix *w) {
     return (struct bfp_rows){w->mantissas, w->exponents};
@@ -111,6 +113,16 @@ static void silu_mul(struct device *dev, float *y, const float *gate, const floa
     oracle_silu_mul(y, gate, up, count);
 }
 
+static void silu_mul_snap(struct device *dev, struct bfp_rows y, const float *gate, const float *up,
+                          int n_rows, int n_cols, int site) {
+    size_t count = (size_t)n_rows * (size_t)n_cols;
+    float *gated = malloc(sizeof *gated * count);
+    (void)dev, (void)site;
+    oracle_silu_mul(gated, gate, up, count);
+    oracle_snap_rows(y, gated, n_rows, n_cols);
+    free(gated);
+}
+
 static void add(struct device *dev, float *y, const float *x, const float *z, size_t count) {
     (void)dev;
     for (size_t i = 0; i < count; i++)
@@ -140,6 +152,7 @@ struct ops oracle_ops(void) {
     table.kv_append = kv_append;
     table.attention = attention;
     table.silu_mul = silu_mul;
+    table.silu_mul_snap = silu_mul_snap;
     table.add = add;
     table.sample = sample;
     return table;

@@ -126,6 +126,34 @@ static void test_add_rmsnorm_looks_at_the_result(void **state) {
     }
 }
 
+/* What is not finite, or becomes too large in the product, is its row's fault; the row becomes
+ * zeros. */
+static void test_silu_mul_snap_looks_at_the_product(void **state) {
+    struct test_device *t = *state;
+    enum { ROWS = 5, MOST = 17000 };
+    static const int widths[] = {3, 32, 2000, 8000, MOST}; /* each takes a kernel of its own */
+    static const float pairs[][2] = {
+        {NAN, 1}, {1, INFINITY}, {INFINITY, 1}, {-INFINITY, 1}, {0x1p126f, 4}};
+    for (size_t w = 0; w < COUNT(widths); w++)
+        for (size_t i = 0; i < COUNT(pairs); i++) {
+            int n = widths[w], row = (int)i, at = row * n + n - 1;
+            float *gate = put_rows_with(t, pairs[i][0], ROWS * n, &at, 1);
+            float *up = put_rows_with(t, pairs[i][1], ROWS * n, &at, 1);
+            struct bfp_rows y = {device_poisoned(t, sizeof(int16_t) * (size_t)(ROWS * n)),
+                                 device_poisoned(t, ROWS)};
+            struct bfp_rows zeros = host_rows(1, n);
+            float *nothing = calloc((size_t)n, sizeof *nothing);
+            oracle_snap_rows(zeros, nothing, 1, n);
+            t->ops->silu_mul_snap(t->dev, y, gate, up, ROWS, n, 5);
+            struct bfp_rows bad = {y.mantissas + (size_t)row * (size_t)n, y.exponents + row};
+            device_expect_rows(t, "a row that cannot be snapped", zeros, bad, 1, n);
+            device_expect_fault(t, 5, row);
+            free(nothing);
+            free_host_rows(zeros);
+            device_clear(t);
+        }
+}
+
 /* A bad query or key is its token's fault; where there is no norm, nobody looks. */
 static void test_norm_rope_looks_at_both(void **state) {
     struct test_device *t = *state;
@@ -389,6 +417,7 @@ int main(void) {
         cmocka_unit_test(test_rmsnorm_counts_tokens),
         cmocka_unit_test(test_add_rmsnorm_looks_at_the_sum),
         cmocka_unit_test(test_add_rmsnorm_looks_at_the_result),
+        cmocka_unit_test(test_silu_mul_snap_looks_at_the_product),
         cmocka_unit_test(test_norm_rope_looks_at_both),
         cmocka_unit_test(test_kv_append),
         cmocka_unit_test(test_attention_queries),

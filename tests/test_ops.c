@@ -143,9 +143,9 @@ static void test_linear_shapes(void **state) {
 static void test_linear_wide(void **state) {
     struct test_device *t = *state;
     struct random r = {22};
-    static const int shapes[][3] = {
-        {1, 4096, 256},  {5, 4099, 65},    {16, 4127, 520},  {17, 4097, 130},
-        {24, 2050, 392}, {60, 4096, 1160}, {90, 4098, 1160}, {1100, 2177, 264}};
+    static const int shapes[][3] = {{1, 4096, 256},   {5, 4099, 65},    {16, 4127, 520},
+                                    {17, 4097, 130},  {24, 2050, 392},  {60, 4096, 1160},
+                                    {90, 4098, 1160}, {1100, 2177, 264}};
     for (size_t i = 0; i < COUNT(shapes); i++) {
         if (i > 3 && device_is_emulated())
             break;
@@ -315,6 +315,35 @@ static void test_add_and_silu_mul(void **state) {
             free(want);
             free(b);
             free(a);
+        }
+}
+
+/* Rows at the ends of vectors, and of what the kernels keep in registers. */
+static void test_silu_mul_snap(void **state) {
+    struct test_device *t = *state;
+    struct random r = {29};
+    static const int sizes[] = {1,    3,    4,    97,   640,  1020,  1024,  1028,
+                                3072, 4092, 4096, 4100, 4104, 16380, 16384, 16388};
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        for (int kind = 0; kind < N_DISTRIBUTIONS; kind++) {
+            int n_cols = sizes[i], n_rows = n_cols > 1028 ? 2 : 1 + (int)(i + (size_t)kind) % 9;
+            size_t bytes = float_bytes(n_rows, n_cols), n = bytes / sizeof(float);
+            float *gate = random_rows(&r, n_rows, n_cols, kind);
+            float *up = random_rows(&r, n_rows, n_cols, NORMAL);
+            float *want = host_array(n, sizeof *want);
+            struct bfp_rows rows = host_rows(n_rows, n_cols);
+            struct bfp_rows got = {device_poisoned(t, bytes / 2), device_poisoned(t, n_rows)};
+            oracle_silu_mul(want, gate, up, n);
+            oracle_snap_rows(rows, want, n_rows, n_cols);
+            t->ops->silu_mul_snap(t->dev, got, device_put(t, gate, bytes), device_put(t, up, bytes),
+                                  n_rows, n_cols, 1);
+            device_expect_rows(t, "silu_mul_snap", rows, got, n_rows, n_cols);
+            device_expect_fault(t, -1, 0);
+            free_host_rows(rows);
+            free(want);
+            free(up);
+            free(gate);
+            device_clear(t);
         }
 }
 
@@ -546,6 +575,7 @@ int main(void) {
         cmocka_unit_test(test_linear_threads),
         cmocka_unit_test(test_embed_and_take_rows),
         cmocka_unit_test(test_add_and_silu_mul),
+        cmocka_unit_test(test_silu_mul_snap),
         cmocka_unit_test(test_add_bias),
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_add_rmsnorm),

@@ -424,6 +424,26 @@ static void test_silu_mul(void **state) {
     pair_report(p);
 }
 
+static void test_silu_mul_snap(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, "silu_mul_snap", 16); p->n_shapes < N_SHAPES; pair_next(p)) {
+        int n_rows, n_cols;
+        random_rows_and_columns(p, &n_rows, &n_cols);
+        size_t n = (size_t)n_rows * (size_t)n_cols;
+        float *gate = pair_floats(p, n_rows, n_cols, 60), *up = pair_floats(p, n_rows, n_cols, 60);
+        struct bfp_rows snapped[N_SIDES];
+        for (int s = 0; s < N_SIDES; s++) {
+            struct test_device *t = &p->side[s];
+            snapped[s].mantissas = pair_output(t, n, sizeof(int16_t));
+            snapped[s].exponents = pair_output(t, (size_t)n_rows, 1);
+            t->ops->silu_mul_snap(t->dev, snapped[s], pair_put(t, gate, n, sizeof *gate),
+                                  pair_put(t, up, n, sizeof *up), n_rows, n_cols, 1);
+        }
+        pair_expect_rows(p, "silu_mul_snap", snapped, n_rows, n_cols);
+    }
+    pair_report(p);
+}
+
 static void test_add(void **state) {
     struct pair *p = *state;
     for (pair_begin(p, "add", 11); p->n_shapes < N_SHAPES; pair_next(p))
@@ -475,7 +495,7 @@ int main(void) {
         cmocka_unit_test(test_attention),   cmocka_unit_test(test_silu_mul),
         cmocka_unit_test(test_add),         cmocka_unit_test(test_sample),
         cmocka_unit_test(test_add_rmsnorm), cmocka_unit_test(test_linear_parts),
-        cmocka_unit_test(test_norm_rope),
+        cmocka_unit_test(test_norm_rope),   cmocka_unit_test(test_silu_mul_snap),
     };
     return cmocka_run_group_tests(tests, pair_group_open, pair_group_close);
 }

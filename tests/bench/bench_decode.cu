@@ -83,7 +83,7 @@ static struct ops copies_only(void) {
     t.linear_parts = nothing, t.norm_rope = nothing;
     t.add_bias = nothing, t.rmsnorm = nothing, t.add_rmsnorm = nothing, t.rope = nothing;
     t.kv_append = nothing, t.attention = nothing, t.silu_mul = nothing, t.add = nothing;
-    t.sample = nothing;
+    t.silu_mul_snap = nothing, t.sample = nothing;
     return t;
 }
 

@@ -1,23 +1,19 @@
 /*
  * bench_kernels - the CUDA kernels, each beside a limit measured in the same run.
  *
- * Memory-bound ops are compared with a device-to-device copy (bytes read plus bytes written), the
- * linear layers also with a cuBLAS bf16 product of the same shape. Every measurement is the median
- * of REPEATS; one repetition is a burst of launches between two events. Inputs are random and
- * rotate over enough copies that the L2 cache cannot hold them. Arguments name the parts to run:
- * rows, linear, attention; without any, all run.
+ * Memory-bound ops are compared with a device-to-device copy (bytes read plus bytes written). Every
+ * measurement is the median of REPEATS; one repetition is a burst of launches between two events.
+ * Arguments name the parts to run: rows, attention; without any, both run. bench_linear has the
+ * linear layers.
  */
-#include "gpu/blas.h"
 #include "tests/bench/gpu_bench.h"
 
-#include <cuda_bf16.h>
-
-enum { ROWS = 8192, COLS = 4096, N = 4096, COPIES = 16 };
+enum { ROWS = 8192, COLS = 4096 };
 
 static double copy_tbs; /* the limit: terabytes per second of a copy */
 
 static void print_memory(const char *op, int version, double s, double bytes) {
-    printf("%-11s %7d %10.1f %9.2f %8.0f %%\n", op, version, s * 1e6, bytes / s / 1e12,
+    printf("%-13s %7d %10.1f %9.2f %8.0f %%\n", op, version, s * 1e6, bytes / s / 1e12,
            bytes / s / 1e12 / copy_tbs * 100);
 }
 
@@ -42,7 +38,7 @@ static void bench_rows(void) {
     int32_t *positions = (int32_t *)device_bytes(4 * ROWS);
     dev->ops->upload(dev, positions, host.data(), 4 * ROWS);
     struct bfp_rows snapped = {(int16_t *)device_bytes(2 * count), (int8_t *)device_bytes(ROWS)};
-    printf("%d x %d float32\nop          version         us      TB/s  of a copy\n", ROWS, COLS);
+    printf("%d x %d float32\nop            version         us      TB/s  of a copy\n", ROWS, COLS);
     for (int v = 1; v <= 3; v++) {
         use_version("rmsnorm", v);
         print_memory(
@@ -73,6 +69,13 @@ static void bench_rows(void) {
                          }),
                  8.0 * (double)count);
     for (int v = 1; v <= 2; v++) {
+        use_version("silu_mul_snap", v);
+        print_memory(
+            "silu_mul_snap", v,
+            seconds(8, [&](int) { dev->ops->silu_mul_snap(dev, snapped, x, z, ROWS, COLS, 0); }),
+            10.0 * (double)count);
+    }
+    for (int v = 1; v <= 2; v++) {
         use_version("snap_rows", v);
         print_memory("snap_rows", v,
                      seconds(8, [&](int) { dev->ops->snap_rows(dev, snapped, x, ROWS, COLS, 0); }),
@@ -83,74 +86,6 @@ static void bench_rows(void) {
         print_memory("add", v, seconds(8, [&](int) { dev->ops->add(dev, y, x, z, count); }),
                      12.0 * (double)count);
     }
-}
-
-/* Weights with random mantissas; COPIES of them are 512 MB. */
-static struct matrix random_matrix(int n, int k, unsigned seed) {
-    std::mt19937 engine(seed);
-    std::vector<int16_t> q((size_t)n * (size_t)k);
-    std::vector<int8_t> e((size_t)n, (int8_t)-3);
-    struct matrix w;
-    struct error err;
-    for (int16_t &x : q)
-        x = (int16_t)((int)(engine() % 65279) - 32639);
-    check(!dev->ops->matrix_create(dev, &w, n, k, &err), "a matrix");
-    dev->ops->matrix_put(dev, &w, 0, n, q.data(), e.data());
-    return w;
-}
-
-static double bf16_seconds(int m) {
-    size_t count = (size_t)N * N;
-    std::mt19937 engine(5);
-    std::normal_distribution<float> normal;
-    std::vector<__nv_bfloat16> host(count);
-    for (__nv_bfloat16 &x : host)
-        x = __float2bfloat16(normal(engine));
-    void *w = device_bytes(2 * count), *x = device_bytes(2 * count), *y = device_bytes(2 * count);
-    dev->ops->upload(dev, w, host.data(), 2 * count);
-    dev->ops->upload(dev, x, host.data(), 2 * count);
-    float one = 1, zero = 0;
-    double s = seconds(16, [&](int) {
-        check(!cublasGemmEx(gpu_of(dev)->blas, CUBLAS_OP_T, CUBLAS_OP_N, N, m, N, &one, w,
-                            CUDA_R_16BF, N, x, CUDA_R_16BF, N, &zero, y, CUDA_R_16BF, N,
-                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-              "cublasGemmEx");
-    });
-    dev->ops->free(dev, w, 2 * count);
-    dev->ops->free(dev, x, 2 * count);
-    dev->ops->free(dev, y, 2 * count);
-    return s;
-}
-
-static void bench_linear(void) {
-    static const int rows[] = {1, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 4096};
-    const int most = 4096;
-    std::vector<struct matrix> w;
-    for (int i = 0; i < COPIES; i++)
-        w.push_back(random_matrix(N, N, (unsigned)i + 1));
-    float *x = random_floats((size_t)most * N), *y = (float *)device_bytes((size_t)most * N * 4);
-    struct bfp_rows snapped = {(int16_t *)device_bytes((size_t)most * N * 2),
-                               (int8_t *)device_bytes(most)};
-    dev->ops->snap_rows(dev, snapped, x, most, N, 0);
-    printf("\nlinear, N = K = %d: 2 bytes a weight; cuBLAS bf16 of the same shape beside it\n"
-           "rows    version         us  weights TB/s  of a copy   TFLOP/s   bf16 TFLOP/s\n",
-           N);
-    for (int m : rows) {
-        double bf16 = bf16_seconds(m), flop = 2.0 * m * N * N;
-        for (int v = 2; v <= dev->ops->versions("linear"); v++) {
-            if (v == 4 && m > 256)
-                continue; /* for few rows */
-            use_version("linear", v);
-            auto one = [&](int i) {
-                dev->ops->linear(dev, y, snapped, &w[(size_t)(i % COPIES)], m);
-            };
-            double s = v == 2 ? seconds(2, one) : graph_seconds(COPIES * 2, one);
-            printf("%-7d %7d %10.1f %13.2f %8.0f %% %9.1f %14.1f\n", m, v, s * 1e6,
-                   2.0 * N * N / s / 1e12, 2.0 * N * N / s / 1e12 / copy_tbs * 100, flop / s / 1e12,
-                   flop / bf16 / 1e12);
-        }
-    }
-    use_version("linear", 0);
 }
 
 /* Version 1 is left out where it would take seconds. */
@@ -182,13 +117,11 @@ static void bench_attention(int n_tokens, int kv_len) {
 }
 
 int main(int argc, char **argv) {
-    check_parts(argc, argv, {"rows", "linear", "attention"});
+    check_parts(argc, argv, {"rows", "attention"});
     open_gpu();
     bench_copy();
     if (wanted(argc, argv, "rows"))
         bench_rows();
-    if (wanted(argc, argv, "linear"))
-        bench_linear();
     if (!wanted(argc, argv, "attention"))
         return 0;
     printf("\nattention, 32/8 heads, dim 128, causal, contiguous cache\n");

@@ -1,8 +1,8 @@
 /*
  * norm.h - computes what version 1 of ../../rmsnorm.cu and ../../rope.cu does, on rows and heads
  * that a warp, or several, hold in registers; gains a factor of 20 for rmsnorm over a thread per
- * row (8192 x 4096, H200). rmsnorm.cu, rope.cu and gpu/fast/step take from here the norm, the
- * rotation, and the rounding to BFP16.
+ * row (8192 x 4096, H200). rmsnorm.cu, silu_mul.cu, rope.cu and gpu/fast/step take from here the
+ * norm, the rotation, and the rounding to BFP16.
  */
 #ifndef SAMEBITS_GPU_FAST_VECTOR_NORM_H
 #define SAMEBITS_GPU_FAST_VECTOR_NORM_H
@@ -83,6 +83,34 @@ static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
     uint32_t a = mantissa_bits(v.x, scale), b = mantissa_bits(v.y, scale);
     uint32_t c = mantissa_bits(v.z, scale), d = mantissa_bits(v.w, scale);
     return make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
+}
+
+/* Snaps row number `row` of y, in vectors of four, of which thread `lane` of its WARPS warps holds
+ * v: every WARPS * 32nd, zeros behind the end. */
+template <int WARPS, int VECTORS>
+static __device__ __forceinline__ void snap_vectors(struct bfp_rows y, const float4 (&v)[VECTORS],
+                                                    int row, int n_vectors, int lane, int site,
+                                                    unsigned long long *fault) {
+    SHARED(uint32_t, part, [WARPS]);
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++)
+        largest = max(largest, largest_of(v[i]));
+    int e = num_row_exponent(row_max<WARPS>(largest, part));
+    bool bad = e > BFP_MAX_EXPONENT;
+    e = bad ? BFP_MIN_EXPONENT : e;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * WARPS * 32;
+        if (j < n_vectors)
+            ((uint2 *)y.mantissas)[(size_t)row * (size_t)n_vectors + (size_t)j] =
+                bad ? make_uint2(0, 0) : mantissas_of(v[i], num_pow2f(15 - e));
+    }
+    if (lane == 0) {
+        if (bad)
+            gpu_fault(fault, site, row);
+        y.exponents[row] = (int8_t)e;
+    }
 }
 
 /* ---- heads: the pairs (d, d + half), of which lane `lane` has d = lane, lane + 32, ... ------ */
