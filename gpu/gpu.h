@@ -99,7 +99,7 @@ struct gpu_device {
             int n_blocks, at_once; /* at_once: clusters of so many blocks that run at once */
         } clusters[N_CLUSTER_SIZES];
     } step;
-    struct linear_clusters linear_clusters[3][N_SPLITS]; /* of linear_5, for each kind of tile */
+    struct linear_clusters linear_clusters[4][N_SPLITS]; /* of linear_5, for each kind of tile */
     struct {
         void *data;
         size_t bytes;

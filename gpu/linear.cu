@@ -13,7 +13,7 @@
  * 5  for many rows: four products of digits on wgmma, which meet in registers
  *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute capability 9.0
  *
- * The choice (version 0): 4 for up to 16 rows (32 where k is below 2048 or 5 does not apply), then
+ * The choice (version 0): 4 for up to 16 rows (32 where k is below 1024 or 5 does not apply), then
  * 5, or 3 where 5 does not apply; 2 where these do not (measured: tests/bench/README.md).
  *
  * linear_parts: several matrices, one input. Versions 4 and 5 take them in one launch, the others
@@ -145,7 +145,7 @@ static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_to
     int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
     bool many_fit = gpu_linear_many_rows_fits(gpu, w);
     if (!version)
-        version = n_tokens <= (many_fit && padded >= 2048 ? 16 : 32) ? 4 : many_fit ? 5 : 3;
+        version = n_tokens <= (many_fit && padded >= 1024 ? 16 : 32) ? 4 : many_fit ? 5 : 3;
     if ((version == 5 && !many_fit) || (version == 4 && !gpu_linear_few_rows_fits(gpu, w)))
         version = 3;
     if (version == 3 && (padded > INT8_MAX_K || w->n % 2))

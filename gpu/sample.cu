@@ -9,7 +9,7 @@
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { THREADS = 256 };
+enum { THREADS = 1024 };
 
 /* Orders like the logit; -0 and +0 are the same. */
 static __device__ __forceinline__ uint32_t logit_order(float logit) {

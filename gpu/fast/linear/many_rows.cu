@@ -100,10 +100,10 @@ static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, dou
     cluster_wait();
 }
 
-template <int ROW_GROUPS, int COLUMNS>
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
 __global__ static void __launch_bounds__(THREADS, 1)
     linear_5(const __grid_constant__ struct product p) {
-    typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
+    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
     SHARED_DYNAMIC(unsigned char, ring);
     if (!compiles_wgmma)
         return;
@@ -139,9 +139,10 @@ __global__ static void __launch_bounds__(THREADS, 1)
     int group = thread / 128, lane = thread % 32, t = lane % 4;
     int row = thread % 128 / 32 * 16 + lane / 4 * 2 + (ROW_GROUPS == 2 ? group * 64 : 0);
     int half = size::SUM_GROUPS == 2 ? group : 0; /* the second 32 of every 64 columns */
+    int first_column = COLUMN_GROUPS == 2 ? group * COLUMNS : 0;
     int swizzle = (t / 2 ^ row % 8 ^ half * 4) * 16;
     const unsigned char *x = ring + row * TILE_ROW_BYTES + t % 2 * 8;
-    const unsigned char *w = ring + 2 * size::X_BYTES;
+    const unsigned char *w = ring + 2 * size::X_BYTES + first_column * TILE_ROW_BYTES;
     int stage = 0;
     bool begun = false;
     unsigned parity = 0;
@@ -181,10 +182,10 @@ __global__ static void __launch_bounds__(THREADS, 1)
         if (thread < size::ROWS + size::OUTS)
             exponents[thread] = exponent;
         const struct outputs o = {exponents + row,
-                                  exponents + size::ROWS + 2 * t,
+                                  exponents + size::ROWS + first_column + 2 * t,
                                   place.w->y,
                                   place.first_token + row,
-                                  place.first_out + 2 * t,
+                                  place.first_out + first_column + 2 * t,
                                   p.n_tokens,
                                   place.w->n};
         if (p.exchanges) {
@@ -204,15 +205,14 @@ __global__ static void __launch_bounds__(THREADS, 1)
 /* How many blocks share the sums of a tile, and how many clusters of so many run: as many blocks as
  * there are processors for, if each has two steps. clusters: of this kind of tile; those with room
  * for none are asked for. Returns 0 when the device failed. */
-template <int ROW_GROUPS, int COLUMNS>
-static int choose_clusters(struct gpu_device *gpu, struct linear_clusters *clusters,
-                           struct product *p) {
-    typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
+template <class size>
+static int choose_clusters(struct gpu_device *gpu, void (*kernel)(struct product),
+                           struct linear_clusters *clusters, struct product *p) {
     for (int i = 0; i < N_SPLITS && !clusters[N_SPLITS - 1].at_once; i++) {
         clusters[i].n_blocks = 1 << (N_SPLITS - 1 - i);
         if (!gpu_ok(gpu,
-                    cluster_prepare(linear_5<ROW_GROUPS, COLUMNS>, &clusters[i].n_blocks, THREADS,
-                                    size::SHARED_BYTES, &clusters[i].at_once),
+                    cluster_prepare(kernel, &clusters[i].n_blocks, THREADS, size::SHARED_BYTES,
+                                    &clusters[i].at_once),
                     "the linear layer's clusters"))
             return 0;
     }
@@ -243,11 +243,12 @@ template <class size> static bool map_weights(struct product *p, const struct li
     return true;
 }
 
-template <int ROW_GROUPS, int COLUMNS>
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
 static void launch_5(struct gpu_device *gpu, struct linear_clusters *clusters,
                      const struct linear_part *parts, int n_parts, struct bfp_rows x,
                      int n_tokens) {
-    typedef tile_sizes<ROW_GROUPS, COLUMNS> size;
+    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
+    auto linear = linear_5<ROW_GROUPS, COLUMN_GROUPS, COLUMNS>;
     int k = parts->w->k;
     struct product p = {};
     p.x_exponents = x.exponents;
@@ -259,11 +260,10 @@ static void launch_5(struct gpu_device *gpu, struct linear_clusters *clusters,
     struct tile_source rows = {x.mantissas, 2, n_tokens, k, 2 * (size_t)k, p.x_rows};
     if (!tile_map_make(&p.x, &rows) || !map_weights<size>(&p, parts))
         gpu_failed(gpu, "linear", "no tensor maps");
-    int n_clusters = choose_clusters<ROW_GROUPS, COLUMNS>(gpu, clusters, &p);
+    int n_clusters = choose_clusters<size>(gpu, linear, clusters, &p);
     if (gpu->failed)
         return;
-    LAUNCH_CLUSTERS((linear_5<ROW_GROUPS, COLUMNS>), n_clusters, p.n_blocks, THREADS,
-                    size::SHARED_BYTES, gpu->stream, p);
+    LAUNCH_CLUSTERS(linear, n_clusters, p.n_blocks, THREADS, size::SHARED_BYTES, gpu->stream, p);
     gpu->launches++;
     gpu_ok(gpu, cudaGetLastError(), "linear_5");
 }
@@ -272,14 +272,27 @@ bool gpu_linear_many_rows_fits(const struct gpu_device *gpu, const struct matrix
     return gpu->has_wgmma && gpu_padded(w->k) <= MAX_K && w->k % 8 == 0;
 }
 
-/* Tiles of 64 rows by 64 or 128 outputs, and of 128 by 128: with few rows, small tiles are work for
- * more processors. */
+/* How many tiles of 128 outputs there are. */
+static int wide_tiles(const struct linear_part *parts, int n_parts) {
+    int n = 0;
+    for (int i = 0; i < n_parts; i++)
+        n += (parts[i].w->n + 127) / 128;
+    return n;
+}
+
+/* With few rows there are few tiles: small ones, whose sums are shared, are work for more
+ * processors. From two tiles a processor on, a block that goes from tile to tile is better, whose
+ * groups of warps have outputs of their own. */
 void gpu_linear_many_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                           struct bfp_rows x, int n_tokens) {
-    if (n_tokens <= 64)
-        launch_5<1, 64>(gpu, gpu->linear_clusters[0], parts, n_parts, x, n_tokens);
-    else if (n_tokens <= 128)
-        launch_5<1, 128>(gpu, gpu->linear_clusters[1], parts, n_parts, x, n_tokens);
+    bool wide = wide_tiles(parts, n_parts) > gpu->n_processors;
+    struct linear_clusters(*clusters)[N_SPLITS] = gpu->linear_clusters;
+    if (n_tokens <= 64 && wide)
+        launch_5<1, 2, 64>(gpu, clusters[0], parts, n_parts, x, n_tokens);
+    else if (n_tokens <= 64)
+        launch_5<1, 1, 64>(gpu, clusters[1], parts, n_parts, x, n_tokens);
+    else if (n_tokens <= 128 && !wide)
+        launch_5<1, 1, 128>(gpu, clusters[2], parts, n_parts, x, n_tokens);
     else
-        launch_5<2, 128>(gpu, gpu->linear_clusters[2], parts, n_parts, x, n_tokens);
+        launch_5<2, 1, 128>(gpu, clusters[3], parts, n_parts, x, n_tokens);
 }

@@ -13,11 +13,11 @@ enum { THREADS = 256, STEP = 128, MAX_K = 65536 };
 enum { ROW_TILES_TOGETHER = 8 }; /* neighbours in the order of tiles: place_of */
 
 /* A block's tile of y, and what a step of STEP columns of x and W takes in shared memory. Its two
- * groups of four warps multiply 64 rows by COLUMNS each: below each other, or the same ones, and
- * then they take every other 32 columns of a step. */
-template <int ROW_GROUPS, int COLUMNS> struct tile_sizes {
-    static const int SUM_GROUPS = 2 / ROW_GROUPS;
-    static const int ROWS = 64 * ROW_GROUPS, OUTS = COLUMNS;
+ * groups of four warps multiply 64 rows by COLUMNS each: below each other, beside each other, or
+ * the same ones, and then they take every other 32 columns of a step. */
+template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS> struct tile_sizes {
+    static const int SUM_GROUPS = 2 / (ROW_GROUPS * COLUMN_GROUPS);
+    static const int ROWS = 64 * ROW_GROUPS, OUTS = COLUMNS * COLUMN_GROUPS;
     static const int X_BYTES = ROWS * TILE_ROW_BYTES; /* 64 mantissas of each row */
     static const int W_BYTES = OUTS * TILE_ROW_BYTES; /* STEP digits of each row */
     static const int STAGE_BYTES = 2 * X_BYTES + 2 * W_BYTES;
