@@ -9,7 +9,7 @@
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { THREADS = 1024 };
+enum { THREADS = 256, AT_ONCE = 16 /* logits that a thread waits for together */ };
 
 /* Orders like the logit; -0 and +0 are the same. */
 static __device__ __forceinline__ uint32_t logit_order(float logit) {
@@ -99,9 +99,16 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
     if (all_how)
         how = all_how[blockIdx.x];
     unsigned long long best = 0, largest = 0;
-    for (int i = (int)threadIdx.x; i < vocab; i += THREADS) {
-        best = max(best, key_of(r.logits[i], i));
-        largest = max(largest, (unsigned long long)num_magnitude(r.logits[i]));
+    for (int first = (int)threadIdx.x; first < vocab; first += AT_ONCE * THREADS) {
+        float logits[AT_ONCE]; /* behind the end the last one again, as an id that loses */
+        UNROLL
+        for (int k = 0; k < AT_ONCE; k++)
+            logits[k] = r.logits[min(first + k * THREADS, vocab - 1)];
+        UNROLL
+        for (int k = 0; k < AT_ONCE; k++) {
+            best = max(best, key_of(logits[k], first + k * THREADS));
+            largest = max(largest, (unsigned long long)num_magnitude(logits[k]));
+        }
     }
     best = row_max<THREADS / 32>(best, part);
     largest = row_max<THREADS / 32>(largest, part);
