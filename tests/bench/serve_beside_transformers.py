@@ -7,7 +7,7 @@ generation, so that the prompt and the compiler do not count. The first token of
 pass that is not compiled, as transformers does it. The weights are random on both sides:
 only the speed means anything.
 
-    python3 tests/bench/serve_beside_transformers.py [path of bench_serve]
+    python3 tests/bench/serve_beside_transformers.py [path of bench_serve [shape ...]]
 """
 import re
 import statistics
@@ -64,7 +64,7 @@ def first_seconds(model, n, length):
 
 def main():
     bench = sys.argv[1] if len(sys.argv) > 1 else "build/gpu/bench/bench_serve"
-    for name, config in SHAPES.items():
+    for name in sys.argv[2:] or SHAPES:
         text = subprocess.run([bench, name], capture_output=True, text=True, check=True).stdout
         print(text, flush=True)
         decoding, prompts = text.split("first token ms")
@@ -73,11 +73,11 @@ def main():
         first = re.findall(r"^ *(\d+) +(\d+) +([\d.]+) ", prompts, re.M)
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("cuda"):
-            model = transformers.AutoModelForCausalLM.from_config(config).eval()
+            model = transformers.AutoModelForCausalLM.from_config(SHAPES[name]).eval()
         model.generation_config.eos_token_id = None
         print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}, bf16\n")
         print("sequences  ours tok/s  compiled tok/s  not compiled tok/s")
-        for n in (1, 8, 64):
+        for n in (1, 8, 64, 256):
             line = f"{n:9} {ours[n]:11.0f}"
             for compiled in (True, False):
                 try:
