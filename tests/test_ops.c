@@ -143,9 +143,10 @@ static void test_linear_shapes(void **state) {
 static void test_linear_wide(void **state) {
     struct test_device *t = *state;
     struct random r = {22};
-    static const int shapes[][3] = {
-        {1, 4096, 256},   {5, 4099, 65},    {16, 4127, 520},   {17, 4097, 130},  {24, 2050, 392},
-        {60, 4096, 1160}, {90, 4098, 1160}, {1100, 2177, 264}, {33, 40001, 136}, {100, 17026, 72}};
+    static const int shapes[][3] = {{1, 4096, 256},   {5, 4099, 65},    {16, 4127, 520},
+                                    {17, 4097, 130},  {24, 2050, 392},  {60, 4096, 1160},
+                                    {90, 4098, 1160}, {90, 4098, 2184}, {1100, 2177, 264},
+                                    {33, 40001, 136}, {100, 17026, 72}};
     for (size_t i = 0; i < COUNT(shapes); i++) {
         if (i > 3 && device_is_emulated())
             break;

@@ -272,27 +272,27 @@ bool gpu_linear_many_rows_fits(const struct gpu_device *gpu, const struct matrix
     return gpu->has_wgmma && gpu_padded(w->k) <= MAX_K && w->k % 8 == 0;
 }
 
-/* How many tiles of 128 outputs there are. */
-static int wide_tiles(const struct linear_part *parts, int n_parts) {
+/* How many tiles of 64 rows by so many outputs there are. */
+static int count_tiles(const struct linear_part *parts, int n_parts, int n_tokens, int outs) {
     int n = 0;
     for (int i = 0; i < n_parts; i++)
-        n += (parts[i].w->n + 127) / 128;
-    return n;
+        n += (parts[i].w->n + outs - 1) / outs;
+    return n * ((n_tokens + 63) / 64);
 }
 
-/* With few rows there are few tiles: small ones, whose sums are shared, are work for more
- * processors. From two tiles a processor on, a block that goes from tile to tile is better, whose
- * groups of warps have outputs of their own. */
+/* The smallest tiles of which there are not too many: README.md. */
 void gpu_linear_many_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                           struct bfp_rows x, int n_tokens) {
-    bool wide = wide_tiles(parts, n_parts) > gpu->n_processors;
     struct linear_clusters(*clusters)[N_SPLITS] = gpu->linear_clusters;
-    if (n_tokens <= 64 && wide)
-        launch_5<1, 2, 64>(gpu, clusters[0], parts, n_parts, x, n_tokens);
-    else if (n_tokens <= 64)
-        launch_5<1, 1, 64>(gpu, clusters[1], parts, n_parts, x, n_tokens);
-    else if (n_tokens <= 128 && !wide)
-        launch_5<1, 1, 128>(gpu, clusters[2], parts, n_parts, x, n_tokens);
+    int small = count_tiles(parts, n_parts, n_tokens, 64);
+    int large = count_tiles(parts, n_parts, n_tokens, 128);
+    int most = gpu->n_processors, k = parts->w->k;
+    if (2 * small <= most || (small <= most && k <= 1024))
+        launch_5<1, 1, 64>(gpu, clusters[0], parts, n_parts, x, n_tokens);
+    else if (large <= most && k > 2048)
+        launch_5<1, 1, 128>(gpu, clusters[1], parts, n_parts, x, n_tokens);
+    else if (large <= most || n_tokens <= 64)
+        launch_5<1, 2, 64>(gpu, clusters[2], parts, n_parts, x, n_tokens);
     else
         launch_5<2, 1, 128>(gpu, clusters[3], parts, n_parts, x, n_tokens);
 }
