@@ -23,7 +23,8 @@ struct served_options {
     int phase;             /* whose demo it is; 0: phase 12's */
 };
 
-/* Starts it on the CPU and waits until it listens. */
+/* Starts it on the device that SAMEBITS_DEVICE names (cpu when it is not set) and waits until it
+ * listens. */
 struct served served_start(const struct served_options *options);
 
 /* Sends a signal and waits. Returns the exit status, or minus the signal that ended it. Removes the

@@ -68,8 +68,10 @@ static enum MHD_Result models(struct exchange *x) {
 }
 
 static enum MHD_Result health(struct exchange *x) {
-    return service_stopping(x->server->service) ? refuse(x, 503, "the server is shutting down")
-                                                : server_reply(x, 200, "text/plain", "", 0);
+    struct api_error err = {.status = 503};
+    return service_stopping(x->server->service, &err.why)
+               ? server_refuse(x, &err)
+               : server_reply(x, 200, "text/plain", "", 0);
 }
 
 static enum MHD_Result metrics(struct exchange *x) {
@@ -273,9 +275,9 @@ static void log_request(const struct exchange *x, bool sent) {
     pthread_mutex_lock(&x->server->lock);
     long n_new = x->n_new;
     pthread_mutex_unlock(&x->server->lock);
-    fprintf(stderr, "%s %s %s %s %d %.1f ms, %d prompt tokens, %ld new%s\n", moment, x->id,
+    fprintf(stderr, "%s %s %s %s %d %.1f ms, %ld prompt tokens, %ld new%s\n", moment, x->id,
             x->method, x->path, x->status ? x->status : 499, (clock_now() - x->began) * 1e3,
-            x->request.base.n_prompt, n_new, sent ? "" : ", client gone");
+            api_prompt_tokens(&x->request), n_new, sent ? "" : ", client gone");
 }
 
 static void on_completed(void *context, struct MHD_Connection *connection, void **state_of,

@@ -92,7 +92,8 @@ struct exchange {
     /* Of a completion; everything below is under the server's lock once it is submitted. */
     struct api_request request;
     struct api_head head;
-    struct choice *choices; /* [request.n] */
+    struct choice *choices; /* [n_choices], those of each prompt side by side */
+    int n_choices;
     int n_open;             /* choices that are not done */
     long n_new;             /* tokens drawn */
     json_t *list;           /* whole choices, of an answer in one piece */
