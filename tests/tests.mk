@@ -127,7 +127,7 @@ mutate: deps
 	@tests/mutate
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUILDABLE:%=build/$(b)/demo%) \
-              build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
+              build/$(b)/emu-demo0 build/$(b)/emu-demo1 build/$(b)/emu-demo12 \
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
               $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
             build/release/emu-demo11 \
