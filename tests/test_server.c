@@ -125,7 +125,7 @@ static void too_large_bodies_are_refused(void **state) {
     free(body);
 }
 
-/* The head of a request has at most 64 KiB. */
+/* The head of a request has at most 32 KiB. */
 static void too_large_heads_are_refused(void **state) {
     struct served *s = *state;
     enum { SIZE = 100000 };

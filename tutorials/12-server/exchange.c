@@ -140,9 +140,20 @@ static void drew(struct ticket *t, const struct answer *a) {
                                           t->top, t->n_top, x->request.chat ? NULL : &c->offset));
     if (x->request.stream && !x->gone && !given && a->sequence.finish == FINISH_NOT_YET) {
         stream(c, a);
-        wake(x);
+        x->ready = true;
     }
     pthread_mutex_unlock(&x->server->lock);
+}
+
+/* All at once: woken one by one, the HTTP thread would go round for each. */
+void exchange_wake_ready(struct server *s) {
+    pthread_mutex_lock(&s->lock);
+    for (struct exchange *x = s->open; x; x = x->next) {
+        if (x->ready)
+            wake(x);
+        x->ready = false;
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Why a choice has no answer; status 0: it has one. */

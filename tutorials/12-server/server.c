@@ -293,9 +293,14 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 
 void server_stepped(void *context, const struct engine *e) {
     struct server *s = context;
+    exchange_wake_ready(s);
     connections_cancel_gone(s);
     live_view_update(&s->view, e);
 }
+
+/* What a connection has for the head of a request and its buffers, in bytes. For more than this,
+ * libmicrohttpd maps pages anew for each connection. */
+static const size_t most_head = 32 << 10;
 
 /* ---- start and end ------------------------------------------------------------------------------
  */
@@ -338,7 +343,7 @@ int server_start(struct server *s, const struct demo *demo, struct service *serv
                                  on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, connections_notify,
                                  s, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->time_limit,
                                  MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->most_connections,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(64 << 10),
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, most_head,
                                  MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
     if (!s->daemon)
         return error_set(err, "cannot listen on %s port %d: %s", options->host, options->port,

@@ -71,8 +71,8 @@ void server_end(struct server *s);
  * from any thread. */
 void server_check(struct server *s);
 
-/* For struct service_options; context: the server. Makes the live view, and cancels the requests of
- * clients that have gone. */
+/* For struct service_options; context: the server. Lets the step's tokens be sent, makes the live
+ * view, and cancels the requests of clients that have gone. */
 void server_stepped(void *context, const struct engine *e);
 
 /* ---- between the server's files -------------------------------------------------------------- */
@@ -101,6 +101,7 @@ struct exchange {
     char *out;              /* [n_out] what is to be sent; [n_sent] has been */
     size_t n_out, n_sent, capacity;
     bool submitted, suspended, gone;
+    bool ready;                       /* the step that runs has added to out */
     bool broken;                      /* its answer cannot be sent as a whole */
     struct exchange *previous, *next; /* among those that wait */
 };
@@ -110,6 +111,9 @@ enum MHD_Result exchange_begin(struct exchange *x, bool chat);
 
 /* Goes on with a completion that was submitted: the connection was resumed. */
 enum MHD_Result exchange_resume(struct exchange *x);
+
+/* Wakes the connections to whose answers a step has added. In the engine thread. */
+void exchange_wake_ready(struct server *s);
 
 /* Its requests end within a step. Under the server's lock. */
 void exchange_cancel(struct exchange *x);
