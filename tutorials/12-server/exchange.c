@@ -320,13 +320,6 @@ static void make_head(struct exchange *x) {
     snprintf(x->head.id, sizeof x->head.id, "%s-%s", x->request.chat ? "chatcmpl" : "cmpl", x->id);
 }
 
-void exchange_forget_body(struct exchange *x) {
-    x->server->n_body_bytes -= x->n_body;
-    free(x->body);
-    x->body = NULL;
-    x->n_body = 0;
-}
-
 enum MHD_Result exchange_begin(struct exchange *x, bool chat) {
     struct api_error err;
     int result =

@@ -205,6 +205,13 @@ static bool asks_too_much(const struct exchange *x) {
            MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Expect");
 }
 
+void exchange_forget_body(struct exchange *x) {
+    x->server->n_body_bytes -= x->n_body;
+    free(x->body);
+    x->body = NULL;
+    x->n_body = 0;
+}
+
 static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *n) {
     struct server *s = x->server;
     if (x->n_body + *n > s->options.most_body)
