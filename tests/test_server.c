@@ -174,6 +174,7 @@ static json_int_t read_changes(json_t *state, int *n_done, json_int_t *drawn) {
 
 static void the_page_is_told_of_every_request(void **state) {
     struct served *s = *state;
+    served_wait_idle(s, ""); /* the page has been told of what was asked before */
     json_t *all = changes_since(s, -1);
     assert_true(json_is_true(json_object_get(all, "all")));
     json_int_t next = json_integer_value(json_object_get(all, "next")), first = next, drawn = 0;
