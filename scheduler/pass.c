@@ -120,7 +120,8 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
         fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
     if (logits && s->chain && logits_chain_add(s->chain, logits, g->model->config.vocab_size, err))
         return -1;
-    if (model_config_is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
+    bool may_stop = !g->ignore_stop && !s->ignore_stop && sequence_new_tokens(s) > s->n_forced;
+    if (may_stop && model_config_is_stop(&g->model->config, drawn))
         s->finish = FINISH_STOP;
     else if (sequence_new_tokens(s) >= s->max_new)
         s->finish = FINISH_LENGTH;
@@ -138,7 +139,7 @@ static int accept_part(struct generator *g, const struct pass_part *part, const 
     size_t vocab = (size_t)g->model->config.vocab_size;
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
     for (bool goes_on = true; goes_on; i++) {
-        int32_t id = s->forced && s->n_draft ? s->tokens[s->n_tokens] : drawn[i];
+        int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : drawn[i];
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
         if (accept(g, s, id, logits ? logits + (size_t)i * vocab : NULL, err))

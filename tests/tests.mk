@@ -127,7 +127,7 @@ mutate: deps
 	@tests/mutate
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUILDABLE:%=build/$(b)/demo%) \
-              build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
+              build/$(b)/emu-demo0 build/$(b)/emu-demo1 build/$(b)/emu-demo12 \
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
               $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
             build/release/emu-demo11 \
@@ -140,7 +140,7 @@ fuzz: deps
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
-	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
+	    $$f -max_total_time=60 -max_len=4096 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
 	        tests/fixtures/chat_templates tests/fixtures/requests || exit 1; \
 	done
 
