@@ -14,6 +14,7 @@ struct pass_arrays {
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n_draws] */
     float *logits;                  /* [n_draws, vocab_size] */
+    unsigned char *hashes;          /* [n_draws, SHA256_BYTES] of the logits; NULL: nobody asks */
     struct page_table table;        /* with g->fused only */
     struct paged_batch paged;       /* the same for the ops: views of the table */
 };
@@ -38,16 +39,18 @@ static void free_arrays(struct pass_arrays *a) {
     free(a->caches);
     free(a->how);
     free(a->logits);
+    free(a->hashes);
     page_table_end(&a->table);
 }
 
 static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_draws,
-                      size_t n_logits, struct error *err) {
+                      size_t n_logits, size_t n_hashes, struct error *err) {
     a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 2 * n + 2 * n_draws + 1));
     a->caches = malloc(sizeof *a->caches * n);
     a->how = malloc(sizeof *a->how * (n_draws + 1));
     a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
-    if (!a->token_ids || !a->caches || !a->how || !a->logits)
+    a->hashes = n_hashes ? malloc(SHA256_BYTES * n_hashes) : NULL;
+    if (!a->token_ids || !a->caches || !a->how || !a->logits || (n_hashes && !a->hashes))
         return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
     a->positions = a->token_ids + n_tokens;
     a->qo_indptr = a->positions + n_tokens;
@@ -113,12 +116,12 @@ static int add_page_table(struct batch *batch, struct pass_arrays *a, int n, str
 
 /* A drawn token becomes the sequence's. */
 static int accept(struct generator *g, struct sequence *s, int32_t drawn, const float *logits,
-                  struct error *err) {
+                  const unsigned char *hash, struct error *err) {
     if (sequence_append(s, drawn, err))
         return -1;
     if (logits)
         fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
-    if (logits && s->chain && logits_chain_add(s->chain, logits, g->model->config.vocab_size, err))
+    if (s->chain && logits_chain_add(s->chain, hash, err))
         return -1;
     if (model_config_is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
         s->finish = FINISH_STOP;
@@ -131,17 +134,20 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
     return g->appended ? g->appended(g->appended_context, s, err) : 0;
 }
 
-/* What a part has drawn becomes its sequence's, as far as it was drafted, and one token more. */
-static int accept_part(struct generator *g, const struct pass_part *part, const int32_t *drawn,
-                       const float *logits, struct error *err) {
+/* What a part has drawn, from draw `at` of the pass on, becomes its sequence's, as far as it was
+ * drafted, and one token more. */
+static int accept_part(struct generator *g, const struct pass_part *part,
+                       const struct pass_arrays *a, size_t at, struct error *err) {
     struct sequence *s = part->sequence;
     size_t vocab = (size_t)g->model->config.vocab_size;
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
-    for (bool goes_on = true; goes_on; i++) {
-        int32_t id = s->forced && s->n_draft ? s->tokens[s->n_tokens] : drawn[i];
+    for (bool goes_on = true; goes_on; i++, at++) {
+        int32_t id = s->forced && s->n_draft ? s->tokens[s->n_tokens] : a->drawn[at];
+        const float *logits = g->ids_only ? NULL : a->logits + at * vocab;
+        const unsigned char *hash = a->hashes ? a->hashes + at * SHA256_BYTES : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
-        if (accept(g, s, id, logits ? logits + (size_t)i * vocab : NULL, err))
+        if (accept(g, s, id, logits, hash, err))
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
@@ -154,7 +160,7 @@ static int accept_part(struct generator *g, const struct pass_part *part, const 
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
                struct pass_arrays *a, struct error *err) {
     struct device *dev = g->model->dev;
-    size_t vocab = (size_t)g->model->config.vocab_size;
+    int vocab = g->model->config.vocab_size;
     if (fill(batch, a, parts, n, err))
         return -1;
     if (g->fused && parts[0].cache && parts[0].cache->page_table &&
@@ -166,16 +172,18 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     if (batch->n_logits &&
         !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
         dev->ops->download(dev, a->logits, on_device,
-                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
+                           sizeof *a->logits * (size_t)batch->n_logits * (size_t)vocab);
+    if (batch->n_logits && a->hashes)
+        dev->ops->hash_rows(dev, a->hashes, on_device, batch->n_logits, vocab);
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
-    for (int i = 0, draw = 0; i < n; i++) {
-        const float *logits = g->ids_only ? NULL : a->logits + (size_t)draw * vocab;
+    size_t draw = 0;
+    for (int i = 0; i < n; i++) {
         int n_draws = draws_of(&parts[i]);
         parts[i].sequence->n_cached = parts[i].cache ? parts[i].end : 0;
-        if (n_draws && accept_part(g, &parts[i], a->drawn + draw, logits, err))
+        if (n_draws && accept_part(g, &parts[i], a, draw, err))
             return -1;
-        draw += n_draws;
+        draw += (size_t)n_draws;
     }
     return 0;
 }
@@ -183,14 +191,16 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
 int pass_run(struct generator *g, const struct pass_part *parts, int n, struct error *err) {
     struct pass_arrays a = {0};
     size_t n_tokens = 0, n_draws = 0;
+    bool hashed = false;
     for (int i = 0; i < n; i++) {
         n_tokens += (size_t)rows_of(&parts[i]);
         n_draws += (size_t)draws_of(&parts[i]);
+        hashed = hashed || (parts[i].draw && parts[i].sequence->chain);
     }
     if (!n_tokens)
         return 0;
     size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
-    int result = get_arrays(&a, n_tokens, (size_t)n, n_draws, n_logits, err);
+    int result = get_arrays(&a, n_tokens, (size_t)n, n_draws, n_logits, hashed ? n_draws : 0, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .n_sequences = n,
