@@ -3,9 +3,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Drafts begin with the first length, and grow up to the last. A pause begins with the first one
- * and doubles up to the last, as long as drafts are not worth their time. */
-enum { FIRST_LENGTH = 8, PROBE_LENGTH = 2, MOST_LENGTH = 16, FIRST_PAUSE = 16, MOST_PAUSE = 256 };
+/* Drafts begin with the first length, and grow up to the last: with the token before them, 8 and 16
+ * rows, which make whole tiles. A pause begins with the first one and doubles up to the last, as
+ * long as drafts are not worth their time. */
+enum { FIRST_LENGTH = 7, PROBE_LENGTH = 2, MOST_LENGTH = 15, FIRST_PAUSE = 16, MOST_PAUSE = 256 };
 /* Tokens that must have stood before; more than that are not compared. */
 enum { LEAST_MATCH = 2, MOST_MATCH = 16 };
 /* One step in so many has no draft, so that it is known what such a step takes. */
@@ -67,7 +68,7 @@ static void learn(struct drafting *d, double least) {
     d->rate += ((double)d->last_accepted / d->last_proposed - d->rate) / 2;
     if (d->rate > least) {
         bool all = d->last_accepted == d->last_proposed;
-        d->length = min_int(all ? 2 * d->length : d->last_accepted + 1, MOST_LENGTH);
+        d->length = min_int(all ? 2 * d->length + 1 : d->last_accepted + 1, MOST_LENGTH);
         d->next_pause = FIRST_PAUSE;
     } else {
         d->length = PROBE_LENGTH;

@@ -1,5 +1,6 @@
 #include "scheduler/pass.h"
 
+#include "model/decode_graph.h"
 #include "scheduler/generate.h"
 
 #include <stdlib.h>
@@ -32,6 +33,19 @@ static int draft_of(const struct pass_part *part) {
 /* Tokens that are drawn. */
 static int draws_of(const struct pass_part *part) {
     return part->draw ? 1 + draft_of(part) : 0;
+}
+
+/* Drafts can be read as sequences of one token each that have one cache. Then the pass only
+ * decodes, and a device may replay a recording of it (model/decode_graph.h). A long draft, an
+ * answer that is verified, is read faster in one piece. */
+static bool is_spread(const struct generator *g, const struct pass_part *parts, int n,
+                      size_t n_tokens) {
+    enum { LONG = 16 };
+    bool spread = g->fused && g->model->dev->ops->graph_begin && n_tokens <= MOST_DECODE_ROWS;
+    for (int i = 0; i < n && spread; i++)
+        spread = parts[i].cache && parts[i].cache->page_table &&
+                 rows_of(&parts[i]) == draws_of(&parts[i]) && draws_of(&parts[i]) <= LONG;
+    return spread;
 }
 
 static void free_arrays(struct pass_arrays *a) {
@@ -70,17 +84,24 @@ static struct sampling sampling_of(const struct sequence *s, int position) {
                              .position = (uint32_t)position};
 }
 
+/* The rows since the last sequence are another one, which reads kv_len positions of the cache. */
+static void end_sequence(struct batch *batch, struct pass_arrays *a, struct kv_cache *cache,
+                         int kv_len, int row) {
+    int i = batch->n_sequences++;
+    a->caches[i] = cache;
+    a->kv_lens[i] = kv_len;
+    a->qo_indptr[i + 1] = row;
+}
+
 /* Fills the arrays from the parts. Returns 0, or -1 with err set: a cache has no room. */
 static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_part *parts, int n,
-                struct error *err) {
+                bool spread, struct error *err) {
     int row = 0;
     a->qo_indptr[0] = 0;
     for (int i = 0; i < n; i++) {
         const struct pass_part *p = &parts[i];
         if (p->cache && p->cache->reserve(p->cache, p->end, err))
             return -1;
-        a->caches[i] = p->cache;
-        a->kv_lens[i] = p->end;
         for (int j = 0; j < p->padding; j++, row++) {
             a->token_ids[row] = 0;
             a->positions[row] = -1;
@@ -88,8 +109,10 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
         for (int j = p->first; j < p->end; j++, row++) {
             a->token_ids[row] = p->sequence->tokens[j];
             a->positions[row] = j;
+            if (spread && j < p->end - 1)
+                end_sequence(batch, a, p->cache, j + 1, row + 1);
         }
-        a->qo_indptr[i + 1] = row;
+        end_sequence(batch, a, p->cache, p->end, row);
         for (int left = draws_of(p) - 1; left >= 0; left--) {
             a->logit_rows[batch->n_logits] = row - 1 - left;
             a->how[batch->n_logits++] = sampling_of(p->sequence, p->end - left);
@@ -98,9 +121,10 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
     return 0;
 }
 
-/* One attention for all n sequences reads through the page table of their caches. */
-static int add_page_table(struct batch *batch, struct pass_arrays *a, int n, struct error *err) {
+/* One attention for all sequences reads through the page table of their caches. */
+static int add_page_table(struct batch *batch, struct pass_arrays *a, struct error *err) {
     const struct page_table *t = &a->table;
+    int n = batch->n_sequences;
     if (a->caches[0]->page_table(a->caches, a->kv_lens, n, &a->table, err))
         return -1;
     a->paged = (struct paged_batch){n,
@@ -158,13 +182,12 @@ static int accept_part(struct generator *g, const struct pass_part *part,
 }
 
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
-               struct pass_arrays *a, struct error *err) {
+               struct pass_arrays *a, bool spread, struct error *err) {
     struct device *dev = g->model->dev;
     int vocab = g->model->config.vocab_size;
-    if (fill(batch, a, parts, n, err))
+    if (fill(batch, a, parts, n, spread, err))
         return -1;
-    if (g->fused && parts[0].cache && parts[0].cache->page_table &&
-        add_page_table(batch, a, n, err))
+    if (g->fused && parts[0].cache && parts[0].cache->page_table && add_page_table(batch, a, err))
         return -1;
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
@@ -200,16 +223,17 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
     if (!n_tokens)
         return 0;
     size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
-    int result = get_arrays(&a, n_tokens, (size_t)n, n_draws, n_logits, hashed ? n_draws : 0, err);
+    bool spread = is_spread(g, parts, n, n_tokens);
+    int result = get_arrays(&a, n_tokens, spread ? n_tokens : (size_t)n, n_draws, n_logits,
+                            hashed ? n_draws : 0, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
-                              .n_sequences = n,
                               .token_ids = a.token_ids,
                               .positions = a.positions,
                               .qo_indptr = a.qo_indptr,
                               .logit_rows = a.logit_rows,
                               .caches = parts[0].cache ? a.caches : NULL};
-        result = run(g, parts, n, &batch, &a, err);
+        result = run(g, parts, n, &batch, &a, spread, err);
     }
     free_arrays(&a);
     return result;

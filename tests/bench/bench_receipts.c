@@ -17,7 +17,6 @@
 #include "ref/ref.h"
 #include "scheduler/draft.h"
 #include "scheduler/generate.h"
-#include "scheduler/kv_contiguous.h"
 #include "scheduler/receipt.h"
 #include "tests/bench/large_checkpoint.h"
 
@@ -53,6 +52,7 @@ static void must(int result, const struct error *err) {
 struct question {
     int32_t *ids;
     int n, max_new;
+    bool ignore_stop;
     struct sampling_options sampling;
 };
 
@@ -62,40 +62,59 @@ static double seconds_now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* What a run of questions came to. */
+struct run {
+    struct request requests[TOGETHER];
+    struct engine engine;
+    double all, decoding; /* seconds to the last token: from the start, and from the last of the
+                             first tokens */
+    double first;
+};
+
 static int note_first(void *context, const struct sequence *s, const float *logits,
                       struct error *err) {
     (void)logits, (void)err;
     if (sequence_new_tokens(s) == 1)
-        *(double *)context = seconds_now();
+        ((struct run *)context)->first = seconds_now();
     return 0;
 }
 
-/* Answers it alone; the caller ends the sequence. all, decoding: seconds from the question to the
- * last token, and from the first token to it. */
-static struct sequence answer(struct subject *s, const struct question *q, bool chain, double *all,
-                              double *decoding) {
-    double begin = seconds_now(), first = 0;
+/* Answers n questions together, over one pool; run_end(run). */
+static void answer(struct subject *s, const struct question *q, int n, bool receipts,
+                   struct drafter *drafter, struct run *run) {
+    struct kv_pool_options options = {.block_size = 16};
+    struct kv_pool pool;
     struct error err;
-    struct sequence a;
-    struct kv_cache *cache = kv_static_new(&s->model, q->n + q->max_new, &err);
-    must(!cache || sequence_start(&a, 0, &q->sampling, &err) ||
-             sequence_add_prompt(&a, q->ids, q->n, q->max_new, &err),
-         &err);
-    if (chain && !(a.chain = logits_chain_new(&err)))
-        fail(err.text);
-    s->generator.on_token = note_first;
-    s->generator.on_token_context = &first;
-    must(generate(&s->generator, &a, cache, &err), &err);
-    *all = seconds_now() - begin;
-    *decoding = seconds_now() - first;
-    kv_cache_free(cache);
-    return a;
+    for (int i = 0; i < n; i++) {
+        run->requests[i] = (struct request){.prompt = q[i].ids,
+                                            .n_prompt = q[i].n,
+                                            .max_new = q[i].max_new,
+                                            .sampling = q[i].sampling,
+                                            .ignore_stop = q[i].ignore_stop,
+                                            .receipt = receipts};
+        options.n_blocks += blocks_for(q[i].n + q[i].max_new, 16);
+    }
+    must(kv_pool_start(&pool, &s->model, &options, &err), &err);
+    struct generator g = s->generator;
+    g.drafter = drafter;
+    g.on_token = note_first;
+    g.on_token_context = run;
+    struct read_along how = {.generator = &g, .pool = &pool, .scheduler = {n, 4096, 4096, true}};
+    double began = seconds_now();
+    must(read_along(&how, run->requests, n, &run->engine, &err), &err);
+    run->all = seconds_now() - began;
+    run->decoding = seconds_now() - run->first;
+    kv_pool_end(&pool);
+}
+
+static void run_end(struct run *run) {
+    engine_end(&run->engine);
 }
 
 static struct question random_question(const struct subject *s, int n, float temperature,
                                        uint32_t seed) {
     struct question q = {
-        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, {temperature, 0, 1, seed, true, 0}};
+        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, true, {temperature, 0, 1, seed, true, 0}};
     for (int i = 0; i < n; i++)
         q.ids[i] = (int32_t)num_draw(seed, 7, (uint32_t)i, (uint64_t)s->model.config.vocab_size);
     return q;
@@ -109,13 +128,13 @@ static void show(const char *model, const char *what, double per_second, double 
 
 /* ---- receipts -------------------------------------------------------------------------------- */
 
-static json_t *receipt_json(const struct subject *s, const struct request *request,
-                            const struct sequence *a) {
+static void receipts_of(const struct subject *s, const struct run *run, int n, json_t **json) {
     struct receipt_source source = {s->files, KV_BFP16, &s->generator};
     struct error err;
-    json_t *json = receipt_of(&source, request, a, &err);
-    must(!json, &err);
-    return json;
+    for (int i = 0; i < n; i++) {
+        json[i] = receipt_of(&source, &run->requests[i], &run->engine.answers[i].sequence, &err);
+        must(!json[i], &err);
+    }
 }
 
 /* Seconds to verify n of them together. */
@@ -144,16 +163,19 @@ static void bench_answers(struct subject *s, const char *name, const char *how, 
         gain[MOST_ROUNDS];
     char what[80];
     for (int i = 0; i < s->rounds; i++) {
-        double all, ignored;
-        struct sequence a = answer(s, &q, false, &all, &without[i]);
-        struct sequence b = answer(s, &q, true, &ignored, &with[i]);
-        json_t *json = receipt_json(s, &(struct request){.ignore_stop = true}, &b);
+        struct run a, b;
+        json_t *json;
+        answer(s, &q, 1, false, NULL, &a);
+        answer(s, &q, 1, true, NULL, &b);
+        receipts_of(s, &b, 1, &json);
+        without[i] = a.decoding;
+        with[i] = b.decoding;
         cost[i] = with[i] / without[i];
         check[i] = verify(s, &json, 1);
-        gain[i] = all / check[i];
+        gain[i] = a.all / check[i];
         json_decref(json);
-        sequence_end(&a);
-        sequence_end(&b);
+        run_end(&a);
+        run_end(&b);
     }
     int n = s->rounds;
     snprintf(what, sizeof what, "%s: with receipts, beside without", how);
@@ -167,36 +189,6 @@ static void bench_answers(struct subject *s, const char *name, const char *how, 
 
 /* ---- many answers together ------------------------------------------------------------------- */
 
-/* Seconds that n questions take together; json, if not NULL, gets their receipts. */
-static double answer_together(struct subject *s, const struct question *q, int n, json_t **json) {
-    struct kv_pool_options options = {.block_size = 16,
-                                      .n_blocks = n * blocks_for(PROMPT + ANSWER, 16)};
-    struct request requests[TOGETHER];
-    struct engine engine;
-    struct kv_pool pool;
-    struct error err;
-    must(kv_pool_start(&pool, &s->model, &options, &err), &err);
-    for (int i = 0; i < n; i++)
-        requests[i] = (struct request){.prompt = q[i].ids,
-                                       .n_prompt = q[i].n,
-                                       .max_new = ANSWER,
-                                       .sampling = q[i].sampling,
-                                       .ignore_stop = true,
-                                       .receipt = json != NULL};
-    struct generator g = s->generator;
-    g.fused = true;
-    g.on_token = NULL;
-    struct read_along how = {.generator = &g, .pool = &pool, .scheduler = {n, 4096, 4096, true}};
-    double began = seconds_now();
-    must(read_along(&how, requests, n, &engine, &err), &err);
-    double seconds = seconds_now() - began;
-    for (int i = 0; i < n && json; i++)
-        json[i] = receipt_json(s, &requests[i], &engine.answers[i].sequence);
-    engine_end(&engine);
-    kv_pool_end(&pool);
-    return seconds;
-}
-
 static void bench_together(struct subject *s, const char *name, float temperature) {
     struct question q[TOGETHER];
     double without[MOST_ROUNDS], with[MOST_ROUNDS], check[MOST_ROUNDS], alone[MOST_ROUNDS];
@@ -204,13 +196,21 @@ static void bench_together(struct subject *s, const char *name, float temperatur
     for (int i = 0; i < TOGETHER; i++)
         q[i] = random_question(s, PROMPT, temperature, 100 + (uint32_t)i);
     for (int i = 0; i < s->rounds; i++) {
+        struct run one, a, b;
         json_t *json[TOGETHER];
-        alone[i] = TOGETHER * answer_together(s, q, 1, NULL);
-        without[i] = answer_together(s, q, TOGETHER, NULL);
-        with[i] = answer_together(s, q, TOGETHER, json);
+        answer(s, q, 1, false, NULL, &one);
+        answer(s, q, TOGETHER, false, NULL, &a);
+        answer(s, q, TOGETHER, true, NULL, &b);
+        receipts_of(s, &b, TOGETHER, json);
+        alone[i] = TOGETHER * one.all;
+        without[i] = a.all;
+        with[i] = b.all;
         check[i] = verify(s, json, TOGETHER);
         for (int j = 0; j < TOGETHER; j++)
             json_decref(json[j]);
+        run_end(&one);
+        run_end(&a);
+        run_end(&b);
     }
     int n = s->rounds, tokens = TOGETHER * ANSWER;
     double a = median(alone, n), b = median(without, n), c = median(with, n), d = median(check, n);
@@ -241,21 +241,21 @@ static void bench_drafts(struct subject *s, const char *name, const char *what,
         without[i] = with[i] = 0;
         proposed = accepted = n_tokens = 0;
         for (int j = 0; j < n; j++) {
-            double ignored, plain, drafted;
-            struct sequence a = answer(s, &questions[j], false, &ignored, &plain);
-            s->generator.drafter = drafter;
-            struct sequence b = answer(s, &questions[j], false, &ignored, &drafted);
-            s->generator.drafter = NULL;
-            if (a.n_tokens != b.n_tokens ||
-                memcmp(a.tokens, b.tokens, sizeof *a.tokens * (size_t)a.n_tokens))
+            struct run a, b;
+            answer(s, &questions[j], 1, false, NULL, &a);
+            answer(s, &questions[j], 1, false, drafter, &b);
+            const struct sequence *x = &a.engine.answers->sequence,
+                                  *y = &b.engine.answers->sequence;
+            if (x->n_tokens != y->n_tokens ||
+                memcmp(x->tokens, y->tokens, sizeof *x->tokens * (size_t)x->n_tokens))
                 fail("drafts change the answer");
-            without[i] += plain;
-            with[i] += drafted;
-            proposed += b.drafting.proposed;
-            accepted += b.drafting.accepted;
-            n_tokens += sequence_new_tokens(&a) - 1;
-            sequence_end(&a);
-            sequence_end(&b);
+            without[i] += a.decoding;
+            with[i] += b.decoding;
+            proposed += b.engine.proposed;
+            accepted += b.engine.accepted;
+            n_tokens += sequence_new_tokens(x) - 1;
+            run_end(&a);
+            run_end(&b);
         }
         ratio[i] = without[i] / with[i];
     }
@@ -320,7 +320,7 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
     must(model_load(&s.model, s.dev, folder, NULL, &err) ||
              generator_start(&s.generator, &s.model, &err),
          &err);
-    s.generator.ignore_stop = s.generator.ids_only = true;
+    s.generator.fused = s.generator.ids_only = true;
     if (strcmp(part, "drafts") && &gpu_ops) {
         bench_together(&s, name, 0);
         bench_together(&s, name, 1);
@@ -336,7 +336,6 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
         struct question q[MOST_TEXTS];
         must(tokenizer_load(&tokenizer, folder, &err), &err);
         int n = quotes(q, tokenizer);
-        s.generator.ignore_stop = false;
         bench_drafts(&s, name, "quotes, drafts beside none", q, n - 1, "at least 1.8");
         bench_drafts(&s, name, "a list that repeats itself, drafts beside none", q + n - 1, 1, "");
         free_questions(q, n);
