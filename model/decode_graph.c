@@ -81,11 +81,20 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
     return 0;
 }
 
+/* Whether a sequence follows another one in its cache: a draft, of which each token reads what the
+ * pass stores for the one before it. */
+static bool reads_what_it_stores(const struct batch *b) {
+    for (int i = 1; i < b->n_sequences; i++)
+        if (b->caches[i] == b->caches[i - 1])
+            return true;
+    return false;
+}
+
 /* The pass as one op. Returns 1; 0: it must be run otherwise; -1 with err set. */
 static int run_as_one_op(struct model *model, struct workspace *ws, const struct batch *batch,
                          struct error *err) {
     struct device *dev = model->dev;
-    if (!dev->ops->decode_step || batch->caches[0]->type != KV_BFP16)
+    if (!dev->ops->decode_step || batch->caches[0]->type != KV_BFP16 || reads_what_it_stores(batch))
         return 0;
     if (workspace_reserve_batch(ws, model, batch, err))
         return -1;

@@ -11,7 +11,7 @@ GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(filter-out $(if $(MPI),,%/bench_ranks),$(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c)))
-GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
+GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu)) build/gpu/bench/bench_receipts
 DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
@@ -178,6 +178,10 @@ build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
+build/gpu/bench/bench_receipts: build/release/tests/bench/bench_receipts.o \
+        $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
+	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
 build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/programs.c \
                           $(TEST_SOURCES) $(SLOW_SOURCES) $(TEST_HELPERS) $(ALL_MODULES))
