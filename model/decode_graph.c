@@ -69,11 +69,15 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
         r->layers = layers;
         return 0;
     }
-    if (!r->graph) {
+    if (r->graph) {
+        parallel_repeat(model->parallel, &r->said);
+    } else {
+        struct parallel_counts before = parallel_since(model->parallel, NULL);
         if (ops->graph_begin(dev, err))
             return -1;
         parts->run(model, ws, &g->batch, NULL);
         r->graph = ops->graph_end(dev, err);
+        r->said = parallel_since(model->parallel, &before);
     }
     if (!r->graph)
         return -1;
@@ -85,7 +89,7 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
 static int run_as_one_op(struct model *model, struct workspace *ws, const struct batch *batch,
                          struct error *err) {
     struct device *dev = model->dev;
-    if (!dev->ops->decode_step || batch->caches[0]->type != KV_BFP16)
+    if (!dev->ops->decode_step || model->parallel || batch->caches[0]->type != KV_BFP16)
         return 0;
     if (workspace_reserve_batch(ws, model, batch, err))
         return -1;
@@ -96,8 +100,11 @@ static int run_as_one_op(struct model *model, struct workspace *ws, const struct
 int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct pass_parts *parts, struct error *err) {
     const struct ops *ops = model->dev->ops;
+    const struct parallel *ranks = model->parallel;
     int size = ws->no_graphs ? -1 : decode_size_of(batch);
-    if (size < 0)
+    /* A recording can call GPUs alone; where ranks share positions, what runs depends on lengths.
+     */
+    if (size < 0 || (ranks && (!ranks->on_device || ranks->by_position)))
         return 0;
     int done = run_as_one_op(model, ws, batch, err);
     if (done || !ops->graph_begin)

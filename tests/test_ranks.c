@@ -4,6 +4,7 @@
  *
  * What ranks compute is compared in tests/ranks/worker.c, which this starts. SAMEBITS_BATCHES: how
  * many workloads, and how many faults of each kind (200 in make test-slow; a few without).
+ * SAMEBITS_SEED: other faults.
  */
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
@@ -217,7 +218,7 @@ static void one_fault(int signal, struct random *r) {
 
 static void test_faults(void **state) {
     (void)state;
-    struct random r = {14};
+    struct random r = {getenv("SAMEBITS_SEED") ? (uint64_t)atoi(getenv("SAMEBITS_SEED")) : 14};
     for (int i = 0; i < batches(2); i++) {
         one_fault(SIGKILL, &r);
         one_fault(SIGSTOP, &r);

@@ -2,13 +2,17 @@
  * worker - one of the ranks of tests/test_ranks.c: mpirun -n 3 worker. Each rank has the whole
  * model, too, and holds what the ranks answer together against what that answers alone.
  *
- * SAMEBITS_WORKLOADS, SAMEBITS_SEED: so many random workloads; SAMEBITS_GOLDENS: the golden
- * prompts; SAMEBITS_DAMAGES: so many damaged messages. On every rank random numbers are the same,
- * so that all do the same.
+ * SAMEBITS_WORKLOADS, SAMEBITS_SEED: so many random workloads; SAMEBITS_CONTEXT: and so many of
+ * each model whose ranks share positions, not heads; SAMEBITS_GOLDENS: the golden prompts;
+ * SAMEBITS_DAMAGES: so many damaged messages; SAMEBITS_DEVICE: the device, on which all share one
+ * GPU; SAMEBITS_NCCL=1: or have GPUs of their own. On every rank random numbers are the same, so
+ * that all do the same.
  */
 #include "model/files/json.h"
 #include "model/parallel/mpi.h"
+#include "model/parallel/nccl.h"
 #include "scheduler/kv_contiguous.h"
+#include "tests/device.h"
 #include "tests/workload_runs.h"
 
 #include <setjmp.h>
@@ -26,12 +30,29 @@ static int number(const char *name) {
     return text ? atoi(text) : 0;
 }
 
+/* SAMEBITS_NCCL: what the ranks of a model say stays on their GPUs. */
+static void talk_on_gpus(struct tiny_model *shared) {
+    struct error err;
+    if (!number("SAMEBITS_NCCL"))
+        return;
+    assert_true(nccl_join != NULL);
+    if (nccl_join(ranks, shared->dev, &err))
+        fail_msg("%s", err.text);
+}
+
+static void end_talk(struct tiny_model *shared) {
+    if (ranks->on_device)
+        ranks->on_device->end(ranks, shared->dev);
+}
+
 static void open_shared(struct tiny_model *whole, struct tiny_model *shared, int which) {
     tiny_model_open(whole, which);
     tiny_model_share(shared, which, whole, ranks);
+    talk_on_gpus(shared);
 }
 
 static void close_shared(struct tiny_model *whole, struct tiny_model *shared) {
+    end_talk(shared);
     tiny_model_close(shared);
     tiny_model_close(whole);
 }
@@ -64,13 +85,35 @@ static void test_workloads(void **state) {
                counts.shared);
 }
 
+/* Each rank has some tiles of every sequence. */
+static void test_positions(void **state) {
+    (void)state;
+    struct random r = {(uint64_t)number("SAMEBITS_SEED")};
+    struct run_counts counts = {0};
+    int n = number("SAMEBITS_CONTEXT");
+    ranks->by_position = true;
+    for (int which = 0; which < N_MODELS && n; which++) {
+        struct tiny_model whole, shared;
+        if (which == 4 || which == 5) /* windows */
+            continue;
+        open_shared(&whole, &shared, which);
+        check_random_workloads(&shared, &r, which == LONG_MODEL ? 2 * n : n, ONE_PASS, &counts);
+        close_shared(&whole, &shared);
+    }
+    ranks->by_position = false;
+    if (ranks->rank == 0 && n)
+        printf("positions: %ld preemptions, %ld tokens swapped, %ld read again, %ld shared\n",
+               counts.preemptions, counts.swapped, counts.recomputed, counts.shared);
+    assert_true(n < 4 || (counts.swapped && counts.recomputed && counts.shared));
+}
+
 /* ---- goldens --------------------------------------------------------------------------------- */
 
 /* The shipped model, whole and shared. */
 static void open_shipped(struct tiny_model *t, struct parallel *with) {
     struct error err;
     struct device_options options = {.n_threads = 1};
-    *t = (struct tiny_model){.dev = ref_ops.open(&options, &err)};
+    *t = (struct tiny_model){.dev = device_under_test()->open(&options, &err)};
     if (!t->dev || model_load_part(&t->model, t->dev, "data/model", with, NULL, &err) ||
         generator_start(&t->generator, &t->model, &err))
         fail_msg("%s", err.text);
@@ -108,6 +151,7 @@ static void test_goldens(void **state) {
     assert_non_null(f);
     open_shipped(&whole, NULL);
     open_shipped(&shared, ranks);
+    talk_on_gpus(&shared);
     while ((n = getline(&line, &capacity, f)) > 0) {
         json_t *golden = json_parse(line, (size_t)n, "goldens", &err);
         check_golden(&whole, &shared, json_object_get(golden, "prompt_ids"));
@@ -115,6 +159,7 @@ static void test_goldens(void **state) {
     }
     free(line);
     fclose(f);
+    end_talk(&shared);
     shipped_model_close(&shared);
     shipped_model_close(&whole);
 }
@@ -205,9 +250,9 @@ static void test_damages(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_workloads),
-                                       cmocka_unit_test(test_goldens),
-                                       cmocka_unit_test(test_damages)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_workloads), cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_goldens), cmocka_unit_test(test_damages)};
     struct error err;
     if (!(ranks = mpi_join(&err)))
         return 2;

@@ -85,6 +85,23 @@ static int compare(struct demo *demo, char **argv, struct error *err) {
     return result ? -1 : 0;
 }
 
+/* ---- positions --------------------------------------------------------------------------------
+ */
+
+/* A block of the pool has a tile of each rank (context_parallel.h). */
+static int share_positions(struct parallel *p, struct options *o, struct error *err) {
+    if (!o->context_parallel)
+        return 0;
+    if (o->block_size != DEFAULT_BLOCK_SIZE)
+        return error_set(err,
+                         "--context-parallel: blocks are of %d positions for each rank: leave "
+                         "out --block-size",
+                         ATTENTION_TILE);
+    p->by_position = true;
+    o->block_size = ATTENTION_TILE * p->n_ranks;
+    return 0;
+}
+
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
 /* GPUs of this host. */
@@ -125,7 +142,7 @@ int ranks_agree(struct demo *demo, char **argv, struct error *err) {
     choose_gpu(p);
     if (p->limit < (double)o->patience)
         p->limit = o->patience;
-    if (compare(demo, argv, err))
+    if (compare(demo, argv, err) || share_positions(p, o, err))
         return -1;
     int n_cores = (int)sysconf(_SC_NPROCESSORS_ONLN) / p->n_neighbours;
     if (!o->threads)
