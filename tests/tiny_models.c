@@ -22,7 +22,7 @@
     ",\"intermediate_size\":50,\"vocab_size\":67,\"max_position_embeddings\":" context ","         \
     "\"eos_token_id\":7" more "}"
 
-static const char *const configs[N_MODELS] = {
+static const char *const configs[LONG_MODEL + 1] = {
     SIZES("Llama", "4", "4", "16", ""), /* MHA */
     SIZES("Llama", "6", "2", "32", ""), /* GQA */
     SIZES("Llama", "4", "1", "64", ""), /* MQA */

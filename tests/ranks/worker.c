@@ -92,7 +92,7 @@ static void test_positions(void **state) {
     struct run_counts counts = {0};
     int n = number("SAMEBITS_CONTEXT");
     ranks->by_position = true;
-    for (int which = 0; which < N_MODELS && n; which++) {
+    for (int which = 0; which <= LONG_MODEL && n; which++) {
         struct tiny_model whole, shared;
         if (which == 4 || which == 5) /* windows */
             continue;
