@@ -205,13 +205,13 @@ static int plan_groups(struct context_plan *c, const struct model *m, const stru
 int context_plan_make(struct context_plan **plan, const struct model *m, const struct batch *b,
                       struct error *err) {
     int n_ranks = m->parallel->n_ranks;
+    if (m->config.window)
+        return error_set(err, "positions over ranks: not for models with sliding windows");
     if (!b->pages || b->pages->page_size != TILE * n_ranks)
         return error_set(err,
                          "positions over %d ranks: this needs passes of all sequences together, "
                          "and blocks of %d positions",
                          n_ranks, TILE * n_ranks);
-    if (m->config.window)
-        return error_set(err, "positions over ranks: not for models with sliding windows");
     if (!*plan && (*plan = calloc(1, sizeof **plan)))
         (*plan)->counts = calloc((size_t)n_ranks, sizeof(int));
     struct context_plan *c = *plan;

@@ -58,6 +58,32 @@ static void test_workloads(void **state) {
     }
 }
 
+/* Each rank has some tiles of all sequences. */
+static void test_positions(void **state) {
+    (void)state;
+    static const char options[] = "--device cpu --context-parallel --max-new 9 --chunk 300 "
+                                  "--prompts data/prompts/document.jsonl";
+    for (int n = 1; n <= 4; n++) {
+        struct command c =
+            command_runf("SAMEBITS_SEED=%d SAMEBITS_CONTEXT=%d " MPIRUN "-n %d %s", n,
+                         getenv("SAMEBITS_BATCHES") ? 20
+                         : n == 2                   ? 4
+                                                    : 1,
+                         n, worker);
+        must_pass("positions over ranks", &c);
+    }
+    struct command one = command_runf("%s %s", demo, options);
+    struct command three = command_runf(MPIRUN "-n 3 %s %s", demo, options);
+    struct command refused = command_runf(MPIRUN "-n 2 %s %s --block-size 32", demo, options);
+    assert_non_null(command_fingerprint(&one));
+    assert_non_null(command_fingerprint(&three));
+    assert_memory_equal(command_fingerprint(&one), command_fingerprint(&three), 16);
+    assert_non_null(strstr(refused.err, "leave out --block-size"));
+    command_free(&one);
+    command_free(&three);
+    command_free(&refused);
+}
+
 static void test_goldens(void **state) {
     (void)state;
     static const int n_ranks[] = {2, 3, 4, 8};
@@ -292,7 +318,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_server),    cmocka_unit_test(test_demo),
         cmocka_unit_test(test_others),    cmocka_unit_test(test_faults),
         cmocka_unit_test(test_damages),   cmocka_unit_test(test_goldens),
-        cmocka_unit_test(test_workloads),
+        cmocka_unit_test(test_workloads), cmocka_unit_test(test_positions),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]); /* as test_faults */

@@ -12,6 +12,7 @@
 #include "model/parallel/mpi.h"
 #include "model/parallel/nccl.h"
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/kv_pool.h"
 #include "tests/device.h"
 #include "tests/workload_runs.h"
 
@@ -85,6 +86,36 @@ static void test_workloads(void **state) {
                counts.shared);
 }
 
+/* Device memory of a pool for so many positions. */
+static size_t memory_of_pool(struct tiny_model *t, int n_positions) {
+    struct kv_pool pool;
+    struct error err = {""};
+    size_t before = t->dev->bytes;
+    struct kv_pool_options options = {.block_size = ATTENTION_TILE * ranks->n_ranks};
+    options.n_blocks = n_positions / options.block_size;
+    if (kv_pool_start(&pool, &t->model, &options, &err))
+        fail_msg("%s", err.text);
+    size_t bytes = t->dev->bytes - before;
+    kv_pool_end(&pool);
+    return bytes;
+}
+
+/* A cache that is not in blocks of a tile for each rank is refused, and a model with windows. */
+static void check_refused(struct tiny_model *shared, const char *why) {
+    struct sequence s = {0};
+    struct sampling_options greedy = {.top_p = 1};
+    struct error err = {""};
+    const int32_t prompt[] = {1, 2, 3};
+    assert_int_equal(sequence_start(&s, 0, &greedy, &err), 0);
+    assert_int_equal(sequence_add_prompt(&s, prompt, 3, 2, &err), 0);
+    struct kv_cache *cache = kv_static_new(&shared->model, 100, &err);
+    assert_non_null(cache);
+    assert_int_equal(generate(&shared->generator, &s, cache, &err), -1);
+    assert_non_null(strstr(err.text, why));
+    kv_cache_free(cache);
+    sequence_end(&s);
+}
+
 /* Each rank has some tiles of every sequence. */
 static void test_positions(void **state) {
     (void)state;
@@ -94,10 +125,12 @@ static void test_positions(void **state) {
     ranks->by_position = true;
     for (int which = 0; which <= LONG_MODEL && n; which++) {
         struct tiny_model whole, shared;
-        if (which == 4 || which == 5) /* windows */
-            continue;
         open_shared(&whole, &shared, which);
-        check_random_workloads(&shared, &r, which == LONG_MODEL ? 2 * n : n, ONE_PASS, &counts);
+        size_t all = memory_of_pool(&whole, 12 * ATTENTION_TILE);
+        assert_true(memory_of_pool(&shared, 12 * ATTENTION_TILE) == all / (size_t)ranks->n_ranks);
+        check_refused(&shared, shared.model.config.window ? "sliding windows" : "blocks of");
+        int n_runs = shared.model.config.window ? 0 : which == LONG_MODEL ? 2 * n : n;
+        check_random_workloads(&shared, &r, n_runs, ONE_PASS, &counts);
         close_shared(&whole, &shared);
     }
     ranks->by_position = false;
