@@ -8,9 +8,11 @@
  * GPU; SAMEBITS_NCCL=1: or have GPUs of their own. On every rank random numbers are the same, so
  * that all do the same.
  */
+#include "model/decode_graph.h"
 #include "model/files/json.h"
 #include "model/parallel/mpi.h"
 #include "model/parallel/nccl.h"
+#include "model/workspace.h"
 #include "scheduler/kv_contiguous.h"
 #include "scheduler/kv_pool.h"
 #include "tests/device.h"
@@ -41,7 +43,13 @@ static void talk_on_gpus(struct tiny_model *shared) {
         fail_msg("%s", err.text);
 }
 
+static int n_recordings; /* of passes, with what ranks said in them */
+
 static void end_talk(struct tiny_model *shared) {
+    const struct decode_graphs *g = shared->generator.ws->graphs;
+    for (int i = 0; g && i < N_DECODE_SIZES * N_PASS_FORMS; i++)
+        n_recordings += g->recordings[i / N_PASS_FORMS][i % N_PASS_FORMS].said.calls > 0;
+    generator_end(&shared->generator); /* recordings go before those who talk in them */
     if (ranks->on_device)
         ranks->on_device->end(ranks, shared->dev);
 }
@@ -82,8 +90,9 @@ static void test_workloads(void **state) {
         close_shared(&whole, &shared);
     }
     if (ranks->rank == 0)
-        printf("workloads: %ld preemptions, %ld tokens shared\n", counts.preemptions,
-               counts.shared);
+        printf("workloads: %ld preemptions, %ld tokens shared, %d recorded passes\n",
+               counts.preemptions, counts.shared, n_recordings);
+    assert_true(n < N_SHARED_MODELS || (n_recordings > 0) == (number("SAMEBITS_NCCL") > 0));
 }
 
 /* Device memory of a pool for so many positions. */
