@@ -9,9 +9,8 @@
  *
  * Every rank has all heads and asks its own tiles for all rows. The states that come of it, one for
  * each row and tile, are gathered, and every rank merges them in the order of the tiles: no bit
- * differs from one process's. (Queries travel here only as states do, since all ranks compute them;
- * that positions can be dealt out: Yang et al., "Context Parallelism for Scalable Million-Token
- * Inference", 2024. There partial results of many positions are merged, and round otherwise.)
+ * differs from one process's. (Yang et al., "Context Parallelism for Scalable Million-Token
+ * Inference", 2024, merge one state of all tiles of a rank, which rounds otherwise.)
  */
 #ifndef SAMEBITS_CONTEXT_PARALLEL_H
 #define SAMEBITS_CONTEXT_PARALLEL_H
@@ -28,7 +27,7 @@ int context_stored(const struct model *model, int block_size);
  * and for -1. */
 void context_slots(const struct parallel *ranks, int64_t *slots, int n);
 
-/* Which rows of a pass ask which tiles, and the memory for what they find. */
+/* Which tiles the rows of a pass ask, and the memory for what they find. */
 struct context_plan;
 
 /*

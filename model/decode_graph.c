@@ -69,15 +69,18 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
         r->layers = layers;
         return 0;
     }
+    struct parallel_counts none = {0}, *said = model->parallel ? &model->parallel->counts : &none;
     if (r->graph) {
-        parallel_repeat(model->parallel, &r->said);
+        said->calls += r->said.calls;
+        said->bytes += r->said.bytes;
     } else {
-        struct parallel_counts before = parallel_since(model->parallel, NULL);
+        struct parallel_counts before = *said;
         if (ops->graph_begin(dev, err))
             return -1;
         parts->run(model, ws, &g->batch, NULL);
         r->graph = ops->graph_end(dev, err);
-        r->said = parallel_since(model->parallel, &before);
+        r->said.calls = said->calls - before.calls;
+        r->said.bytes = said->bytes - before.bytes;
     }
     if (!r->graph)
         return -1;
@@ -102,8 +105,7 @@ int decode_at_once(struct model *model, struct workspace *ws, const struct batch
     const struct ops *ops = model->dev->ops;
     const struct parallel *ranks = model->parallel;
     int size = ws->no_graphs ? -1 : decode_size_of(batch);
-    /* A recording can call GPUs alone; where ranks share positions, what runs depends on lengths.
-     */
+    /* A recording can call GPUs alone; over positions, what runs depends on lengths. */
     if (size < 0 || (ranks && (!ranks->on_device || ranks->by_position)))
         return 0;
     int done = run_as_one_op(model, ws, batch, err);

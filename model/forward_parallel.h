@@ -1,6 +1,6 @@
 /*
  * forward_parallel.h - phase 14: the four steps of a pass in which ranks meet (parallel.h). With
- * one rank each is the plain op that it is named after.
+ * one rank each is the plain op. shared_branch has the second and the third.
  *
  *     embed        the rank that has a word's row gives it, the others zeros: the largest bits
  *     snap_rows    a row is snapped with the exponent of all of it, of which each has some columns

@@ -29,14 +29,11 @@ int parallel_part(struct model_part *out, const struct model_config *c, int r, i
     if (n_ranks > most)
         return error_set(err, "%d ranks: this model can be shared by %d at most, one for each head",
                          n_ranks, most);
-    *out = (struct model_part){.kv_heads = parallel_span(c->n_kv_heads, r, n_ranks),
-                               .ffn = parallel_span(c->ffn, r, n_ranks),
+    *out = (struct model_part){.ffn = parallel_span(c->ffn, r, n_ranks),
                                .vocab = parallel_span(c->vocab_size, r, n_ranks)};
-    if (by_position) {
-        out->heads = (struct span){0, c->n_heads};
-        out->kv_heads = (struct span){0, c->n_kv_heads};
-        return 0;
-    }
+    if (by_position) /* heads as of one rank */
+        r = 0, n_ranks = 1;
+    out->kv_heads = parallel_span(c->n_kv_heads, r, n_ranks);
     if (n_ranks <= c->n_kv_heads) {
         out->heads = (struct span){out->kv_heads.first * group, out->kv_heads.n * group};
         return 0;
@@ -203,24 +200,6 @@ void parallel_gather_parts(struct parallel *p, struct device *dev, float *all, c
         p->failed = error_set(&p->why, "out of memory for what ranks say to each other");
     }
     free(mine_here);
-}
-
-struct parallel_counts parallel_since(const struct parallel *p,
-                                      const struct parallel_counts *before) {
-    struct parallel_counts said = p ? p->counts : (struct parallel_counts){0};
-    if (p && before) {
-        said.calls -= before->calls;
-        said.bytes -= before->bytes;
-        said.seconds -= before->seconds;
-    }
-    return said;
-}
-
-void parallel_repeat(struct parallel *p, const struct parallel_counts *said) {
-    if (!p)
-        return;
-    p->counts.calls += said->calls;
-    p->counts.bytes += said->bytes;
 }
 
 void parallel_wait(struct parallel *p, struct device *dev) {

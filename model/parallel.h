@@ -69,9 +69,8 @@ struct parallel {
     int rank, n_ranks;
     int neighbour, n_neighbours; /* which of how many ranks on this host: they share its memory and
                                     cores */
-    bool by_position;            /* ranks share the positions of caches, not their heads
-                                    (context_parallel.h); set before a model is loaded */
-    double limit; /* seconds that a rank may keep the others waiting; may be changed */
+    bool by_position; /* positions are shared, not heads (context_parallel.h): before loading */
+    double limit;     /* seconds that a rank may keep the others waiting; may be changed */
     bool failed;
     struct error why;
     /* How the pass is checked at its end: a hash of all results so far; and, since sums are of
@@ -128,13 +127,6 @@ void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole
 /* all: what each rank has in mine, one behind the other; rank r has n[r] numbers (n: host). */
 void parallel_gather_parts(struct parallel *p, struct device *dev, float *all, const float *mine,
                            const int *n);
-
-/* What was said since the counts were *before; NULL: since the beginning. p == NULL: nothing. */
-struct parallel_counts parallel_since(const struct parallel *p,
-                                      const struct parallel_counts *before);
-
-/* Counts what a replayed recording says. */
-void parallel_repeat(struct parallel *p, const struct parallel_counts *said);
 
 /* Waits for what was said over device memory; before a sync, which would wait for ever. */
 void parallel_wait(struct parallel *p, struct device *dev);

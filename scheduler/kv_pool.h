@@ -3,9 +3,9 @@
  *
  * A block holds the keys and values of block_size positions, in every layer. Block b has the slots
  * b * block_size ... (b + 1) * block_size - 1 of each layer, so that one number names the same
- * place in all of them. (Of ranks that share positions each stores a part of every block:
- * model/context_parallel.h.) Everything is allocated at the start; which blocks are in use is the
- * block allocator's business, and no block ever moves.
+ * place in all of them. (Ranks may store a part of each: model/context_parallel.h.) Everything is
+ * allocated at the start; which blocks are in use is the block allocator's business, and no block
+ * ever moves.
  *
  * With `poison`, a block that nobody uses holds what no kv_append writes: mantissas of -32768
  * (bfp8: -128) under the exponent 127, NaNs in types that are floats. Whoever reads it through a
@@ -25,8 +25,7 @@ static inline int blocks_for(int n_positions, int block_size) {
 }
 
 struct kv_pool_options {
-    int block_size; /* positions per block: a power of two from 1 to MAX_BLOCK_SIZE, or a multiple
-                       of MAX_BLOCK_SIZE */
+    int block_size; /* positions per block: a power of two up to MAX_BLOCK_SIZE, or a multiple */
     int n_blocks;   /* 0: as many as fit into `bytes` */
     size_t bytes;   /* 0: 80 % of what is available */
     enum block_order order;

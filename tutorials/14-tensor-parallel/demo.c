@@ -81,13 +81,14 @@ static void show_talk(struct demo *demo, const struct parallel_counts *before, l
         {"calls", "calls a pass", 1, 0}, {"kb", "KB a token", 1, 0},
         {"ms", "ms a pass", 2, 0},       {"talk_ms", "talking ms", 2, 0}};
     const struct parallel *p = demo->parallel;
-    struct parallel_counts said = parallel_since(p, before);
+    struct parallel_counts said = p ? p->counts : *before;
     json_t *rows = json_array();
-    json_array_append_new(rows, json_pack("[iiffff]", (int)n_passes, (int)n_tokens,
-                                          (double)said.calls / (double)n_passes,
-                                          (double)said.bytes / (double)n_tokens / 1e3,
-                                          seconds * 1e3 / (double)n_passes,
-                                          said.seconds * 1e3 / (double)n_passes));
+    json_array_append_new(rows,
+                          json_pack("[iiffff]", (int)n_passes, (int)n_tokens,
+                                    (double)(said.calls - before->calls) / (double)n_passes,
+                                    (double)(said.bytes - before->bytes) / (double)n_tokens / 1e3,
+                                    seconds * 1e3 / (double)n_passes,
+                                    (said.seconds - before->seconds) * 1e3 / (double)n_passes));
     demo_table(demo, "talk", "What rank 0 said to the others", columns, 6, rows);
 }
 

@@ -85,18 +85,12 @@ static int compare(struct demo *demo, char **argv, struct error *err) {
     return result ? -1 : 0;
 }
 
-/* ---- positions --------------------------------------------------------------------------------
- */
-
 /* A block of the pool has a tile of each rank (context_parallel.h). */
 static int share_positions(struct parallel *p, struct options *o, struct error *err) {
     if (!o->context_parallel)
         return 0;
     if (o->block_size != DEFAULT_BLOCK_SIZE)
-        return error_set(err,
-                         "--context-parallel: blocks are of %d positions for each rank: leave "
-                         "out --block-size",
-                         ATTENTION_TILE);
+        return error_set(err, "--context-parallel chooses the blocks: leave out --block-size");
     p->by_position = true;
     o->block_size = ATTENTION_TILE * p->n_ranks;
     return 0;
@@ -119,8 +113,7 @@ bool ranks_have_gpus(const struct demo *demo) {
     return !strcmp(demo->dev->ops->name, "gpu") && count_gpus() >= demo->parallel->n_neighbours;
 }
 
-/* Rank r of a host sees GPU r, before anybody asks what there is; more ranks than GPUs share them.
- */
+/* Rank r of a host sees GPU r, before anybody asks what there is; or ranks share GPUs. */
 static void choose_gpu(const struct parallel *p) {
     char number[16];
     int n = count_gpus();
