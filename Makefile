@@ -103,7 +103,8 @@ MODULES_14 := $(MODULES_13) model/parallel/mpi.c $(filter-out %/demo.c,$(wildcar
 CUDA_14   := $(CUDA_11)
 # Where the CUDA toolkit has NCCL, ranks with GPUs of their own use it.
 NCCL      := $(firstword $(wildcard $(foreach l,$(dir $(NVCC))../include/nccl.h /usr/include/nccl.h,$(l))))
-NCCL_gpu  := $(if $(NCCL),build/gpu/model/parallel/nccl.o)
+NCCL_OBJECT := $(if $(NCCL),build/gpu/model/parallel/nccl.o)
+NCCL_LIB  := $(if $(NCCL),-lnccl)
 demo       = $(wildcard tutorials/$(1)-*/demo.c tutorials/0$(1)-*/demo.c)
 
 programs = $(patsubst %.c,build/$(1)/%,$(2))
@@ -255,8 +256,8 @@ $(eval $(call rules,arm64))
 $(eval $(call rules,tsan))
 
 $(foreach b,release asan,build/$(b)/demo14 build/$(b)/emu-demo14): LIBS += $(MPI_LIBS)
-build/release/demo14: $(NCCL_$(release_KERNELS))
-build/release/demo14: LIBS += $(if $(NCCL_$(release_KERNELS)),-lnccl)
+build/release/demo14: $(if $(filter gpu,$(release_KERNELS)),$(NCCL_OBJECT))
+build/release/demo14: LIBS += $(if $(filter gpu,$(release_KERNELS)),$(NCCL_LIB))
 build/gpu/model/parallel/%.o: model/parallel/%.cu build/settings/cuda-arch
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@

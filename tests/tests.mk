@@ -189,6 +189,11 @@ build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/p
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 $(PROGRAMS:%=build/gpu/tests/%): build/gpu/tests/programs
 	@ln -sf programs $@
+# For a machine with a GPU: SAMEBITS_DEVICE=gpu mpirun -n 2 build/gpu/tests/ranks/worker.
+build/gpu/tests/ranks/worker: $(call gpu_objects,,11) $(NCCL_OBJECT) $(call objects,release,tests/ranks/worker.c \
+                              model/parallel/mpi.c $(TEST_HELPERS) $(ALL_MODULES))
+	@mkdir -p $(@D)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(NCCL_LIB) $(LIBS) $(MPI_LIBS) -lcmocka
 
 # make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the targets below it, with KERNELS=gpu or
 # emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.
