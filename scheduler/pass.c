@@ -2,23 +2,7 @@
 
 #include "model/decode_graph.h"
 #include "scheduler/generate.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-/* The host arrays of a batch and of what is drawn. */
-struct pass_arrays {
-    int32_t *token_ids, *positions; /* [n_tokens]; the other integers lie behind token_ids */
-    int32_t *qo_indptr;             /* [n + 1] */
-    int32_t *logit_rows, *drawn;    /* [n_draws] */
-    int *kv_lens;                   /* [n] positions that are read of each sequence */
-    struct kv_cache **caches;       /* [n] */
-    struct sampling *how;           /* [n_draws] */
-    float *logits;                  /* [n_draws, vocab_size] */
-    unsigned char *hashes;          /* [n_draws, SHA256_BYTES] of the logits; NULL: nobody asks */
-    struct page_table table;        /* with g->fused only */
-    struct paged_batch paged;       /* the same for the ops: views of the table */
-};
+#include "scheduler/pass_arrays.h"
 
 static int rows_of(const struct pass_part *part) {
     return part->padding + part->end - part->first;
@@ -46,32 +30,6 @@ static bool is_spread(const struct generator *g, const struct pass_part *parts, 
         spread = parts[i].cache && parts[i].cache->page_table &&
                  rows_of(&parts[i]) == draws_of(&parts[i]) && draws_of(&parts[i]) <= LONG;
     return spread;
-}
-
-static void free_arrays(struct pass_arrays *a) {
-    free(a->token_ids);
-    free(a->caches);
-    free(a->how);
-    free(a->logits);
-    free(a->hashes);
-    page_table_end(&a->table);
-}
-
-static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_draws,
-                      size_t n_logits, size_t n_hashes, struct error *err) {
-    a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 2 * n + 2 * n_draws + 1));
-    a->caches = malloc(sizeof *a->caches * n);
-    a->how = malloc(sizeof *a->how * (n_draws + 1));
-    a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
-    a->hashes = n_hashes ? malloc(SHA256_BYTES * n_hashes) : NULL;
-    if (!a->token_ids || !a->caches || !a->how || !a->logits || (n_hashes && !a->hashes))
-        return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
-    a->positions = a->token_ids + n_tokens;
-    a->qo_indptr = a->positions + n_tokens;
-    a->logit_rows = a->qo_indptr + n + 1;
-    a->drawn = a->logit_rows + n_draws;
-    a->kv_lens = a->drawn + n_draws;
-    return 0;
 }
 
 static struct sampling sampling_of(const struct sequence *s, int position) {
@@ -118,23 +76,6 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
             a->how[batch->n_logits++] = sampling_of(p->sequence, p->end - left);
         }
     }
-    return 0;
-}
-
-/* One attention for all sequences reads through the page table of their caches. */
-static int add_page_table(struct batch *batch, struct pass_arrays *a, struct error *err) {
-    const struct page_table *t = &a->table;
-    int n = batch->n_sequences;
-    if (a->caches[0]->page_table(a->caches, a->kv_lens, n, &a->table, err))
-        return -1;
-    a->paged = (struct paged_batch){n,
-                                    t->page_size,
-                                    t->n_pool_pages,
-                                    a->qo_indptr,
-                                    t->kv_indptr,
-                                    t->kv_page_indices,
-                                    t->kv_last_page_len};
-    batch->pages = &a->paged;
     return 0;
 }
 
@@ -188,7 +129,8 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     int vocab = g->model->config.vocab_size;
     if (fill(batch, a, parts, n, spread, err))
         return -1;
-    if (g->fused && parts[0].cache && parts[0].cache->page_table && add_page_table(batch, a, err))
+    if (g->fused && parts[0].cache && parts[0].cache->page_table &&
+        pass_arrays_add_page_table(a, batch, err))
         return -1;
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
@@ -225,8 +167,8 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
         return 0;
     size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
     bool spread = is_spread(g, parts, n, n_tokens);
-    int result = get_arrays(&a, n_tokens, spread ? n_tokens : (size_t)n, n_draws, n_logits,
-                            hashed ? n_draws : 0, err);
+    int result = pass_arrays_get(&a, n_tokens, spread ? n_tokens : (size_t)n, n_draws, n_logits,
+                                 hashed ? n_draws : 0, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .token_ids = a.token_ids,
@@ -236,6 +178,6 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
                               .caches = parts[0].cache ? a.caches : NULL};
         result = run(g, parts, n, &batch, &a, spread, err);
     }
-    free_arrays(&a);
+    pass_arrays_free(&a);
     return result;
 }
