@@ -73,17 +73,15 @@ __global__ static void silu_mul_snap_2(struct bfp_rows y, const float4 *gate, co
 }
 
 void gpu_silu_mul_snap(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
-                       const float *gate,                     /* [n_rows, n_cols] */
+                       float *gate,                           /* [n_rows, n_cols] */
                        const float *up,                       /* [n_rows, n_cols] */
                        int n_rows, int n_cols, int site) {
     struct gpu_device *gpu = gpu_of(dev);
     if (!n_rows)
         return;
     if (gpu->version[GPU_SILU_MUL_SNAP] == 1 || n_cols % 4 || n_cols > 16384) {
-        size_t count = (size_t)n_rows * (size_t)n_cols;
-        float *z = (float *)gpu_scratch(gpu, GPU_SCRATCH_X, sizeof *z * count, "silu_mul_snap");
-        gpu_silu_mul(dev, z, gate, up, count);
-        gpu_snap_rows(dev, y, z, n_rows, n_cols, site);
+        gpu_silu_mul(dev, gate, gate, up, (size_t)n_rows * (size_t)n_cols);
+        gpu_snap_rows(dev, y, gate, n_rows, n_cols, site);
         return;
     }
     bool is_short = n_cols <= 1024;

@@ -26,14 +26,8 @@ void ref_silu_mul(struct device *dev, float *y, /* [count] */
     ref_parallel(dev, (int)((count + SHARE - 1) / SHARE), silu_mul_share, &op);
 }
 
-void ref_silu_mul_snap(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
-                       const float *gate,                     /* [n_rows, n_cols] */
-                       const float *up,                       /* [n_rows, n_cols] */
+void ref_silu_mul_snap(struct device *dev, struct bfp_rows y, float *gate, const float *up,
                        int n_rows, int n_cols, int site) {
-    size_t count = (size_t)n_rows * (size_t)n_cols;
-    float *gated = ref_scratch(dev, SCRATCH_X, sizeof *gated * count, "silu_mul_snap");
-    if (!gated)
-        return;
-    ref_silu_mul(dev, gated, gate, up, count);
-    ref_snap_rows(dev, y, gated, n_rows, n_cols, site);
+    ref_silu_mul(dev, gate, gate, up, (size_t)n_rows * (size_t)n_cols);
+    ref_snap_rows(dev, y, gate, n_rows, n_cols, site);
 }

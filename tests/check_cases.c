@@ -476,19 +476,6 @@ static void run_silu_mul(const struct ops *ops, struct device *dev, const int *s
     ops->silu_mul(dev, at[0], at[1], at[2], (size_t)size[0]);
 }
 
-static void make_silu_mul_snap(struct check_call *call, struct random *r, const int *size) {
-    add_array(call, CHECK_OUTPUT, "mantissas", ELEMENT_INT16, sizeof(int16_t), size[0], size[1]);
-    add_array(call, CHECK_OUTPUT, "exponents", ELEMENT_INT8, 1, size[0], 1);
-    add_rows(call, CHECK_INPUT, r, "gate", size[0], size[1]);
-    add_rows(call, CHECK_INPUT, r, "up", size[0], size[1]);
-}
-
-static void run_silu_mul_snap(const struct ops *ops, struct device *dev, const int *size,
-                              void *const *at) {
-    ops->silu_mul_snap(dev, (struct bfp_rows){at[0], at[1]}, at[2], at[3], size[0], size[1],
-                       CHECK_SITE);
-}
-
 static void run_add(const struct ops *ops, struct device *dev, const int *size, void *const *at) {
     ops->add(dev, at[0], at[1], at[2], (size_t)size[0]);
 }
@@ -557,8 +544,6 @@ static const struct check_op ops[] = {
        .speed = {8192, 8, 128}),
     OP(silu_mul, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},
        .over = {1, 2}),
-    OP(silu_mul_snap, rows_and_cols, .make = make_silu_mul_snap, .sizes = {"rows", "cols"},
-       .speed = {8192, 4096}, .nan_arrays = {3}),
     OP(add, counts, .make = make_elementwise, .sizes = {"count"}, .speed = {8192 * 4096},
        .over = {1, 2}),
     OP(sample, sample_shapes, .make = make_sample, .sizes = {"rows", "vocab"},

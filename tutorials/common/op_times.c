@@ -43,7 +43,7 @@
     X(silu_mul, (struct device * d, float *y, const float *gate, const float *up, size_t n),       \
       (d, y, gate, up, n))                                                                         \
     X(silu_mul_snap,                                                                               \
-      (struct device * d, struct bfp_rows y, const float *gate, const float *up, int n, int m,     \
+      (struct device * d, struct bfp_rows y, float *gate, const float *up, int n, int m,           \
        int site),                                                                                  \
       (d, y, gate, up, n, m, site))                                                                \
     X(add, (struct device * d, float *y, const float *x, const float *z, size_t n),                \
