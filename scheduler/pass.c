@@ -1,6 +1,6 @@
 #include "scheduler/pass.h"
 
-#include "model/decode_graph.h"
+#include "scheduler/draft.h"
 #include "scheduler/generate.h"
 
 #include <stdlib.h>
@@ -15,7 +15,8 @@ struct pass_arrays {
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n_draws] */
     float *logits;                  /* [n_draws, vocab_size] */
-    unsigned char *hashes;          /* [n_draws, SHA256_BYTES] of the logits; NULL: nobody asks */
+    unsigned char *hashes;          /* [n_draws, SHA256_BYTES] of the logits, behind `how` */
+    bool spread;                    /* each token is a sequence of the batch */
     struct page_table table;        /* with g->fused only */
     struct paged_batch paged;       /* the same for the ops: views of the table */
 };
@@ -35,42 +36,28 @@ static int draws_of(const struct pass_part *part) {
     return part->draw ? 1 + draft_of(part) : 0;
 }
 
-/* Drafts can be read as sequences of one token each that have one cache. Then the pass only
- * decodes, and a device may replay a recording of it (model/decode_graph.h). A long draft, an
- * answer that is verified, is read faster in one piece. */
-static bool is_spread(const struct generator *g, const struct pass_part *parts, int n,
-                      size_t n_tokens) {
-    enum { LONG = 16 };
-    bool spread = g->fused && g->model->dev->ops->graph_begin && n_tokens <= MOST_DECODE_ROWS;
-    for (int i = 0; i < n && spread; i++)
-        spread = parts[i].cache && parts[i].cache->page_table &&
-                 rows_of(&parts[i]) == draws_of(&parts[i]) && draws_of(&parts[i]) <= LONG;
-    return spread;
-}
-
 static void free_arrays(struct pass_arrays *a) {
     free(a->token_ids);
     free(a->caches);
     free(a->how);
     free(a->logits);
-    free(a->hashes);
     page_table_end(&a->table);
 }
 
 static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_draws,
-                      size_t n_logits, size_t n_hashes, struct error *err) {
+                      size_t n_logits, struct error *err) {
     a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 2 * n + 2 * n_draws + 1));
     a->caches = malloc(sizeof *a->caches * n);
-    a->how = malloc(sizeof *a->how * (n_draws + 1));
+    a->how = malloc((sizeof *a->how + SHA256_BYTES) * (n_draws + 1));
     a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
-    a->hashes = n_hashes ? malloc(SHA256_BYTES * n_hashes) : NULL;
-    if (!a->token_ids || !a->caches || !a->how || !a->logits || (n_hashes && !a->hashes))
+    if (!a->token_ids || !a->caches || !a->how || !a->logits)
         return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
     a->positions = a->token_ids + n_tokens;
     a->qo_indptr = a->positions + n_tokens;
     a->logit_rows = a->qo_indptr + n + 1;
     a->drawn = a->logit_rows + n_draws;
     a->kv_lens = a->drawn + n_draws;
+    a->hashes = (unsigned char *)(a->how + n_draws);
     return 0;
 }
 
@@ -95,7 +82,7 @@ static void end_sequence(struct batch *batch, struct pass_arrays *a, struct kv_c
 
 /* Fills the arrays from the parts. Returns 0, or -1 with err set: a cache has no room. */
 static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_part *parts, int n,
-                bool spread, struct error *err) {
+                struct error *err) {
     int row = 0;
     a->qo_indptr[0] = 0;
     for (int i = 0; i < n; i++) {
@@ -109,7 +96,7 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
         for (int j = p->first; j < p->end; j++, row++) {
             a->token_ids[row] = p->sequence->tokens[j];
             a->positions[row] = j;
-            if (spread && j < p->end - 1)
+            if (a->spread && j < p->end - 1)
                 end_sequence(batch, a, p->cache, j + 1, row + 1);
         }
         end_sequence(batch, a, p->cache, p->end, row);
@@ -168,10 +155,9 @@ static int accept_part(struct generator *g, const struct pass_part *part,
     for (bool goes_on = true; goes_on; i++, at++) {
         int32_t id = s->forced && s->n_draft ? s->tokens[s->n_tokens] : a->drawn[at];
         const float *logits = g->ids_only ? NULL : a->logits + at * vocab;
-        const unsigned char *hash = a->hashes ? a->hashes + at * SHA256_BYTES : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
-        if (accept(g, s, id, logits, hash, err))
+        if (accept(g, s, id, logits, a->hashes + at * SHA256_BYTES, err))
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
@@ -182,10 +168,10 @@ static int accept_part(struct generator *g, const struct pass_part *part,
 }
 
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
-               struct pass_arrays *a, bool spread, struct error *err) {
+               struct pass_arrays *a, struct error *err) {
     struct device *dev = g->model->dev;
-    int vocab = g->model->config.vocab_size;
-    if (fill(batch, a, parts, n, spread, err))
+    size_t vocab = (size_t)g->model->config.vocab_size;
+    if (fill(batch, a, parts, n, err))
         return -1;
     if (g->fused && parts[0].cache && parts[0].cache->page_table && add_page_table(batch, a, err))
         return -1;
@@ -195,9 +181,7 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     if (batch->n_logits &&
         !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
         dev->ops->download(dev, a->logits, on_device,
-                           sizeof *a->logits * (size_t)batch->n_logits * (size_t)vocab);
-    if (batch->n_logits && a->hashes)
-        dev->ops->hash_rows(dev, a->hashes, on_device, batch->n_logits, vocab);
+                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
     size_t draw = 0;
@@ -223,17 +207,17 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
     if (!n_tokens)
         return 0;
     size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
-    bool spread = is_spread(g, parts, n, n_tokens);
-    int result = get_arrays(&a, n_tokens, spread ? n_tokens : (size_t)n, n_draws, n_logits,
-                            hashed ? n_draws : 0, err);
+    a.spread = drafts_are_spread(g, parts, n, n_tokens);
+    int result = get_arrays(&a, n_tokens, (size_t)n + n_tokens, n_draws, n_logits, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .token_ids = a.token_ids,
                               .positions = a.positions,
                               .qo_indptr = a.qo_indptr,
                               .logit_rows = a.logit_rows,
+                              .hashes = hashed ? a.hashes : NULL,
                               .caches = parts[0].cache ? a.caches : NULL};
-        result = run(g, parts, n, &batch, &a, spread, err);
+        result = run(g, parts, n, &batch, &a, err);
     }
     free_arrays(&a);
     return result;
