@@ -4,6 +4,7 @@
  * one.
  */
 #include "gpu/gpu.h"
+#include "gpu/ptx/tensor_core.h"
 
 enum { THREADS = 32, BLOCK_WORDS = 16, DIGEST_WORDS = 8, PIECE_WORDS = HASH_PIECE_BYTES / 4 };
 
@@ -59,6 +60,7 @@ static __device__ __forceinline__ void compress(uint32_t state[DIGEST_WORDS],
 __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int n_words,
                                    int n_pieces, size_t count) {
     size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    run_in_turn();
     if (i >= count)
         return;
     int first = (int)(i % (size_t)n_pieces) * PIECE_WORDS, n = min(n_words - first, PIECE_WORDS);
@@ -81,7 +83,7 @@ __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int 
         digests[i * DIGEST_WORDS + (size_t)j] = swap_bytes(state[j]);
 }
 
-void gpu_hash_rows(struct device *dev, unsigned char *digests, /* host [n_rows, SHA256_BYTES] */
+void gpu_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
                    const float *x,                             /* [n_rows, n_cols] */
                    int n_rows, int n_cols) {
     struct gpu_device *gpu = gpu_of(dev);
@@ -92,14 +94,14 @@ void gpu_hash_rows(struct device *dev, unsigned char *digests, /* host [n_rows, 
     uint32_t *to = (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS, SHA256_BYTES * most, "hash_rows");
     if (gpu->failed || !n_rows)
         return;
-    do {
+    for (bool last = false; !last;) {
         int n_pieces = (int)gpu_blocks((size_t)n_words, PIECE_WORDS);
         size_t count = (size_t)n_rows * (size_t)n_pieces;
-        GPU_LAUNCH(gpu, hash_rows_1, gpu_blocks(count, THREADS), THREADS, 0, to, from, n_words,
-                   n_pieces, count);
+        last = n_pieces == 1;
+        GPU_LAUNCH_EARLY(gpu, hash_rows_1, gpu_blocks(count, THREADS), THREADS, 0,
+                         last ? (uint32_t *)digests : to, from, n_words, n_pieces, count);
         from = to;
         to += count * DIGEST_WORDS;
         n_words = n_pieces * DIGEST_WORDS;
-    } while (n_words > DIGEST_WORDS);
-    dev->ops->download(dev, digests, from, SHA256_BYTES * (size_t)n_rows);
+    }
 }

@@ -384,6 +384,8 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
                    const struct sampling *how, int32_t *token_ids, struct error *err) {
     struct device *dev = model->dev;
     int n = batch->n_logits;
+    if (n && batch->hashes)
+        dev->ops->hash_rows(dev, ws->hashes, ws->logits, n, model->config.vocab_size);
     if (n)
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
@@ -393,6 +395,8 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
         return -1;
     if (n)
         memcpy(token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
+    if (n && batch->hashes)
+        memcpy(batch->hashes, ws->hashes, SHA256_BYTES * (size_t)n);
     if (model->parallel &&
         parallel_check_pass(model->parallel, shared_pass_hash(batch, token_ids), &fault, err))
         return -1;

@@ -32,6 +32,8 @@ struct batch {
     const struct paged_batch *pages; /* the page table of the caches: one attention for all
                                         sequences, which reads keys and values where they lie (phase
                                         8). NULL: one sequence after the other */
+    unsigned char *hashes; /* host [n_logits, SHA256_BYTES]: forward_finish puts the hashes of the
+                              logits there (hash_rows of ops.h); NULL: nobody asks */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */

@@ -400,11 +400,10 @@ struct ops {
                    const struct sampling *how,             /* host [n_rows] */
                    int n_rows, int vocab, int site);
 
-    /* SHA-256 of rows, in pieces that many threads share. A row's bytes, float32 in little endian,
-     * are cut into pieces of HASH_PIECE_BYTES, of which the last may be shorter; their digests, one
-     * behind the other, are cut and hashed again, until there is one (Merkle, "A Digital Signature
-     * Based on a Conventional Encryption Function", 1987). Complete when the call returns. */
-    void (*hash_rows)(struct device *dev, unsigned char *digests, /* host [n_rows, SHA256_BYTES] */
+    /* SHA-256 of rows of float32, little endian, as a tree (Merkle, 1987), so that many threads can
+     * share a row: it is cut into pieces of HASH_PIECE_BYTES, of which the last may be shorter;
+     * their digests, one behind the other, are cut and hashed again, until there is one. */
+    void (*hash_rows)(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
                       const float *x,                             /* [n_rows, n_cols] */
                       int n_rows, int n_cols);
 

@@ -95,9 +95,11 @@ int workspace_reserve_gathered(struct workspace *ws, int n_slots, int longest, s
     return -1;
 }
 
+enum { DRAWN_BYTES = sizeof(int32_t) + SHA256_BYTES }; /* of a row: its token and its hash */
+
 static void release_drawn(struct workspace *ws) {
     struct device *dev = ws->model->dev;
-    dev->ops->free_host_visible(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_drawn);
+    dev->ops->free_host_visible(dev, ws->drawn, DRAWN_BYTES * (size_t)ws->max_drawn);
     ws->drawn = NULL;
     ws->max_drawn = 0;
 }
@@ -109,8 +111,9 @@ static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
         return 0;
     release_drawn(ws);
     int room = n / AT_ONCE * AT_ONCE + AT_ONCE;
-    ws->drawn = dev->ops->alloc_host_visible(dev, sizeof *ws->drawn * (size_t)room,
-                                             "the forward pass", err);
+    ws->drawn =
+        dev->ops->alloc_host_visible(dev, DRAWN_BYTES * (size_t)room, "the forward pass", err);
+    ws->hashes = (unsigned char *)(ws->drawn + room);
     ws->max_drawn = ws->drawn ? room : 0;
     return ws->drawn ? 0 : -1;
 }

@@ -15,7 +15,8 @@ struct workspace {
     int max_tokens, max_logits;
     int32_t *token_ids, *positions, *logit_rows;
     int32_t *drawn; /* [max_drawn] the next tokens, in memory that the host sees: it takes long to
-                       get, so it grows in steps */
+                       get, so it grows in steps; behind them */
+    unsigned char *hashes; /* [max_drawn, SHA256_BYTES] of the logits */
     int max_drawn;
     int64_t *slots;
     float *x;                 /* [hidden] the residual stream */

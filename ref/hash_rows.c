@@ -47,7 +47,7 @@ static void hash(void *context, int first, int end, int worker) {
         atomic_store(&call->refused, true);
 }
 
-void ref_hash_rows(struct device *dev, unsigned char *digests, /* host [n_rows, SHA256_BYTES] */
+void ref_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
                    const float *x,                             /* [n_rows, n_cols] */
                    int n_rows, int n_cols) {
     struct call call = {digests, NULL, x, (size_t)n_cols, 0, false};

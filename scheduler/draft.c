@@ -1,5 +1,8 @@
 #include "scheduler/draft.h"
 
+#include "model/decode_graph.h"
+#include "scheduler/generate.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -99,6 +102,17 @@ int drafter_propose(struct drafter *d, struct sequence *const *sequences, int *m
     for (int i = 0; i < n; i++)
         d->last_drafted += sequences[i]->n_draft;
     return 0;
+}
+
+bool drafts_are_spread(const struct generator *g, const struct pass_part *parts, int n,
+                       size_t n_tokens) {
+    bool spread = g->fused && g->model->dev->ops->graph_begin && n_tokens <= MOST_DECODE_ROWS;
+    for (int i = 0; i < n && spread; i++) {
+        const struct pass_part *p = &parts[i];
+        spread = p->draw && p->cache && p->cache->page_table && !p->padding &&
+                 p->first == p->sequence->n_tokens - 1 && p->end - p->first <= MOST_LENGTH + 1;
+    }
+    return spread;
 }
 
 void drafter_free(struct drafter *d) {

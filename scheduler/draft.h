@@ -17,7 +17,7 @@
 #define SAMEBITS_DRAFT_H
 
 #include "model/model.h"
-#include "scheduler/sequence.h"
+#include "scheduler/pass.h"
 
 struct drafter {
     /* Proposes at most lengths[i] tokens (0: none) to sequences[i], by sequence_propose. Returns 0,
@@ -52,6 +52,12 @@ struct drafter *ngram_drafter_new(const struct model_config *config, struct erro
 /* The drafts of a model, which must have the vocabulary size `vocab`, and must stay where it is;
  * for up to n sequences at once. NULL with err set: another vocabulary, no memory. */
 struct drafter *model_drafter_new(struct model *model, int vocab, int n, struct error *err);
+
+/* Whether a pass with these parts and n_tokens reads each token as a sequence of its own, those of
+ * a draft with one cache. Then it only decodes, and a device may replay a recording of it
+ * (model/decode_graph.h). A long draft, an answer that is verified, is read faster in one piece. */
+bool drafts_are_spread(const struct generator *g, const struct pass_part *parts, int n,
+                       size_t n_tokens);
 
 /* NULL is fine. */
 void drafter_free(struct drafter *d);

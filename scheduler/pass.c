@@ -1,6 +1,6 @@
 #include "scheduler/pass.h"
 
-#include "model/decode_graph.h"
+#include "scheduler/draft.h"
 #include "scheduler/generate.h"
 #include "scheduler/pass_arrays.h"
 
@@ -17,19 +17,6 @@ static int draft_of(const struct pass_part *part) {
 /* Tokens that are drawn. */
 static int draws_of(const struct pass_part *part) {
     return part->draw ? 1 + draft_of(part) : 0;
-}
-
-/* Drafts can be read as sequences of one token each that have one cache. Then the pass only
- * decodes, and a device may replay a recording of it (model/decode_graph.h). A long draft, an
- * answer that is verified, is read faster in one piece. */
-static bool is_spread(const struct generator *g, const struct pass_part *parts, int n,
-                      size_t n_tokens) {
-    enum { LONG = 16 };
-    bool spread = g->fused && g->model->dev->ops->graph_begin && n_tokens <= MOST_DECODE_ROWS;
-    for (int i = 0; i < n && spread; i++)
-        spread = parts[i].cache && parts[i].cache->page_table &&
-                 rows_of(&parts[i]) == draws_of(&parts[i]) && draws_of(&parts[i]) <= LONG;
-    return spread;
 }
 
 static struct sampling sampling_of(const struct sequence *s, int position) {
@@ -53,7 +40,7 @@ static void end_sequence(struct batch *batch, struct pass_arrays *a, struct kv_c
 
 /* Fills the arrays from the parts. Returns 0, or -1 with err set: a cache has no room. */
 static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_part *parts, int n,
-                bool spread, struct error *err) {
+                struct error *err) {
     int row = 0;
     a->qo_indptr[0] = 0;
     for (int i = 0; i < n; i++) {
@@ -67,7 +54,7 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
         for (int j = p->first; j < p->end; j++, row++) {
             a->token_ids[row] = p->sequence->tokens[j];
             a->positions[row] = j;
-            if (spread && j < p->end - 1)
+            if (a->spread && j < p->end - 1)
                 end_sequence(batch, a, p->cache, j + 1, row + 1);
         }
         end_sequence(batch, a, p->cache, p->end, row);
@@ -110,10 +97,9 @@ static int accept_part(struct generator *g, const struct pass_part *part,
     for (bool goes_on = true; goes_on; i++, at++) {
         int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : a->drawn[at];
         const float *logits = g->ids_only ? NULL : a->logits + at * vocab;
-        const unsigned char *hash = a->hashes ? a->hashes + at * SHA256_BYTES : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
-        if (accept(g, s, id, logits, hash, err))
+        if (accept(g, s, id, logits, a->hashes + at * SHA256_BYTES, err))
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
@@ -124,10 +110,10 @@ static int accept_part(struct generator *g, const struct pass_part *part,
 }
 
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
-               struct pass_arrays *a, bool spread, struct error *err) {
+               struct pass_arrays *a, struct error *err) {
     struct device *dev = g->model->dev;
-    int vocab = g->model->config.vocab_size;
-    if (fill(batch, a, parts, n, spread, err))
+    size_t vocab = (size_t)g->model->config.vocab_size;
+    if (fill(batch, a, parts, n, err))
         return -1;
     if (g->fused && parts[0].cache && parts[0].cache->page_table &&
         pass_arrays_add_page_table(a, batch, err))
@@ -138,9 +124,7 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     if (batch->n_logits &&
         !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
         dev->ops->download(dev, a->logits, on_device,
-                           sizeof *a->logits * (size_t)batch->n_logits * (size_t)vocab);
-    if (batch->n_logits && a->hashes)
-        dev->ops->hash_rows(dev, a->hashes, on_device, batch->n_logits, vocab);
+                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
     size_t draw = 0;
@@ -166,17 +150,17 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
     if (!n_tokens)
         return 0;
     size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
-    bool spread = is_spread(g, parts, n, n_tokens);
-    int result = pass_arrays_get(&a, n_tokens, spread ? n_tokens : (size_t)n, n_draws, n_logits,
-                                 hashed ? n_draws : 0, err);
+    a.spread = drafts_are_spread(g, parts, n, n_tokens);
+    int result = pass_arrays_get(&a, n_tokens, (size_t)n + n_tokens, n_draws, n_logits, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .token_ids = a.token_ids,
                               .positions = a.positions,
                               .qo_indptr = a.qo_indptr,
                               .logit_rows = a.logit_rows,
+                              .hashes = hashed ? a.hashes : NULL,
                               .caches = parts[0].cache ? a.caches : NULL};
-        result = run(g, parts, n, &batch, &a, spread, err);
+        result = run(g, parts, n, &batch, &a, err);
     }
     pass_arrays_free(&a);
     return result;

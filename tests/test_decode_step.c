@@ -181,7 +181,8 @@ static float *run_ops(struct step_case *c, struct kv_layer *layers, struct error
         of[i] = &caches[i];
     }
     of_cache = c;
-    struct batch batch = {c->n, c->n, c->n, c->ids, c->positions, c->rows, c->rows, of, &c->pages};
+    struct batch batch = {c->n,    c->n,    c->n, c->ids,    c->positions,
+                          c->rows, c->rows, of,   &c->pages, NULL};
     return forward(&c->t->model, c->t->generator.ws, &batch, NULL, err);
 }
 

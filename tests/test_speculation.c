@@ -1,7 +1,7 @@
 /*
  * test_speculation - drafts change no bit: random workloads with drafters of all kinds, good ones
  * and bad ones, give each request the ids and the fingerprint that it has alone and without drafts.
- * SAMEBITS_WORKLOADS=N: so many workloads.
+ * SAMEBITS_WORKLOADS=N: so many workloads; SAMEBITS_SEED=S: others.
  */
 #include "scheduler/draft.h"
 #include "scheduler/kv_contiguous.h"
@@ -50,7 +50,8 @@ enum kind { NGRAMS, SAME_MODEL, OTHER_MODEL, ANYTHING, N_KINDS };
 static void workloads(enum kind kind) {
     static struct drafter anything = {.propose = propose_anything, .free = free_nothing};
     struct run_counts counts = {0};
-    struct random r = {41 + (uint64_t)kind};
+    const char *seed = getenv("SAMEBITS_SEED");
+    struct random r = {41 + (uint64_t)kind + 1000 * (uint64_t)(seed ? atoi(seed) : 0)};
     for (int i = 0; i < n_workloads() / N_KINDS; i++) {
         struct tiny_model model, other;
         struct error err;

@@ -62,8 +62,8 @@ static void pass(struct subject *s, int n_sequences, int first, int n) {
         indptr[i / n + 1] = i + 1;
         last[i / n] = i;
     }
-    struct batch batch = {n_sequences * n, n_sequences, n_sequences, ids, positions,
-                          indptr,          last,        s->caches,   NULL};
+    struct batch batch = {n_sequences * n, n_sequences, n_sequences, ids,  positions,
+                          indptr,          last,        s->caches,   NULL, NULL};
     if (!forward(&s->model, s->ws, &batch, NULL, &err) ||
         forward_finish(&s->model, s->ws, &batch, greedy, drawn, &err))
         fail(err.text);
