@@ -260,12 +260,12 @@ static void receipts_come_with_answers(void **state) {
     unlink(path);
 }
 
-/* Texts to be scored, one of them longer than the budget of a pass. */
+/* Texts to be scored, two of them longer than the budget of a pass. */
+#define REPEATED "The capital of France is Paris. The capital of France is Rome. "
 static const char *const texts[] = {
     "Once upon a time, there was a little robot named Bolt.", "a",
-    "The capital of France is Paris. The capital of France is Rome. The capital of France is "
-    "Paris. The capital of France is Rome. The capital of France is Paris.",
-    "x = 1; y = 2; z = 3;"};
+    REPEATED REPEATED REPEATED REPEATED, /* n-grams propose what does not follow */
+    "x = 1; <|im_end|> y = 2;"};         /* a stop token, too */
 enum { N_TEXTS = sizeof texts / sizeof *texts };
 
 /* What --score says of each. */

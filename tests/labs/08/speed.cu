@@ -27,6 +27,7 @@ static void measure(int n, int length, const char *name, int version) {
     double once = seconds(1, attend_one);
     int burst = (int)fmin(4 + most_seconds / REPEATS / 4 / once, (double)r.plans.size());
     double s = graph_seconds(burst, attend_one);
+    attend_one(0); /* the same batch in every version */
     double tbs = (double)r.positions * KV_HEADS * 2 * (2 * DIM + 1) / s / 1e12;
     printf("%2d x %d %10.1f us %7.3f TB/s %5.1f %% of reading  %016llx  %s %d\n", n, length,
            s * 1e6, tbs, tbs / read_tbs * 100, (unsigned long long)hash_of(&r), name, version);
