@@ -45,11 +45,25 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
     return half_fma(a >> 16, b >> 16, c >> 16) << 16 | half_fma(a, b, c);
 }
 
-/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
- * the half with the larger upper byte, where the bits of the signs are 0 in both. */
+/* Two numbers as fp16, each rounded to the nearest: the lower half, and the upper one. */
+static inline uint32_t halves_of_floats(float low, float high) {
+    return half_of_float(high) << 16 | half_of_float(low);
+}
+
+/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
     return high | low;
+}
+
+/* Of each half, an unsigned number: the largest of three, and the larger of a + b and c. */
+static inline uint32_t largest_halves(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t high = max(max(a >> 16, b >> 16), c >> 16);
+    return high << 16 | max(max(a & 0xffff, b & 0xffff), c & 0xffff);
+}
+
+static inline uint32_t larger_sum_of_halves(uint32_t a, uint32_t b, uint32_t c) {
+    return largest_halves((a & 0xffff0000) + (b & 0xffff0000) + ((a + b) & 0xffff), c, c);
 }
 
 #else
@@ -68,9 +82,18 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
     return d;
 }
 
-/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Of fp8:
- * the half with the larger upper byte, where the bits of the signs are 0 in both: so, they are
- * finite numbers of bf16. Compute capability 8.0 and later. */
+/* Two numbers as fp16, each rounded to the nearest: the lower half, and the upper one. Compute
+ * capability 8.0 and later. */
+static __device__ __forceinline__ uint32_t halves_of_floats(float low, float high) {
+    uint32_t halves = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+#endif
+    return halves;
+}
+
+/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Compute
+ * capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;
@@ -80,11 +103,19 @@ static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_
             : "=r"(larger)
             : "r"(a), "r"(b));
     else
-        asm("max.NaN.bf16x2 %0, %1, %2;"
-            : "=r"(larger)
-            : "r"(a), "r"(TYPE == KV_BF16 ? b & 0x7fff7fffu : b));
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b & 0x7fff7fffu));
 #endif
     return larger;
+}
+
+/* Of each half, an unsigned number: the largest of three, and the larger of a + b and c. */
+static __device__ __forceinline__ uint32_t largest_halves(uint32_t a, uint32_t b, uint32_t c) {
+    return __vimax3_u16x2(a, b, c);
+}
+
+static __device__ __forceinline__ uint32_t larger_sum_of_halves(uint32_t a, uint32_t b,
+                                                                uint32_t c) {
+    return __viaddmax_u16x2(a, b, c);
 }
 
 #endif

@@ -5,7 +5,7 @@
 #ifndef SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 #define SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 
-#include "gpu/fast/decode/tile.h"
+#include "gpu/fast/decode/softmax.h"
 
 enum {
     EARLY_TILES = 6 /* of a share: up to these it pays to start before the previous kernel ends */
@@ -84,12 +84,15 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
                                        c * size::CHUNK);
         chunks->step();
     }
-    tell_largest<size>(scores, rows);
+    put_largest_score<size>(scores, rows);
     struct softmax softmax;
-    struct value_sums<size> sums[size::SHARE] = {};
+    struct value_sums<size> sums[size::SHARE];
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        clear(&sums[i]);
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
-        chunks->wait(); /* the first time, all have told their largest score, too */
+        chunks->wait(); /* the first time, all largest scores are there, too */
         chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
         if (c == 0) {
             if constexpr (size::SNAPPED) {
@@ -109,8 +112,7 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        add_chunk<size>(sums, chunks->chunk(), mem, mem->v_scales + set * TILE, c * size::CHUNK,
-                        n - c * size::CHUNK);
+        add_chunk<size>(sums, chunks->chunk(), mem, set, c * size::CHUNK, n - c * size::CHUNK);
         chunks->step();
     }
     bool sees = VARIANT ? softmax.sees : visible > 0;
@@ -208,7 +210,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         let_next_kernel_start(); /* all before this one have ended */
     if (a.head_dim < size::DIM)
         clear_padding<size>(mem.ring, a.head_dim);
-    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
+    for (int i = (int)threadIdx.x; i < size::WEIGHT_BYTES; i += size::THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct merged_tiles<size> s;

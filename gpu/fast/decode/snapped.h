@@ -1,30 +1,15 @@
 /*
  * snapped.h - for gpu/fast/decode/decode.cu: floats of 8 and 16 bits, whose rows are snapped when
- * they are read.
+ * they are read. 16-bit floats become mantissas here, fp8 numbers digits in planes.h.
  *
- * A row's exponent depends on its largest number. Of a key, the four lanes that have it find that
- * with one more look at shared memory. Of values, all exponents of a tile are needed before the
- * first weight, so all chunks of values must have come; each thread looks at its own positions.
- *
- * A mantissa is the element times 2^(15-e), rounded. 16-bit floats: in float32, by adding a number
- * whose last bit is 1 (num_mantissa). Fp8 is read as fast as bfp16 only if two elements go through
- * one instruction, so it is rounded in fp16:
- *
- *     fp16:        y = x * 2^(15-e) + 1536
- *     tensor core: y * 1 + (12582912 - 1536)       float32; the lower 16 bits are the mantissa
- *
- * Both are exact but for the rounding that is wanted. fp16 numbers from 1024 to 2047 have 1 as
- * their last bit, so where a mantissa m is less than 512, y is rounded to a whole number. A larger
- * m is whole already: fp8 numbers have 4 bits at most, so m is a multiple of 64 from 512 on, of 128
- * from 1024 on and so on, and so is 1536 + m, or of 512; fp16 holds it. The tensor core multiplies
- * by the identity matrix and adds: it turns four fp16 numbers of each lane into float32, in place,
- * which would take four instructions, and four for the addition. (All is in units of 2^-16, for
- * fp16 to hold 2^(15-e) of any row.)
+ * A row's exponent depends on its largest number. Of a key, the four lanes that have it find that.
+ * Of values, all exponents of a tile are needed before the first weight, so all chunks of values
+ * must have come; each thread looks at its own positions.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_SNAPPED_H
 #define SAMEBITS_GPU_FAST_DECODE_SNAPPED_H
 
-#include "gpu/fast/decode/decode.h"
+#include "gpu/fast/decode/loads.h"
 #include "gpu/ptx/halves.h"
 
 /* ---- exponents --------------------------------------------------------------------------------
@@ -43,47 +28,58 @@ template <enum kv_type TYPE> static __device__ __forceinline__ float number_of(u
     }
 }
 
-/* Notes the magnitudes of the elements of a register: `largest` has two halves, in the larger of
- * which is in the end that of all; of bytes in its upper byte. What is not finite is above
- * everything. */
+/* Notes the magnitudes of the elements of two registers: `largest` has two halves, in the larger of
+ * which is in the end that of all; of bytes in its upper 7 bits, where that of a byte comes with the
+ * sign shifted out and other bits behind it. What is not finite is above everything. */
 template <enum kv_type TYPE>
-static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t elements) {
-    if (bytes_of<TYPE>::value == 1) {
-        elements &= 0x7f7f7f7fu;
-        *largest = larger_magnitudes<TYPE>(*largest, __byte_perm(elements, 0, 0x2104));
+static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t a, uint32_t b) {
+    if constexpr (bytes_of<TYPE>::value == 1) {
+        *largest = larger_sum_of_halves(a, a, *largest);
+        *largest = larger_sum_of_halves(b, b, *largest);
+        *largest = largest_halves(*largest, a << 9, b << 9);
+    } else {
+        *largest = larger_magnitudes<TYPE>(*largest, a);
+        *largest = larger_magnitudes<TYPE>(*largest, b);
     }
-    *largest = larger_magnitudes<TYPE>(*largest, elements);
 }
 
 /* The exponent of a row of which that was noted; more than BFP_MAX_EXPONENT: it cannot be read. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
-    uint32_t magnitude = max(largest & 0x7fff, largest >> 16 & 0x7fff);
-    magnitude = bytes_of<TYPE>::value == 1 ? magnitude >> 8 : magnitude;
+    uint32_t magnitude = max(largest & 0xffff, largest >> 16);
+    magnitude = bytes_of<TYPE>::value == 1 ? magnitude >> 9 : magnitude;
     return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
 }
 
-/* Of the keys that this warp multiplies, 8 of each part: the exponent of key lane / 4. */
+/* The exponent of a key, of which each of the four lanes that have it has noted a part. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ int exponent_of_key(uint32_t largest) {
+    UNROLL
+    for (int step = 1; step < 4; step *= 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
+        largest = bytes_of<TYPE>::value == 1 ? largest_halves(largest, other, other)
+                                             : larger_magnitudes<TYPE>(largest, other);
+    }
+    return exponent_of_largest<TYPE>(largest);
+}
+
+/* Of the keys of 16-bit floats that this warp multiplies, 8 of each part: the exponent of key
+ * lane / 4. */
 template <class size, int N>
 static __device__ __forceinline__ void find_key_exponents(int exponents[N],
                                                           const unsigned char *keys) {
-    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
     for (int i = 0; i < N; i++) {
         uint32_t largest = 0;
         UNROLL
         for (int k = 0; k < size::COLUMNS; k += 4) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
+            load_keys<size>(m, keys, i, k);
             UNROLL
-            for (int j = 0; j < 4; j++)
-                note_magnitudes<size::TYPE>(&largest, m[j]);
+            for (int j = 0; j < 4; j += 2)
+                note_magnitudes<size::TYPE>(&largest, m[j], m[j + 1]);
         }
-        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        exponents[i] = exponent_of_largest<size::TYPE>(largest);
+        exponents[i] = exponent_of_key<size::TYPE>(largest);
     }
 }
 
@@ -92,13 +88,28 @@ static __device__ __forceinline__ float unit_of_key(int e) {
     return e > BFP_MAX_EXPONENT ? NAN : num_pow2f(e) * 0x1p-30f;
 }
 
-/* What elements of a row are multiplied by: 2^(15-e) as float32, or, fp8, 2^(-1-e) twice as fp16.
- * Any finite number where all elements are 0, or where the row cannot be read. */
-template <enum kv_type TYPE> static __device__ __forceinline__ uint32_t scale_of(int e) {
-    if constexpr (bytes_of<TYPE>::value == 2)
-        return num_bits(num_pow2f(15 - min(e, BFP_MAX_EXPONENT)));
-    e = max(e, -15);
-    return halves_of(e <= 13 ? (uint32_t)(14 - e) << 10 : 0x400u >> min(e - 13, 10));
+/* What elements of a row of 16-bit floats are multiplied by: 2^(15-e). Any finite number where the
+ * row cannot be read. */
+static __device__ __forceinline__ uint32_t scale_of(int e) {
+    return num_bits(num_pow2f(15 - min(e, BFP_MAX_EXPONENT)));
+}
+
+/* What elements of a row of fp8 are multiplied by: 2^(-9-e), as fp16, twice. Any finite number
+ * where all elements are 0, or where the row cannot be read. Fp16 has no 2^-25, for the largest
+ * rows of e5m2: they are halved before. */
+enum { MOST_EXPONENT = 15 };
+
+static __device__ __forceinline__ uint32_t half_scale_of(int e) {
+    float scale = num_pow2f(-9 - max(-15, min(e, (int)MOST_EXPONENT)));
+    return halves_of_floats(scale, scale);
+}
+
+/* Four numbers of a row of e5m2 with the exponent e, half as large if it is too large. What has no
+ * half is far too small for a mantissa of such a row. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ uint32_t halve_if_too_large(uint32_t bytes, int e) {
+    uint32_t normal = ((bytes & 0x7c7c7c7cu) + 0x7c7c7c7cu) & 0x80808080u;
+    return TYPE == KV_E5M2 && e > MOST_EXPONENT ? bytes - (normal >> 5) : bytes;
 }
 
 /* The units and scales of this thread's values of a tile, of n, whose chunks have all come. Values
@@ -115,18 +126,22 @@ static __device__ __forceinline__ void find_value_units(const struct loader<size
             UNROLL
             for (int i = 0; i < size::COLUMNS; i++) {
                 uint4 x = *(const uint4 *)(from + 16 * column_in_row<size>(row, i));
-                note_magnitudes<size::TYPE>(&largest, x.x);
-                note_magnitudes<size::TYPE>(&largest, x.y);
-                note_magnitudes<size::TYPE>(&largest, x.z);
-                note_magnitudes<size::TYPE>(&largest, x.w);
+                note_magnitudes<size::TYPE>(&largest, x.x, x.y);
+                note_magnitudes<size::TYPE>(&largest, x.z, x.w);
             }
         }
         int e = exponent_of_largest<size::TYPE>(largest);
         bool bad = e > BFP_MAX_EXPONENT;
         chunks->memory.v_units[set * TILE + j] = bad ? num_bits(NAN) : (uint32_t)(e + 127) << 23;
-        chunks->memory.v_scales[set * TILE + j] = scale_of<size::TYPE>(e);
-        for (int i = 0; i < size::COLUMNS && bad; i++)
-            *(uint4 *)(from + 16 * i) = make_uint4(0, 0, 0, 0);
+        if constexpr (size::FP8)
+            ((uint16_t *)chunks->memory.v_scales)[set * TILE + j] = (uint16_t)half_scale_of(e);
+        else
+            ((uint32_t *)chunks->memory.v_scales)[set * TILE + j] = scale_of(e);
+        bool too_large = bad || (size::TYPE == KV_E5M2 && e > MOST_EXPONENT);
+        for (int i = 0; i < size::ROW_BYTES && too_large; i += 4) {
+            uint32_t *x = (uint32_t *)(from + i);
+            *x = bad ? 0 : halve_if_too_large<size::TYPE>(*x, e);
+        }
     }
 }
 
@@ -141,52 +156,6 @@ static __device__ __forceinline__ uint32_t snap_two(uint32_t elements, uint32_t 
     float first = fmaf(number_of<TYPE>(elements & 0xffff), num_float(first_scale), shift);
     float second = fmaf(number_of<TYPE>(elements >> 16), num_float(second_scale), shift);
     return __byte_perm(num_bits(first), num_bits(second), 0x5410);
-}
-
-/* The identity matrix as the second operand of mma_f16_half. */
-static __device__ __forceinline__ uint32_t identity_matrix(void) {
-    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    return g / 2 != t ? 0 : g % 2 ? 0x3c000000u : 0x3c00u;
-}
-
-/* Four elements of 8 bits as mantissas, each in the lower half of its word; the first two are of a
- * row with the first scale. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ void snap_four(uint32_t mantissas[4], uint32_t elements,
-                                                 uint32_t first_scale, uint32_t second_scale) {
-    const uint32_t shift = halves_of(0x2600); /* 1536 * 2^-16 */
-    const float rest = (12582912.0f - 1536.0f) * 0x1p-16f;
-    uint32_t x[2];
-    halves_of_fp8<TYPE>(x, elements);
-    x[0] = halves_fma(x[0], first_scale, shift);
-    x[1] = halves_fma(x[1], second_scale, shift);
-    const float rests[4] = {rest, rest, rest, rest};
-    float sums[4];
-    mma_f16_half(sums, x, identity_matrix(), rests);
-    UNROLL
-    for (int i = 0; i < 4; i++)
-        mantissas[i] = num_bits(sums[i]);
-}
-
-/* Four neighbouring elements of a key: the mantissas of the first two, and of the others. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ void snap_key_bytes(uint32_t pairs[2], uint32_t elements,
-                                                      uint32_t scale) {
-    uint32_t m[4];
-    snap_four<TYPE>(m, elements, scale, scale);
-    pairs[0] = __byte_perm(m[0], m[1], 0x5410);
-    pairs[1] = __byte_perm(m[2], m[3], 0x5410);
-}
-
-/* Two dimensions of a value, then of the next one: the mantissas of both values in the even
- * dimension, and in the odd one. scales: of both values. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ void snap_value_bytes(uint32_t *even, uint32_t *odd,
-                                                        uint32_t elements, uint2 scales) {
-    uint32_t m[4];
-    snap_four<TYPE>(m, elements, scales.x, scales.y);
-    *even = __byte_perm(m[0], m[2], 0x5410);
-    *odd = __byte_perm(m[1], m[3], 0x5410);
 }
 
 #endif

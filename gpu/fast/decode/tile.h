@@ -1,12 +1,11 @@
 /*
- * tile.h - for gpu/fast/decode/decode.cu: the arithmetic of a tile. Queries as digits, scores,
- * the softmax, weighted sums of values.
+ * tile.h - for gpu/fast/decode/decode.cu: the products of a tile. Queries as digits, scores,
+ * weighted sums of values.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_TILE_H
 #define SAMEBITS_GPU_FAST_DECODE_TILE_H
 
-#include "gpu/fast/decode/decode.h"
-#include "gpu/fast/decode/snapped.h"
+#include "gpu/fast/decode/planes.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
  */
@@ -61,6 +60,11 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         UNROLL
         for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
+            if constexpr (size::FP8) {
+                int place = place_of_digit(row, half_summand_of(lane + 32 * i));
+                put_half_digits((uint16_t *)mem->query + place, (float)mantissa);
+                continue;
+            }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
              * j of the third; low digits are in the second and fourth. */
             int summand = size::BYTES == 1 ? lane : summand_of(lane);
@@ -123,16 +127,20 @@ static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], in
     return sums[j] * 256 + sums[2 + j];
 }
 
-/* Sums over a column of values. Floats of 8 bits: [0] of its even dimensions, [1] of its odd ones.
- */
-template <class size> struct value_sums {
-    struct digit_sums of[size::SNAPPED && size::BYTES == 1 ? 2 : 1];
+/* Sums of products of mantissas with elements of the cache. */
+template <class size> struct sums_of {
+    typedef typename std::conditional<size::FP8, struct plane_sums, struct digit_sums>::type type;
 };
 
-/* The sum of the products of row g with key 2 t + j, in units of 256. */
-template <class size>
-static __device__ __forceinline__ int32_t dot_of_key(const struct digit_sums *s, int j) {
-    return size::TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
+/* Sums over a column of values. fp8: [0] of its even dimensions, [1] of its odd ones. */
+template <class size> struct value_sums {
+    typename sums_of<size>::type of[size::FP8 ? 2 : 1];
+};
+
+template <class size> static __device__ __forceinline__ void clear(struct value_sums<size> *s) {
+    clear(&s->of[0]);
+    if (size::FP8)
+        clear(&s->of[size::FP8]);
 }
 
 /* ---- a tile -----------------------------------------------------------------------------------
@@ -148,40 +156,35 @@ template <enum kv_type TYPE, bool VARIANT> struct hidden {
     }
 };
 
-/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
- * of keys that are snapped now, scale_of key lane / 4 of each part. */
+/* The products of the rows with keys, mantissas or 16-bit floats: the chunk's positions of this
+ * warp, 8 of each part. exponents: of keys lane / 4, if they are snapped now. */
 template <class size, int N>
 static __device__ __forceinline__ void
-multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
-              const uint32_t scales[N]) {
-    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
+multiply_keys(struct digit_sums sums[N], int exponents[N], const unsigned char *keys,
+              const struct decode_memory *mem) {
+    uint32_t scales[N];
+    if constexpr (size::SNAPPED)
+        find_key_exponents<size, N>(exponents, keys);
     UNROLL
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
+        scales[i] = scale_of(exponents[i]);
         clear(&sums[i]);
+    }
     UNROLL
     for (int k = 0; k < size::COLUMNS; k += 4) {
         const int AT_ONCE = 2 / size::BYTES; /* times 32 elements in four columns */
         uint32_t digits[AT_ONCE][4];
         UNROLL
         for (int j = 0; j < AT_ONCE; j++)
-            *(uint4 *)digits[j] = ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + lane];
+            *(uint4 *)digits[j] =
+                ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + threadIdx.x % 32];
         UNROLL
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
+            load_keys<size>(m, keys, i, k);
             if constexpr (size::TYPE == KV_BFP8) {
                 mma_s8_s8(sums[i].low, digits[0], m);
                 mma_s8_s8(sums[i].low, digits[1], m + 2);
-            } else if constexpr (size::BYTES == 1) {
-                UNROLL
-                for (int j = 0; j < AT_ONCE; j++) {
-                    uint32_t pairs[4];
-                    snap_key_bytes<size::TYPE>(pairs, m[2 * j], scales[i]);
-                    snap_key_bytes<size::TYPE>(pairs + 2, m[2 * j + 1], scales[i]);
-                    multiply<size::TYPE>(&sums[i], digits[j], pairs);
-                }
             } else {
                 UNROLL
                 for (int j = 0; j < 4 && size::SNAPPED; j++)
@@ -192,21 +195,29 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
     }
 }
 
+/* The sum of the products of row g with key 2 t + j, in units of 256. */
+template <class size>
+static __device__ __forceinline__ int32_t dot_of_key(const typename sums_of<size>::type *s, int j) {
+    if constexpr (size::TYPE == KV_BFP8)
+        return dot_of_bytes(s->low, j);
+    else
+        return dot_of(s, j);
+}
+
 /* What the scores of a tile depend on, of the row that a lane has. */
 struct row_of_lane {
     int row;
     struct row_view view;
 };
 
-/* The score of a product at position p, but for the query's unit unless the variant changes
- * scores. */
+/* The score of a product at position p, which is before `end` if `exists`, but for the query's unit
+ * unless the variant changes scores. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ float
-score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
+score_of(float dot, float k_unit, int p, bool sees, const struct row_of_lane *at,
          const struct attention_variant *variant, const struct row_states *rows) {
     const struct row_view *view = &at->view;
     float score = num_score(dot, k_unit);
-    bool sees = p < view->end;
     if (VARIANT) {
         sees = sees && p >= view->first &&
                attention_shows(variant, view->mask, view->i, p, view->length);
@@ -215,7 +226,7 @@ score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
                                     p, view->slope);
     }
     if (VARIANT || size::SNAPPED)
-        score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
+        score = fminf(score, INFINITY); /* a NaN is a fault, too, and not hidden */
     return sees ? score : hidden<size::TYPE, VARIANT>::score();
 }
 
@@ -227,216 +238,85 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             const float *units, const struct row_states *rows, const struct row_of_lane *at,
             const struct attention_variant *variant, int tile, int first) {
     const int N = size::CHUNK / size::PART;
-    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    struct digit_sums sums[N];
+    int position = (int)(threadIdx.x / 32) * 8 + (int)threadIdx.x % 4 * 2; /* of part 0 */
+    int end = at->view.end - tile - position;
+    typename sums_of<size>::type sums[N];
     int exponents[N] = {};
-    uint32_t scales[N] = {};
-    if constexpr (size::SNAPPED) {
-        find_key_exponents<size, N>(exponents, keys);
-        UNROLL
-        for (int i = 0; i < N; i++)
-            scales[i] = scale_of<size::TYPE>(exponents[i]);
-    }
-    multiply_keys<size, N>(sums, keys, mem, scales);
+    if constexpr (size::FP8)
+        multiply_fp8_keys<size, N>(sums, exponents, keys, mem);
+    else
+        multiply_keys<size, N>(sums, exponents, keys, mem);
     UNROLL
     for (int i = 0; i < N; i++) {
-        int position = first + i * size::PART + begin + lane % 4 * 2;
+        int begin = first + i * size::PART;
+        float own_unit = unit_of_key(exponents[i]);
         float2 unit = make_float2(0, 0);
         if (!size::SNAPPED)
-            unit = *(const float2 *)(units + position);
+            unit = *(const float2 *)(units + begin + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
             float k_unit = j ? unit.y : unit.x;
             if (size::SNAPPED)
-                k_unit =
-                    unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
+                k_unit = __shfl_sync(0xffffffffu, own_unit, 4 * ((int)threadIdx.x % 4 * 2 + j));
             s[2 * i + j] = score_of<size, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
-                                                   tile + position + j, at, variant, rows);
+                                                   tile + begin + position + j, begin + j < end, at,
+                                                   variant, rows);
         }
     }
-}
-
-/*
- * The softmax of a tile. Its scores stay where the products leave them: a lane has those of row g
- * at two positions of each part, s[2 i] and s[2 i + 1]. What a row needs of all warps goes through
- * shared memory: the largest score, then the sum and the largest weight.
- *
- * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
- * their own and take half of the positions of row g - 4.
- */
-struct softmax {
-    int row;              /* whose scores this lane has */
-    int first_part, n;    /* of the n scores */
-    bool halves, sees;    /* sees: the row something of the tile */
-    float tile_m, tile_l; /* of that row */
-    float unit;           /* of its weighted values */
-};
-
-/* Tells the other warps the largest score. */
-template <class size>
-static __device__ __forceinline__ void tell_largest(const float s[], struct row_states *rows) {
-    float m = s[0];
-    UNROLL
-    for (int i = 1; i < size::SCORES; i++)
-        m = fmaxf(m, s[i]);
-    UNROLL
-    for (int step = 1; step < 4; step *= 2)
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
-    if (is_first_of_row())
-        rows->largest_score[row_of_lane()][threadIdx.x / 32] = m;
-}
-
-/* Scores become weights, as far as without the others' sums. visible: positions of the tile that
- * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. */
-template <class size, bool VARIANT>
-static __device__ __forceinline__ void
-weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
-      const struct attention_variant *variant, struct row_states *rows) {
-    const int N = size::SCORES;
-    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = n_rows <= ROWS / 2;
-    x->row = row_of_lane();
-    x->first_part = 0;
-    x->n = N;
-    if (x->halves) {
-        x->row %= ROWS / 2;
-        x->n = N / 2;
-        UNROLL
-        for (int i = 0; i < N / 2; i++) {
-            float other = __shfl_xor_sync(0xffffffffu, s[N / 2 + i], 16);
-            s[i] = lane < 16 ? s[i] : other;
-        }
-        visible = __shfl_sync(0xffffffffu, visible, lane % 16);
-        x->first_part = lane < 16 ? 0 : size::PARTS / 2;
-    }
-    const float4 *largest = (const float4 *)rows->largest_score[x->row];
-    float m = NAN; /* of which fmaxf takes the other: hidden scores may be NaNs */
-    UNROLL
-    for (int i = 0; i < size::WARPS / 4; i++)
-        m = fmaxf(m, fmaxf(fmaxf(largest[i].x, largest[i].y), fmaxf(largest[i].z, largest[i].w)));
-    bool sees = VARIANT ? m == m : visible > 0;
-    struct num_score_unit unit = rows->unit[x->row];
-    if (VARIANT)
-        unit = attention_score_unit(variant, unit);
-    x->tile_m = num_tile_max(m, unit);
-    bool bad = sees && num_magnitude(x->tile_m) >= 0x7f800000u; /* float cannot hold it */
-    struct num_window window = num_window_of(m, unit.binary);
-    uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
-    float heaviest = 0;
-    const uint32_t *value_units =
-        units_of_values + x->first_part * size::PART + warp * 8 + lane % 4 * 2;
-    UNROLL
-    for (int half = 0; half < N; half += N / 2) {
-        if (half >= x->n)
-            break;
-        UNROLL
-        for (int i = half; i < half + N / 2; i++) {
-            bool hides = s[i] != s[i];
-            float p = num_probability(s[i], window);
-            units += num_probability_units(p);
-            /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-            s[i] = p * num_float(value_units[i / 2 * size::PART + i % 2]);
-            if constexpr (size::SNAPPED) {
-                s[i] = hides ? 0 : s[i];
-                largest_bits = max(largest_bits, num_bits(s[i]));
-            } else {
-                heaviest = fmaxf(heaviest, s[i]);
-            }
-        }
-    }
-    if (size::SNAPPED)
-        heaviest = num_float(min(largest_bits, 0x7f800000u));
-    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
-        units += __shfl_xor_sync(0xffffffffu, units, step);
-        heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
-    }
-    if (is_first_of_row() && row_of_lane() == x->row) /* one lane for all of them */
-        rows->units_and_weight[x->row][warp] =
-            make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
-    x->sees = sees;
-}
-
-/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
- * snapped. */
-template <class size>
-static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
-                                                    const struct decode_memory *mem,
-                                                    const struct row_states *rows) {
-    const int N = size::SCORES;
-    int warp = (int)(threadIdx.x / 32);
-    const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
-    uint32_t units = 0, largest = 0;
-    UNROLL
-    for (int i = 0; i < size::WARPS / 2; i++) {
-        uint4 two = of_warps[i];
-        units += two.x + two.z;
-        largest = max(largest, max(two.y, two.w));
-    }
-    int e = num_row_exponent(largest);
-    bool bad = e > BFP_MAX_EXPONENT;
-    e = bad ? BFP_MIN_EXPONENT : e;
-    float scale = bad ? 0 : num_pow2f(15 - e);
-    int position = x->first_part * size::PART + warp * 8 + (int)(threadIdx.x % 4) * 2;
-    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
-    UNROLL
-    for (int half = 0; half < N; half += N / 2) {
-        if (half >= x->n)
-            break;
-        UNROLL
-        for (int i = half; i < half + N / 2; i += 2) {
-            int8_t *high = to + i / 2 * size::PART;
-            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
-                           num_mantissa(s[i + 1], scale));
-        }
-    }
-    x->tile_l = (float)units * 0x1p-23f;
-    x->unit = num_pow2f(e - 22);
-    return !bad;
 }
 
 /* The products of the weights of 32 positions with a column of their values, as ldmatrix gives them
  * on their side. scales: of the positions 2 t and 2 t + 1 of each 8, if they are snapped. */
 template <class size>
-static __device__ __forceinline__ void multiply_values(struct value_sums<size> *s,
-                                                       const uint32_t weights[4],
-                                                       const uint32_t m[4], const uint2 scales[4]) {
-    if constexpr (!size::SNAPPED) {
-        multiply<size::TYPE>(&s->of[0], weights, m);
-    } else if constexpr (size::BYTES == 1) {
-        uint32_t even[4], odd[4];
+static __device__ __forceinline__ void multiply_values(struct digit_sums *s,
+                                                       const uint32_t weights[4], uint32_t m[4],
+                                                       const uint2 scales[4]) {
+    UNROLL
+    for (int j = 0; j < 4 && size::SNAPPED; j++)
+        m[j] = snap_two<size::TYPE>(m[j], scales[j].x, scales[j].y);
+    multiply<size::TYPE>(s, weights, m);
+}
+
+/* What the products of 32 positions need beside their values: digits of weights, and scales. */
+template <class size> struct value_factors {
+    alignas(16) uint32_t weights[size::FP8 ? 2 : 1][4];
+    typename std::conditional<size::FP8, uint32_t, uint2>::type scales[4];
+};
+
+template <class size>
+static __device__ __forceinline__ void load_factors(struct value_factors<size> *f,
+                                                    const struct decode_memory *mem, int set,
+                                                    int first) {
+    int lane = (int)(threadIdx.x % 32);
+    int at = set * TILE + first + lane % 4 * 2;
+    if constexpr (size::FP8) {
+        UNROLL
+        for (int j = 0; j < 2; j++)
+            *(uint4 *)f->weights[j] = ((const uint4 *)mem->weights)[(first / 16 + j) * 32 + lane];
         UNROLL
         for (int j = 0; j < 4; j++)
-            snap_value_bytes<size::TYPE>(&even[j], &odd[j], m[j], scales[j]);
-        multiply<size::TYPE>(&s->of[0], weights, even);
-        multiply<size::TYPE>(&s->of[1], weights, odd);
+            f->scales[j] = *(const uint32_t *)((const uint16_t *)mem->v_scales + at + 8 * j);
     } else {
-        uint32_t snapped[4];
+        load_digits(f->weights[0], mem->weights + lane / 4 * size::WEIGHT_ROW + first + lane % 4 * 4,
+                    ROWS * size::WEIGHT_ROW);
         UNROLL
-        for (int j = 0; j < 4; j++)
-            snapped[j] = snap_two<size::TYPE>(m[j], scales[j].x, scales[j].y);
-        multiply<size::TYPE>(&s->of[0], weights, snapped);
+        for (int j = 0; j < 4 && size::SNAPPED; j++)
+            f->scales[j] = *(const uint2 *)((const uint32_t *)mem->v_scales + at + 8 * j);
     }
 }
 
-/* Adds the products of a chunk's weights and values, of n positions. scales: of the tile's values,
- * if they are snapped. */
+/* Adds the products of a chunk's weights and values, of n positions. */
 template <class size>
 static __device__ __forceinline__ void
 add_chunk(struct value_sums<size> sums[], const unsigned char *values,
-          const struct decode_memory *mem, const uint32_t *scales, int first, int n) {
+          const struct decode_memory *mem, int set, int first, int n) {
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
-        uint32_t weights[4];
         if (k >= n)
             break;
-        load_digits(weights,
-                    mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
-                    ROWS * size::WEIGHT_BYTES);
-        uint2 scale[4];
-        UNROLL
-        for (int j = 0; j < 4 && size::SNAPPED; j++)
-            scale[j] = *(const uint2 *)(scales + first + k + 8 * j + lane % 4 * 2);
+        struct value_factors<size> f;
+        load_factors(&f, mem, set, first + k);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
@@ -444,7 +324,10 @@ add_chunk(struct value_sums<size> sums[], const unsigned char *values,
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size>(lane, column_of_warp<size>(i)));
-            multiply_values<size>(&sums[i], weights, m, scale);
+            if constexpr (size::FP8)
+                multiply_fp8_values<size>(sums[i].of, f.weights, m, f.scales);
+            else
+                multiply_values<size>(&sums[i].of[0], f.weights[0], m, f.scales);
         }
     }
 }
@@ -455,7 +338,7 @@ static __device__ __forceinline__ float weighted_value(const struct value_sums<s
                                                        float unit) {
     if constexpr (size::BYTES == 2)
         return (float)dot_of(&s->of[0], j) * unit;
-    else if constexpr (size::SNAPPED)
+    else if constexpr (size::FP8)
         return (float)dot_of(&s->of[j % 2], j / 2) * unit;
     else
         return (float)dot_of_bytes(j % 2 ? s->of[0].high : s->of[0].low, j / 2) * unit;

@@ -1,0 +1,187 @@
+/*
+ * planes.h - for gpu/fast/decode/decode.cu: products with fp8 numbers on fp16 tensor cores.
+ *
+ * A mantissa is the element times 2^(15-e), rounded. An fp8 number has 4 bits at most, so fp16
+ * holds its mantissa, but a sum of such products is too long for float32. So a mantissa is cut in
+ * two, 256 high + low, and so are the digits that it is multiplied by. For two elements x with
+ * scale = 2^(-9-e), that takes three instructions:
+ *
+ *     fp16:  shifted = x * scale + 1536 * 2^-16    whose last bit is 2^-16: high is rounded
+ *            -high   = 1536 * 2^-16 - shifted      a multiple of 2^-16, at most 2^-9
+ *            low     = x * scale - high            at most 2^-17
+ *
+ * The last bit of fp16 numbers below 2^-13 is 2^-24, so low is rounded as a mantissa is (its unit
+ * is 2^-24, and high is even). Where a number is larger than 2047 units it has no bits to round.
+ *
+ * 256 products of digits up to 128 are sums up to 2^22 units. A sum begins with 1.5 * 2^23 of
+ * them: then float32 rounds none, and the lower bits of the result are the integer.
+ */
+#ifndef SAMEBITS_GPU_FAST_DECODE_PLANES_H
+#define SAMEBITS_GPU_FAST_DECODE_PLANES_H
+
+#include "gpu/fast/decode/snapped.h"
+
+/* ---- sums -------------------------------------------------------------------------------------
+ */
+
+/* Sums of products of 8 rows' digits with 8 columns, of -high and of low. In each, [j] with the
+ * rows' high digits, [2 + j] with their low ones. */
+struct plane_sums {
+    float minus_high[4], low[4];
+};
+
+static const float first_high = 0x1.8p23f * 0x1p-16f, first_low = 0x1.8p23f * 0x1p-24f;
+
+static __device__ __forceinline__ void clear(struct plane_sums *s) {
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+        s->minus_high[j] = first_high;
+        s->low[j] = first_low;
+    }
+}
+
+/* The sum of the products of row g with column 2 t + j: in units of 256, rounded down. */
+static __device__ __forceinline__ int32_t dot_of(const struct plane_sums *s, int j) {
+    uint32_t first = num_bits(first_low) + (num_bits(first_low) >> 8) - num_bits(first_high) * 257;
+    uint32_t high = num_bits(s->minus_high[j]) * 256 + num_bits(s->minus_high[2 + j]);
+    return (int32_t)(num_bits(s->low[j]) + (num_bits(s->low[2 + j]) >> 8) - high - first);
+}
+
+/* Adds the products of digits `a` with 16 summands by 8 columns. */
+static __device__ __forceinline__ void multiply_planes(struct plane_sums *s, const uint32_t a[4],
+                                                       const uint32_t minus_high[2],
+                                                       const uint32_t low[2]) {
+    mma_f16(s->minus_high, a, minus_high);
+    mma_f16(s->low, a, low);
+}
+
+/* ---- elements ---------------------------------------------------------------------------------
+ */
+
+/* Cuts two elements, each with its scale. */
+static __device__ __forceinline__ void cut_two(uint32_t *minus_high, uint32_t *low, uint32_t x,
+                                               uint32_t scales) {
+    const uint32_t shift = halves_of(0x2600); /* 1536 * 2^-16 */
+    uint32_t shifted = halves_fma(x, scales, shift);
+    *minus_high = halves_fma(shifted, halves_of(0xbc00), shift);
+    *low = halves_fma(x, scales, *minus_high);
+}
+
+/* Cuts four neighbouring elements of a key: the column's 16 summands are in the order in which
+ * ldmatrix gives them. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void cut_key(uint32_t minus_high[2], uint32_t low[2],
+                                               uint32_t elements, uint32_t scales) {
+    uint32_t x[2];
+    halves_of_fp8<TYPE>(x, elements);
+    cut_two(&minus_high[0], &low[0], x[0], scales);
+    cut_two(&minus_high[1], &low[1], x[1], scales);
+}
+
+/* ---- digits of the other operand --------------------------------------------------------------
+ */
+
+/* Where the high digit of a summand of a row lies, as the first operands of mma_f16, in halves; the
+ * low one is two halves behind it. */
+static __device__ __forceinline__ int place_of_digit(int row, int summand) {
+    return (summand / 16 * 32 + 4 * row + summand % 8 / 2) * 8 + summand / 8 % 2 * 4 + summand % 2;
+}
+
+/* The summand that an element of a key is: mma_f16 counts as 2 t, 2 t + 1 and 8 + 2 t ... the four
+ * neighbours that ldmatrix gives to lane t of a quad. */
+static __device__ __forceinline__ int half_summand_of(int element) {
+    return element / 16 * 16 + element % 4 / 2 * 8 + element % 16 / 4 * 2 + element % 2;
+}
+
+/* The digits of a mantissa: 256 high + low. */
+struct two_digits {
+    float high, low;
+};
+
+static __device__ __forceinline__ struct two_digits digits_of(float mantissa) {
+    const float shift = 12582912.0f; /* leaves whole numbers */
+    float high = fmaf(mantissa, 0x1p-8f, shift) - shift;
+    return {high, fmaf(high, -256, mantissa)};
+}
+
+static __device__ __forceinline__ void put_half_digits(uint16_t *to, float mantissa) {
+    struct two_digits x = digits_of(mantissa);
+    uint32_t both = halves_of_floats(x.high, x.low);
+    to[0] = (uint16_t)both;
+    to[2] = (uint16_t)(both >> 16);
+}
+
+/* Digits of two neighbouring summands, of which `to` is the first one's place. */
+static __device__ __forceinline__ void put_two_half_digits(uint16_t *to, float first,
+                                                           float second) {
+    struct two_digits x = digits_of(first), y = digits_of(second);
+    *(uint2 *)to = make_uint2(halves_of_floats(x.high, y.high), halves_of_floats(x.low, y.low));
+}
+
+/* ---- keys and values --------------------------------------------------------------------------
+ */
+
+/* The products of the rows with keys, and the exponents of keys lane / 4: the chunk's positions of
+ * this warp, 8 of each part. */
+template <class size, int N>
+static __device__ __forceinline__ void multiply_fp8_keys(struct plane_sums sums[N],
+                                                         int exponents[N],
+                                                         const unsigned char *keys,
+                                                         const struct decode_memory *mem) {
+    alignas(16) uint32_t m[N][size::COLUMNS];
+    uint32_t scales[N];
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        uint32_t largest = 0;
+        UNROLL
+        for (int k = 0; k < size::COLUMNS; k += 4)
+            load_keys<size>(m[i] + k, keys, i, k);
+        UNROLL
+        for (int k = 0; k < size::COLUMNS; k += 2)
+            note_magnitudes<size::TYPE>(&largest, m[i][k], m[i][k + 1]);
+        exponents[i] = exponent_of_key<size::TYPE>(largest);
+        scales[i] = half_scale_of(exponents[i]);
+        if (size::TYPE == KV_E5M2 && exponents[i] > MOST_EXPONENT)
+            UNROLL
+        for (int k = 0; k < size::COLUMNS; k++)
+            m[i][k] = halve_if_too_large<size::TYPE>(m[i][k], exponents[i]);
+        clear(&sums[i]);
+    }
+    UNROLL
+    for (int k = 0; k < size::COLUMNS; k++) {
+        alignas(16) uint32_t digits[4];
+        *(uint4 *)digits = ((const uint4 *)mem->query)[32 * k + threadIdx.x % 32];
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            uint32_t minus_high[2], low[2];
+            cut_key<size::TYPE>(minus_high, low, m[i][k], scales[i]);
+            multiply_planes(&sums[i], digits, minus_high, low);
+        }
+    }
+}
+
+/* The products of the weights of 32 positions with a column of their values, m, as ldmatrix gives
+ * them on their side: a lane has two dimensions of two positions, of each 8. scales: of these two
+ * positions. [0] of sums: of the column's even dimensions, [1] of its odd ones. */
+template <class size>
+static __device__ __forceinline__ void
+multiply_fp8_values(struct plane_sums sums[2], const uint32_t weights[2][4], const uint32_t m[4],
+                    const uint32_t scales[4]) {
+    UNROLL
+    for (int j = 0; j < 4; j += 2) {
+        uint32_t minus_high[2][2], low[2][2]; /* [dimension][8 positions] */
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            uint32_t x[2];
+            halves_of_fp8<size::TYPE>(x, __byte_perm(m[j + i], 0, 0x3120));
+            UNROLL
+            for (int d = 0; d < 2; d++)
+                cut_two(&minus_high[d][i], &low[d][i], x[d], scales[j + i]);
+        }
+        UNROLL
+        for (int d = 0; d < 2; d++)
+            multiply_planes(&sums[d], weights[j / 2], minus_high[d], low[d]);
+    }
+}
+
+#endif
