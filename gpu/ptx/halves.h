@@ -155,4 +155,15 @@ static __device__ __forceinline__ void halves_of_fp8(uint32_t out[2], uint32_t b
     }
 }
 
+/* Four fp8 numbers as fp16: [0] those of the even bytes, [1] of the odd ones. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void even_and_odd_of_fp8(uint32_t out[2], uint32_t bytes) {
+    if constexpr (TYPE == KV_E4M3) {
+        halves_of_e4m3(out, __byte_perm(bytes, 0, 0x3120));
+    } else {
+        out[0] = __byte_perm(bytes, 0, 0x2404);
+        out[1] = bytes & 0xff00ff00u;
+    }
+}
+
 #endif

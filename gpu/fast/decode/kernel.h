@@ -86,10 +86,7 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
     }
     put_largest_score<size>(scores, rows);
     struct softmax softmax;
-    struct value_sums<size> sums[size::SHARE];
-    UNROLL
-    for (int i = 0; i < size::SHARE; i++)
-        clear(&sums[i]);
+    struct value_sums<size> sums[size::SHARE] = {};
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
         chunks->wait(); /* the first time, all largest scores are there, too */

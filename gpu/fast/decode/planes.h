@@ -32,14 +32,6 @@ struct plane_sums {
 
 static const float first_high = 0x1.8p23f * 0x1p-16f, first_low = 0x1.8p23f * 0x1p-24f;
 
-static __device__ __forceinline__ void clear(struct plane_sums *s) {
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        s->minus_high[j] = first_high;
-        s->low[j] = first_low;
-    }
-}
-
 /* The sum of the products of row g with column 2 t + j: in units of 256, rounded down. */
 static __device__ __forceinline__ int32_t dot_of(const struct plane_sums *s, int j) {
     uint32_t first = num_bits(first_low) + (num_bits(first_low) >> 8) - num_bits(first_high) * 257;
@@ -47,12 +39,18 @@ static __device__ __forceinline__ int32_t dot_of(const struct plane_sums *s, int
     return (int32_t)(num_bits(s->low[j]) + (num_bits(s->low[2 + j]) >> 8) - high - first);
 }
 
-/* Adds the products of digits `a` with 16 summands by 8 columns. */
-static __device__ __forceinline__ void multiply_planes(struct plane_sums *s, const uint32_t a[4],
+/* Adds the products of digits `a` with 16 summands by 8 columns. begins: they are the first. */
+static __device__ __forceinline__ void multiply_planes(struct plane_sums *s, bool begins,
+                                                       const uint32_t a[4],
                                                        const uint32_t minus_high[2],
                                                        const uint32_t low[2]) {
-    mma_f16(s->minus_high, a, minus_high);
-    mma_f16(s->low, a, low);
+    if (begins) {
+        mma_f16_first(s->minus_high, a, minus_high, first_high);
+        mma_f16_first(s->low, a, low, first_low);
+    } else {
+        mma_f16(s->minus_high, a, minus_high);
+        mma_f16(s->low, a, low);
+    }
 }
 
 /* ---- elements ---------------------------------------------------------------------------------
@@ -67,15 +65,14 @@ static __device__ __forceinline__ void cut_two(uint32_t *minus_high, uint32_t *l
     *low = halves_fma(x, scales, *minus_high);
 }
 
-/* Cuts four neighbouring elements of a key: the column's 16 summands are in the order in which
- * ldmatrix gives them. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ void cut_key(uint32_t minus_high[2], uint32_t low[2],
-                                               uint32_t elements, uint32_t scales) {
-    uint32_t x[2];
-    halves_of_fp8<TYPE>(x, elements);
-    cut_two(&minus_high[0], &low[0], x[0], scales);
-    cut_two(&minus_high[1], &low[1], x[1], scales);
+/* Halves those of n pairs of elements whose scale is negative, and makes it positive. What has no
+ * half is far too small for a mantissa of such a row. */
+static __device__ __forceinline__ void halve_marked(uint32_t x[], int n, uint32_t *scales) {
+    uint32_t factors = halves_of(0x3c00) - ((*scales & 0x80008000u) >> 5); /* 1 or 0.5 */
+    UNROLL
+    for (int i = 0; i < n; i++)
+        x[i] = halves_fma(x[i], factors, 0);
+    *scales &= 0x7fff7fffu;
 }
 
 /* ---- digits of the other operand --------------------------------------------------------------
@@ -121,66 +118,94 @@ static __device__ __forceinline__ void put_two_half_digits(uint16_t *to, float f
 /* ---- keys and values --------------------------------------------------------------------------
  */
 
-/* The products of the rows with keys, and the exponents of keys lane / 4: the chunk's positions of
- * this warp, 8 of each part. */
-template <class size, int N>
-static __device__ __forceinline__ void multiply_fp8_keys(struct plane_sums sums[N],
-                                                         int exponents[N],
-                                                         const unsigned char *keys,
-                                                         const struct decode_memory *mem) {
-    alignas(16) uint32_t m[N][size::COLUMNS];
-    uint32_t scales[N];
+/* Finds the largest elements of the keys lane / 4 of both parts; of a quad, lanes with an even
+ * number work for the first part from then on, the others for the second. */
+template <class size>
+static __device__ __forceinline__ int exponent_of_keys(const uint32_t x[2][2 * size::COLUMNS]) {
+    uint32_t largest[2] = {};
     UNROLL
-    for (int i = 0; i < N; i++) {
-        uint32_t largest = 0;
+    for (int i = 0; i < 2; i++)
         UNROLL
-        for (int k = 0; k < size::COLUMNS; k += 4)
-            load_keys<size>(m[i] + k, keys, i, k);
+    for (int k = 0; k < 2 * size::COLUMNS; k++)
+        largest[i] = larger_magnitudes<KV_FP16>(largest[i], x[i][k]);
+    uint32_t both =
+        larger_magnitudes<KV_FP16>(__byte_perm(largest[0], largest[1], 0x5410),
+                                   __byte_perm(largest[0], largest[1], 0x7632));
+    both = larger_magnitudes<KV_FP16>(both, __shfl_xor_sync(0xffffffffu, both, 1));
+    both = larger_magnitudes<KV_FP16>(both, __shfl_xor_sync(0xffffffffu, both, 2));
+    return exponent_of_largest<KV_FP16>(threadIdx.x % 2 ? both >> 16 : both & 0xffff);
+}
+
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of both parts. Returns
+ * the exponent of key lane / 4, of part lane % 2. */
+template <class size>
+static __device__ __forceinline__ int multiply_fp8_keys(struct plane_sums sums[2],
+                                                        const unsigned char *keys,
+                                                        const struct decode_memory *mem) {
+    static_assert(size::CHUNK == 2 * size::PART, "two parts");
+    const int lane = (int)(threadIdx.x % 32);
+    uint32_t x[2][2 * size::COLUMNS], scales[2];
+    UNROLL
+    for (int k = 0; k < size::COLUMNS; k += 4)
         UNROLL
-        for (int k = 0; k < size::COLUMNS; k += 2)
-            note_magnitudes<size::TYPE>(&largest, m[i][k], m[i][k + 1]);
-        exponents[i] = exponent_of_key<size::TYPE>(largest);
-        scales[i] = half_scale_of(exponents[i]);
-        if (size::TYPE == KV_E5M2 && exponents[i] > MOST_EXPONENT)
-            UNROLL
-        for (int k = 0; k < size::COLUMNS; k++)
-            m[i][k] = halve_if_too_large<size::TYPE>(m[i][k], exponents[i]);
-        clear(&sums[i]);
+    for (int i = 0; i < 2; i++) {
+        alignas(16) uint32_t m[4];
+        load_keys<size>(m, keys, i, k);
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            halves_of_fp8<size::TYPE>(&x[i][2 * (k + j)], m[j]);
+    }
+    int e = exponent_of_keys<size>(x);
+    uint32_t scale = half_scale_of(e);
+    bool some_marked = size::TYPE == KV_E5M2 && __any_sync(0xffffffffu, scale >> 31);
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        scales[i] = __shfl_sync(0xffffffffu, scale, (lane & ~1) + i);
+        if (some_marked)
+            halve_marked(x[i], 2 * size::COLUMNS, &scales[i]);
     }
     UNROLL
     for (int k = 0; k < size::COLUMNS; k++) {
         alignas(16) uint32_t digits[4];
-        *(uint4 *)digits = ((const uint4 *)mem->query)[32 * k + threadIdx.x % 32];
+        *(uint4 *)digits = ((const uint4 *)mem->query)[32 * k + lane];
         UNROLL
-        for (int i = 0; i < N; i++) {
+        for (int i = 0; i < 2; i++) {
             uint32_t minus_high[2], low[2];
-            cut_key<size::TYPE>(minus_high, low, m[i][k], scales[i]);
-            multiply_planes(&sums[i], digits, minus_high, low);
+            cut_two(&minus_high[0], &low[0], x[i][2 * k], scales[i]);
+            cut_two(&minus_high[1], &low[1], x[i][2 * k + 1], scales[i]);
+            multiply_planes(&sums[i], k == 0, digits, minus_high, low);
         }
     }
+    return e;
 }
 
 /* The products of the weights of 32 positions with a column of their values, m, as ldmatrix gives
  * them on their side: a lane has two dimensions of two positions, of each 8. scales: of these two
- * positions. [0] of sums: of the column's even dimensions, [1] of its odd ones. */
+ * positions. [0] of sums: of the column's even dimensions, [1] of its odd ones. begins: they are
+ * the tile's first. */
 template <class size>
 static __device__ __forceinline__ void
-multiply_fp8_values(struct plane_sums sums[2], const uint32_t weights[2][4], const uint32_t m[4],
-                    const uint32_t scales[4]) {
+multiply_fp8_values(struct plane_sums sums[2], bool begins, const uint32_t weights[2][4],
+                    const uint32_t m[4], const uint32_t scales[4]) {
+    uint32_t x[4][2], scale[4]; /* [8 positions][dimension] */
     UNROLL
-    for (int j = 0; j < 4; j += 2) {
-        uint32_t minus_high[2][2], low[2][2]; /* [dimension][8 positions] */
+    for (int j = 0; j < 4; j++) {
+        even_and_odd_of_fp8<size::TYPE>(x[j], m[j]);
+        scale[j] = scales[j];
+    }
+    if (size::TYPE == KV_E5M2 &&
+        __any_sync(0xffffffffu, (scale[0] | scale[1] | scale[2] | scale[3]) & 0x80008000u))
         UNROLL
-        for (int i = 0; i < 2; i++) {
-            uint32_t x[2];
-            halves_of_fp8<size::TYPE>(x, __byte_perm(m[j + i], 0, 0x3120));
-            UNROLL
-            for (int d = 0; d < 2; d++)
-                cut_two(&minus_high[d][i], &low[d][i], x[d], scales[j + i]);
-        }
+    for (int j = 0; j < 4; j++)
+        halve_marked(x[j], 2, &scale[j]);
+    UNROLL
+    for (int j = 0; j < 4; j += 2)
         UNROLL
-        for (int d = 0; d < 2; d++)
-            multiply_planes(&sums[d], weights[j / 2], minus_high[d], low[d]);
+    for (int d = 0; d < 2; d++) {
+        uint32_t minus_high[2], low[2];
+        cut_two(&minus_high[0], &low[0], x[j][d], scale[j]);
+        cut_two(&minus_high[1], &low[1], x[j + 1][d], scale[j + 1]);
+        multiply_planes(&sums[d], begins && j == 0, weights[j / 2], minus_high, low);
     }
 }
 

@@ -51,18 +51,6 @@ static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
     return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
 }
 
-/* The exponent of a key, of which each of the four lanes that have it has noted a part. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ int exponent_of_key(uint32_t largest) {
-    UNROLL
-    for (int step = 1; step < 4; step *= 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
-        largest = bytes_of<TYPE>::value == 1 ? largest_halves(largest, other, other)
-                                             : larger_magnitudes<TYPE>(largest, other);
-    }
-    return exponent_of_largest<TYPE>(largest);
-}
-
 /* Of the keys of 16-bit floats that this warp multiplies, 8 of each part: the exponent of key
  * lane / 4. */
 template <class size, int N>
@@ -79,7 +67,9 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
             for (int j = 0; j < 4; j += 2)
                 note_magnitudes<size::TYPE>(&largest, m[j], m[j + 1]);
         }
-        exponents[i] = exponent_of_key<size::TYPE>(largest);
+        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        exponents[i] = exponent_of_largest<size::TYPE>(largest);
     }
 }
 
@@ -95,21 +85,12 @@ static __device__ __forceinline__ uint32_t scale_of(int e) {
 }
 
 /* What elements of a row of fp8 are multiplied by: 2^(-9-e), as fp16, twice. Any finite number
- * where all elements are 0, or where the row cannot be read. Fp16 has no 2^-25, for the largest
- * rows of e5m2: they are halved before. */
-enum { MOST_EXPONENT = 15 };
-
+ * where all elements are 0, or where the row cannot be read. Fp16 has no 2^-25, which the largest
+ * rows of e5m2 want: -2^-24 says that their elements are halved before (planes.h). */
 static __device__ __forceinline__ uint32_t half_scale_of(int e) {
-    float scale = num_pow2f(-9 - max(-15, min(e, (int)MOST_EXPONENT)));
+    float scale = num_pow2f(-9 - max(-15, min(e, 15)));
+    scale = e > 15 ? -scale : scale;
     return halves_of_floats(scale, scale);
-}
-
-/* Four numbers of a row of e5m2 with the exponent e, half as large if it is too large. What has no
- * half is far too small for a mantissa of such a row. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ uint32_t halve_if_too_large(uint32_t bytes, int e) {
-    uint32_t normal = ((bytes & 0x7c7c7c7cu) + 0x7c7c7c7cu) & 0x80808080u;
-    return TYPE == KV_E5M2 && e > MOST_EXPONENT ? bytes - (normal >> 5) : bytes;
 }
 
 /* The units and scales of this thread's values of a tile, of n, whose chunks have all come. Values
@@ -137,11 +118,8 @@ static __device__ __forceinline__ void find_value_units(const struct loader<size
             ((uint16_t *)chunks->memory.v_scales)[set * TILE + j] = (uint16_t)half_scale_of(e);
         else
             ((uint32_t *)chunks->memory.v_scales)[set * TILE + j] = scale_of(e);
-        bool too_large = bad || (size::TYPE == KV_E5M2 && e > MOST_EXPONENT);
-        for (int i = 0; i < size::ROW_BYTES && too_large; i += 4) {
-            uint32_t *x = (uint32_t *)(from + i);
-            *x = bad ? 0 : halve_if_too_large<size::TYPE>(*x, e);
-        }
+        for (int i = 0; i < size::COLUMNS && bad; i++)
+            *(uint4 *)(from + 16 * i) = make_uint4(0, 0, 0, 0);
     }
 }
 

@@ -137,12 +137,6 @@ template <class size> struct value_sums {
     typename sums_of<size>::type of[size::FP8 ? 2 : 1];
 };
 
-template <class size> static __device__ __forceinline__ void clear(struct value_sums<size> *s) {
-    clear(&s->of[0]);
-    if (size::FP8)
-        clear(&s->of[size::FP8]);
-}
-
 /* ---- a tile -----------------------------------------------------------------------------------
  */
 
@@ -241,9 +235,9 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     int position = (int)(threadIdx.x / 32) * 8 + (int)threadIdx.x % 4 * 2; /* of part 0 */
     int end = at->view.end - tile - position;
     typename sums_of<size>::type sums[N];
-    int exponents[N] = {};
+    int exponents[N] = {}; /* of key lane / 4; of fp8, in both, of part lane % 2 */
     if constexpr (size::FP8)
-        multiply_fp8_keys<size, N>(sums, exponents, keys, mem);
+        exponents[0] = exponents[N - 1] = multiply_fp8_keys<size>(sums, keys, mem);
     else
         multiply_keys<size, N>(sums, exponents, keys, mem);
     UNROLL
@@ -257,7 +251,8 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
         for (int j = 0; j < 2; j++) {
             float k_unit = j ? unit.y : unit.x;
             if (size::SNAPPED)
-                k_unit = __shfl_sync(0xffffffffu, own_unit, 4 * ((int)threadIdx.x % 4 * 2 + j));
+                k_unit = __shfl_sync(0xffffffffu, own_unit,
+                                     (int)threadIdx.x % 4 * 8 + 4 * j + (size::FP8 ? i : 0));
             s[2 * i + j] = score_of<size, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
                                                    tile + begin + position + j, begin + j < end, at,
                                                    variant, rows);
@@ -313,19 +308,19 @@ add_chunk(struct value_sums<size> sums[], const unsigned char *values,
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
-        if (k >= n)
+        if ((k == 0 || !size::FP8) && k >= n) /* fp8: without more questions than that */
             break;
         struct value_factors<size> f;
         load_factors(&f, mem, set, first + k);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
-            if (column_of_warp<size>(i) >= size::COLUMNS)
+            if (size::COLUMNS % size::WARPS && column_of_warp<size>(i) >= size::COLUMNS)
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size>(lane, column_of_warp<size>(i)));
             if constexpr (size::FP8)
-                multiply_fp8_values<size>(sums[i].of, f.weights, m, f.scales);
+                multiply_fp8_values<size>(sums[i].of, first + k == 0, f.weights, m, f.scales);
             else
                 multiply_values<size>(&sums[i].of[0], f.weights[0], m, f.scales);
         }
