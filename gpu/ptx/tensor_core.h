@@ -18,9 +18,9 @@
 
 #include <stdint.h>
 
-/* Whether the code that is being compiled may have these instructions, or those of gpu/ptx/warpgroup.h. For
- * other GPUs a kernel that needs them is left empty (it is never started there, and would only take
- * time to compile): `if (!compiles_mma) return;`. */
+/* Whether the code that is being compiled may have these instructions, or those of
+ * gpu/ptx/warpgroup.h. For other GPUs a kernel that needs them is left empty (it is never started
+ * there, and would only take time to compile): `if (!compiles_mma) return;`. */
 #if defined(SAMEBITS_EMU) || !defined(__CUDA_ARCH__)
 static const bool compiles_mma = true, compiles_wgmma = true;
 #else

@@ -8,8 +8,8 @@
  *   share is walked through without a break, over the ends of sequences, by the blocks of all kv
  *   heads at the same time, because keys of the same position lie side by side;
  * - keys and values come in chunks of 128 positions (4 warps: 64) through a ring in shared memory,
- *   as many on their way while one is used as a tile has chunks of values, so that the loads never
- *   wait for the softmax between them;
+ *   as many on their way while one is used as a tile has chunks of values (4 warps: one less), so
+ *   that the loads hardly wait for the softmax between them;
  * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
  *   8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
  *   already, high signed and low unsigned. For the other operand, which lies in registers, both are
@@ -24,8 +24,8 @@
  *
  * A row group that several blocks share is merged by a kernel of its own
  * (gpu/fast/decode/merge.cu). gpu/fast/decode/kernel.h has the kernel, gpu/fast/decode/decode.h the
- * loads, gpu/fast/decode/tile.h the arithmetic. The mantissas of bfp8 are single digits; caches of
- * floats: gpu/fast/decode/decode_floats.cu.
+ * sizes, loads.h the loads, tile.h and softmax.h the arithmetic. The mantissas of bfp8 are single
+ * digits; caches of floats: gpu/fast/decode/decode_floats.cu.
  *
  * Keys that are shared by query heads: "multi-query attention", Shazeer, 2019; the split over the
  * context: Dao et al., "Flash-Decoding", 2023; equal shares of all work: "Stream-K", Osama et al.,

@@ -1,6 +1,6 @@
 /*
  * decode.h - for gpu/fast/decode/decode.cu: the sizes and the memory of a block, the order of
- * its work, how keys and values come to shared memory, and where results of splits go.
+ * its work, and where results of splits go.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_DECODE_H
 #define SAMEBITS_GPU_FAST_DECODE_DECODE_H

@@ -12,6 +12,8 @@
  *
  * The last bit of fp16 numbers below 2^-13 is 2^-24, so low is rounded as a mantissa is (its unit
  * is 2^-24, and high is even). Where a number is larger than 2047 units it has no bits to round.
+ * The largest rows of e5m2 want the scale 2^-25, which fp16 does not have. Their elements are
+ * halved first.
  *
  * 256 products of digits up to 128 are sums up to 2^22 units. A sum begins with 1.5 * 2^23 of
  * them: then float32 rounds none, and the lower bits of the result are the integer.
@@ -128,9 +130,8 @@ static __device__ __forceinline__ int exponent_of_keys(const uint32_t x[2][2 * s
         UNROLL
     for (int k = 0; k < 2 * size::COLUMNS; k++)
         largest[i] = larger_magnitudes<KV_FP16>(largest[i], x[i][k]);
-    uint32_t both =
-        larger_magnitudes<KV_FP16>(__byte_perm(largest[0], largest[1], 0x5410),
-                                   __byte_perm(largest[0], largest[1], 0x7632));
+    uint32_t both = larger_magnitudes<KV_FP16>(__byte_perm(largest[0], largest[1], 0x5410),
+                                               __byte_perm(largest[0], largest[1], 0x7632));
     both = larger_magnitudes<KV_FP16>(both, __shfl_xor_sync(0xffffffffu, both, 1));
     both = larger_magnitudes<KV_FP16>(both, __shfl_xor_sync(0xffffffffu, both, 2));
     return exponent_of_largest<KV_FP16>(threadIdx.x % 2 ? both >> 16 : both & 0xffff);

@@ -29,8 +29,8 @@ template <enum kv_type TYPE> static __device__ __forceinline__ float number_of(u
 }
 
 /* Notes the magnitudes of the elements of two registers: `largest` has two halves, in the larger of
- * which is in the end that of all; of bytes in its upper 7 bits, where that of a byte comes with the
- * sign shifted out and other bits behind it. What is not finite is above everything. */
+ * which is in the end that of all; of bytes in its upper 7 bits, where that of a byte comes with
+ * the sign shifted out and other bits behind it. What is not finite is above everything. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t a, uint32_t b) {
     if constexpr (bytes_of<TYPE>::value == 1) {

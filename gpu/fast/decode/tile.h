@@ -133,9 +133,7 @@ template <class size> struct sums_of {
 };
 
 /* Sums over a column of values. fp8: [0] of its even dimensions, [1] of its odd ones. */
-template <class size> struct value_sums {
-    typename sums_of<size>::type of[size::FP8 ? 2 : 1];
-};
+template <class size> struct value_sums { typename sums_of<size>::type of[size::FP8 ? 2 : 1]; };
 
 /* ---- a tile -----------------------------------------------------------------------------------
  */
@@ -153,9 +151,9 @@ template <enum kv_type TYPE, bool VARIANT> struct hidden {
 /* The products of the rows with keys, mantissas or 16-bit floats: the chunk's positions of this
  * warp, 8 of each part. exponents: of keys lane / 4, if they are snapped now. */
 template <class size, int N>
-static __device__ __forceinline__ void
-multiply_keys(struct digit_sums sums[N], int exponents[N], const unsigned char *keys,
-              const struct decode_memory *mem) {
+static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N], int exponents[N],
+                                                     const unsigned char *keys,
+                                                     const struct decode_memory *mem) {
     uint32_t scales[N];
     if constexpr (size::SNAPPED)
         find_key_exponents<size, N>(exponents, keys);
@@ -204,8 +202,8 @@ struct row_of_lane {
     struct row_view view;
 };
 
-/* The score of a product at position p, which is before `end` if `exists`, but for the query's unit
- * unless the variant changes scores. */
+/* The score of a product at position p, but for the query's unit unless the variant changes scores.
+ * sees: the position is before the end of what the row sees. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ float
 score_of(float dot, float k_unit, int p, bool sees, const struct row_of_lane *at,
@@ -279,9 +277,8 @@ template <class size> struct value_factors {
 };
 
 template <class size>
-static __device__ __forceinline__ void load_factors(struct value_factors<size> *f,
-                                                    const struct decode_memory *mem, int set,
-                                                    int first) {
+static __device__ __forceinline__ void
+load_factors(struct value_factors<size> *f, const struct decode_memory *mem, int set, int first) {
     int lane = (int)(threadIdx.x % 32);
     int at = set * TILE + first + lane % 4 * 2;
     if constexpr (size::FP8) {
@@ -292,7 +289,8 @@ static __device__ __forceinline__ void load_factors(struct value_factors<size> *
         for (int j = 0; j < 4; j++)
             f->scales[j] = *(const uint32_t *)((const uint16_t *)mem->v_scales + at + 8 * j);
     } else {
-        load_digits(f->weights[0], mem->weights + lane / 4 * size::WEIGHT_ROW + first + lane % 4 * 4,
+        load_digits(f->weights[0],
+                    mem->weights + lane / 4 * size::WEIGHT_ROW + first + lane % 4 * 4,
                     ROWS * size::WEIGHT_ROW);
         UNROLL
         for (int j = 0; j < 4 && size::SNAPPED; j++)
@@ -308,7 +306,7 @@ add_chunk(struct value_sums<size> sums[], const unsigned char *values,
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
-        if ((k == 0 || !size::FP8) && k >= n) /* fp8: without more questions than that */
+        if ((k == 0 || !size::FP8) && k >= n) /* fp8: whole chunks, without branches */
             break;
         struct value_factors<size> f;
         load_factors(&f, mem, set, first + k);
