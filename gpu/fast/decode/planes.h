@@ -92,29 +92,13 @@ static __device__ __forceinline__ int half_summand_of(int element) {
     return element / 16 * 16 + element % 4 / 2 * 8 + element % 16 / 4 * 2 + element % 2;
 }
 
-/* The digits of a mantissa: 256 high + low. */
-struct two_digits {
-    float high, low;
-};
-
-static __device__ __forceinline__ struct two_digits digits_of(float mantissa) {
+/* The digits of two mantissas, each 256 high + low. */
+static __device__ __forceinline__ void cut_mantissas(uint32_t *high, uint32_t *low, float first,
+                                                     float second) {
     const float shift = 12582912.0f; /* leaves whole numbers */
-    float high = fmaf(mantissa, 0x1p-8f, shift) - shift;
-    return {high, fmaf(high, -256, mantissa)};
-}
-
-static __device__ __forceinline__ void put_half_digits(uint16_t *to, float mantissa) {
-    struct two_digits x = digits_of(mantissa);
-    uint32_t both = halves_of_floats(x.high, x.low);
-    to[0] = (uint16_t)both;
-    to[2] = (uint16_t)(both >> 16);
-}
-
-/* Digits of two neighbouring summands, of which `to` is the first one's place. */
-static __device__ __forceinline__ void put_two_half_digits(uint16_t *to, float first,
-                                                           float second) {
-    struct two_digits x = digits_of(first), y = digits_of(second);
-    *(uint2 *)to = make_uint2(halves_of_floats(x.high, y.high), halves_of_floats(x.low, y.low));
+    float x = fmaf(first, 0x1p-8f, shift) - shift, y = fmaf(second, 0x1p-8f, shift) - shift;
+    *high = halves_of_floats(x, y);
+    *low = halves_of_floats(fmaf(x, -256, first), fmaf(y, -256, second));
 }
 
 /* ---- keys and values --------------------------------------------------------------------------

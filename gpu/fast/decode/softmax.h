@@ -130,7 +130,7 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     float scale = bad ? 0 : num_pow2f(15 - e);
     int position = x->first_part * size::PART + warp * 8 + (int)(threadIdx.x % 4) * 2;
     int8_t *to = mem->weights + x->row * size::WEIGHT_ROW + summand_of(position);
-    uint16_t *halves_to = (uint16_t *)mem->weights + place_of_digit(x->row, position);
+    uint16_t *half_high = (uint16_t *)mem->weights + place_of_digit(x->row, position);
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
@@ -138,13 +138,14 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         UNROLL
         for (int i = half; i < half + N / 2; i += 2) {
             int8_t *high = to + i / 2 * size::PART;
-            if constexpr (size::FP8)
-                put_two_half_digits(halves_to + i / 2 * size::PART * ROWS * 2,
-                                    fmaf(s[i], scale, shift) - shift,
-                                    fmaf(s[i + 1], scale, shift) - shift);
-            else
+            if constexpr (size::FP8) {
+                uint2 *digits = (uint2 *)(half_high + i / 2 * size::PART * ROWS * 2);
+                cut_mantissas(&digits->x, &digits->y, fmaf(s[i], scale, shift) - shift,
+                              fmaf(s[i + 1], scale, shift) - shift);
+            } else {
                 put_two_digits(high, high + ROWS * size::WEIGHT_ROW, num_mantissa(s[i], scale),
                                num_mantissa(s[i + 1], scale));
+            }
         }
     }
     x->tile_l = (float)units * 0x1p-23f;

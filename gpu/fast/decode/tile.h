@@ -61,8 +61,12 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
             if constexpr (size::FP8) {
-                int place = place_of_digit(row, half_summand_of(lane + 32 * i));
-                put_half_digits((uint16_t *)mem->query + place, (float)mantissa);
+                uint32_t high, low;
+                uint16_t *to =
+                    (uint16_t *)mem->query + place_of_digit(row, half_summand_of(lane + 32 * i));
+                cut_mantissas(&high, &low, (float)mantissa, 0);
+                to[0] = (uint16_t)high;
+                to[2] = (uint16_t)low;
                 continue;
             }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
