@@ -92,14 +92,14 @@ __global__ static void __launch_bounds__(TILE)
         if (!sees)
             value_rows[j] = -1;
         __syncthreads();
-        struct tile_shares share = merge_tile(&m, &l, t.m, t.l);
+        struct merge_factors factor = merge_tile(&m, &l, t.m, t.l);
         for (int d = j; d < dim; d += TILE) {
             long long sum = 0;
             for (int i = 0; i < TILE; i++)
                 if (value_rows[i] >= 0)
                     sum += weights[i] * integer_of(v, value_rows[i], d, value_exponents[i]);
             float o = num_weighted_value(rounded_sum(sum), t.exponent);
-            y[d] = num_merge(y[d], share.before, o, share.tile);
+            y[d] = num_merge(y[d], factor.before, o, factor.tile);
         }
         __syncthreads(); /* the next tile writes weights again */
     }
@@ -147,7 +147,7 @@ static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
     if (plan->n_groups && cache)
         launch_decode(gpu, &all, a, cache, plan);
     else if (plan->n_groups)
-        launch_rows(gpu, a, plan, plan->short_tokens);
+        launch_rows(gpu, a, plan, plan->decode_tokens);
     gpu_attention_prompts(gpu, &all, &a->kv, &a->variant, plan);
 }
 

@@ -30,7 +30,7 @@ struct attend_arguments {
 bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
                       const struct attention_plan *plan, int version, int most_tokens);
 
-/* ---- for kernels ----------------------------------------------------------------------------- */
+/* ---- for kernels ---------------------------------------------------------------------------- */
 
 /* Shared memory for row_max and row_sum. */
 struct row_parts {
@@ -146,16 +146,16 @@ static __device__ __forceinline__ int16_t softmax_tile(struct tile_softmax *t, f
 }
 
 /* What values are multiplied by where two results become one: those so far, and the tile's. */
-struct tile_shares {
+struct merge_factors {
     float before, tile;
 };
 
 /* Merges a tile into the m and l of a row. */
-static __device__ __forceinline__ struct tile_shares merge_tile(float *m, float *l, float tile_m,
-                                                                float tile_l) {
-    struct tile_shares share;
-    attention_merge_sums(m, l, tile_m, tile_l, &share.before, &share.tile);
-    return share;
+static __device__ __forceinline__ struct merge_factors merge_tile(float *m, float *l, float tile_m,
+                                                                  float tile_l) {
+    struct merge_factors factor;
+    attention_merge_sums(m, l, tile_m, tile_l, &factor.before, &factor.tile);
+    return factor;
 }
 
 /* The end of a row whose tiles are merged: its sink, its sum's logarithm, the division. A thread
@@ -168,12 +168,12 @@ static __device__ __forceinline__ void finish_row(const struct attend_arguments 
     int j = (int)threadIdx.x, dim = a->shape.head_dim;
     if (v->sinks) { /* a tile of values that are 0 */
         float sink = v->sinks[r->head];
-        struct tile_shares share;
-        attention_merge_sink(sink, &m, &l, &share.before, &share.tile);
+        struct merge_factors factor;
+        attention_merge_sink(sink, &m, &l, &factor.before, &factor.tile);
         if (!attention_sink_is_finite(sink) && j == 0)
             gpu_fault(a->fault, a->site, r->token);
         for (int d = j; d < dim; d += TILE)
-            y[d] = num_merge(y[d], share.before, 0, share.tile);
+            y[d] = num_merge(y[d], factor.before, 0, factor.tile);
     }
     if (j == 0)
         attention_note_sums(v, r->row, m, l);

@@ -45,7 +45,8 @@ static __device__ __forceinline__ float dot_with_key(const struct kv_layer *kv, 
     return (float)(dot & -256);
 }
 
-__global__ static void __launch_bounds__(TILE)
+/* (One block a processor is promised: registers for 16 loads at a time.) */
+__global__ static void __launch_bounds__(TILE, 1)
     attention_1(struct attention_arguments a, struct kv_layer kv) {
     SHARED_DYNAMIC(int16_t, query); /* [head_dim] */
     SHARED(int16_t, weights, [TILE]);
@@ -78,8 +79,8 @@ __global__ static void __launch_bounds__(TILE)
         e = bad ? BFP_MIN_EXPONENT : e;
         weights[j] = bad ? (int16_t)0 : num_mantissa(w, num_pow2f(15 - e));
         __syncthreads();
-        float old_share, new_share;
-        attention_merge_sums(&m, &l, tile_m, (float)units * 0x1p-23f, &old_share, &new_share);
+        float old_factor, new_factor;
+        attention_merge_sums(&m, &l, tile_m, (float)units * 0x1p-23f, &old_factor, &new_factor);
         int n = min(TILE, visible - tile);
         for (int d = j; d < a.head_dim; d += TILE) {
             long long sum = 0;
@@ -88,7 +89,7 @@ __global__ static void __launch_bounds__(TILE)
                 sum += weights[i] * kv.v[v_row * (size_t)a.head_dim + (size_t)d];
             }
             float *o = &a.y[at + (size_t)d];
-            *o = num_merge(*o, old_share, num_weighted_value((float)(sum & -256), e), new_share);
+            *o = num_merge(*o, old_factor, num_weighted_value((float)(sum & -256), e), new_factor);
         }
         __syncthreads(); /* the next tile writes weights again */
     }
@@ -106,8 +107,8 @@ bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim)
 }
 
 void gpu_attention_prompt(struct gpu_device *gpu, const struct attention_arguments *a,
-                             const struct kv_views *kv, const struct attention_variant *variant,
-                             const struct attention_work *work) {
+                          const struct kv_views *kv, const struct attention_variant *variant,
+                          const struct attention_work *work) {
     if (gpu->version[GPU_ATTENTION] != 2 && gpu->has_wgmma)
         gpu_attention_prompt_wgmma(gpu, a, kv, variant, work);
     else

@@ -20,12 +20,12 @@
  *
  * Rules
  * - SHARED stands in a function, never has an initialiser, and starts at a multiple of 16 bytes;
- *   SHARED_DYNAMIC starts at a multiple of 128. Both also work in templates and device functions.
+ *   SHARED_DYNAMIC starts at a multiple of 1024. Both also work in templates and device functions.
  * - LAUNCH reports errors like <<<>>>: ask cudaGetLastError() after it.
  * - Threads of a block meet only at __syncthreads, __syncwarp and the *_sync calls, and blocks of a
  *   launch do not wait for each other: no loop waits for memory that another thread writes.
  * - mma, ldmatrix and cp.async come from gpu/ptx/tensor_core.h, wgmma and bulk copies from
- *   gpu/ptx/warpgroup.h, blocks of a cluster, which do wait for each other, from gpu/ptx/cluster.h, what
+ *   gpu/ptx/warpgroup.h, copies of a matrix's tiles from gpu/ptx/tile_copy.h, blocks of a cluster, which do wait for each other, from gpu/ptx/cluster.h, what
  *   both of these wait for from gpu/ptx/byte_barrier.h, fp16 and bf16 in pairs from gpu/ptx/halves.h. No
  *   other inline PTX.
  */
@@ -44,7 +44,7 @@
 
 /* One name and type for all kernels, because an extern array may be declared only one way. */
 #define SHARED_DYNAMIC(type, name)                                                                 \
-    extern __shared__ __align__(128) unsigned char samebits_dynamic_shared[];                      \
+    extern __shared__ __align__(1024) unsigned char samebits_dynamic_shared[];                      \
     type *name = reinterpret_cast<type *>(samebits_dynamic_shared)
 
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \

@@ -8,7 +8,7 @@
  * Errors are sticky: the first CUDA error is kept, later ops of the device do nothing, and the next
  * sync reports it. So the forward pass stays a plain list of calls.
  *
- * The same files compile for a GPU (nvcc) and for the emulation (g++, gpu/emu).
+ * Each kernel file compiles for a GPU (nvcc) and for the emulation (g++, gpu/emu).
  */
 #ifndef SAMEBITS_GPU_H
 #define SAMEBITS_GPU_H
@@ -19,6 +19,13 @@
 
 #include <type_traits>
 
+/* What the device is called: compiled for the emulation, too. */
+#ifdef SAMEBITS_EMU
+#define GPU_NAME "emu"
+#else
+#define GPU_NAME "gpu"
+#endif
+
 /* A function that programs of early phases are linked without: its address is NULL there. */
 #define LINKED_LATER __attribute__((weak))
 
@@ -27,7 +34,6 @@ enum gpu_kernel {
     GPU_LINEAR,
     GPU_RMSNORM,
     GPU_ADD_RMSNORM,
-    GPU_ROPE,
     GPU_NORM_ROPE,
     GPU_KV_GATHER,
     GPU_ATTENTION,
@@ -54,6 +60,12 @@ enum gpu_scratch {
 };
 
 enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
+enum { N_SPLITS = 3 };        /* of a sum in linear: 4, 2, 1 parts */
+
+/* Clusters of n_blocks blocks, of which at_once run at the same time; 0: not asked for. */
+struct linear_clusters {
+    int n_blocks, at_once;
+};
 
 struct gpu_device {
     struct device base;
@@ -86,6 +98,7 @@ struct gpu_device {
             int n_blocks, at_once; /* at_once: clusters of so many blocks that run at once */
         } clusters[N_CLUSTER_SIZES];
     } step;
+    struct linear_clusters linear_clusters[3][N_SPLITS]; /* of linear_5, for each kind of tile */
     struct {
         void *data;
         size_t bytes;
@@ -112,7 +125,7 @@ void *gpu_scratch(struct gpu_device *gpu, enum gpu_scratch which, size_t bytes, 
         }                                                                                          \
     } while (0)
 
-/* The same for a kernel that waits itself for the one before it (cuda_compat.h). */
+/* Launches a kernel that waits itself for the one before it (cuda_compat.h). */
 #define GPU_LAUNCH_EARLY(gpu, kernel, grid, block, shared_bytes, ...)                              \
     do {                                                                                           \
         if (!(gpu)->launches_early) {                                                              \
@@ -144,8 +157,7 @@ static inline __host__ __device__ int gpu_padded(int k) {
 void gpu_split_digits(struct gpu_device *gpu, int8_t *high, int8_t *low, const int16_t *q,
                       int n_rows, int k);
 
-/* ---- for kernels ------------------------------------------------------------------------------
- */
+/* ---- for kernels ---------------------------------------------------------------------------- */
 
 /* Remembers a row that could not be snapped; the lowest (site, token) stays. */
 static __device__ __forceinline__ void gpu_fault(unsigned long long *fault, int site, int token) {
@@ -190,71 +202,50 @@ template <class T> static __device__ __forceinline__ T warp_sum(T x) {
  * shared memory of the block, one T per warp of the row. With one warp per row there is no barrier,
  * so rows of a block may end at different times; with more, the row is the whole block.
  */
-template <int WARPS, class T> static __device__ __forceinline__ T row_max(T x, T *part) {
-    x = warp_max(x);
+template <int WARPS, class T, class Join>
+static __device__ __forceinline__ T join_warps(T of_warp, T *part, Join join) {
     if (WARPS == 1)
-        return x;
+        return of_warp;
     if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = x;
+        part[threadIdx.x / 32] = of_warp;
     __syncthreads();
-    x = part[0];
+    T x = part[0];
     for (int i = 1; i < WARPS; i++)
-        x = part[i] > x ? part[i] : x;
+        x = join(x, part[i]);
     __syncthreads(); /* part may be used again */
     return x;
 }
-
+template <int WARPS, class T> static __device__ __forceinline__ T row_max(T x, T *part) {
+    return join_warps<WARPS>(warp_max(x), part, [](T a, T b) { return b > a ? b : a; });
+}
 template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T *part) {
-    x = warp_sum(x);
-    if (WARPS == 1)
-        return x;
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = part[0];
-    for (int i = 1; i < WARPS; i++)
-        x += part[i];
-    __syncthreads();
-    return x;
+    return join_warps<WARPS>(warp_sum(x), part, [](T a, T b) { return a + b; });
 }
 
-/* The entries of the table, described in model/ops.h. */
-int gpu_graph_begin(struct device *, struct error *);
-struct device_graph *gpu_graph_end(struct device *, struct error *);
-void gpu_graph_run(struct device *, struct device_graph *);
-void gpu_graph_free(struct device *, struct device_graph *);
-void gpu_embed(struct device *, float *, const int32_t *, const struct matrix *, int);
-void gpu_take_rows(struct device *, float *, const float *, const int32_t *, int, int);
-void gpu_snap_rows(struct device *, struct bfp_rows, const float *, int, int, int);
-void gpu_linear(struct device *, float *, struct bfp_rows, const struct matrix *, int);
-void gpu_linear_parts(struct device *, const struct linear_part *, int, struct bfp_rows, int);
-void gpu_add_bias(struct device *, float *, const float *, int, int);
-void gpu_rmsnorm(struct device *, float *, const float *, const float *, int, int, int, double,
-                 int);
-void gpu_add_rmsnorm(struct device *, float *, struct bfp_rows, float *, const float *,
-                     const float *, int, int, double, int, int);
-void gpu_rope(struct device *, float *, const int32_t *, const float *, const float *, int, int,
-              int);
-void gpu_norm_rope(struct device *, const struct head_rows *, const struct head_rows *,
-                   const int32_t *, const float *, const float *, int, int, double);
-void gpu_kv_append(struct device *, const struct kv_views *, const float *, const float *,
-                   const int64_t *, int, int, int, int, int, int);
-void gpu_kv_gather(struct device *, const struct kv_layer *, const struct kv_layer *,
-                   const int64_t *, int, int, int);
-void gpu_attention(struct device *, float *, const float *, const struct kv_layer *, int, int,
-                   const struct attention_shape *, int);
-void gpu_attend(struct device *, float *, const float *, const struct kv_views *,
-                const struct attention_plan *, const struct attention_variant *, int);
-void gpu_merge_states(struct device *, const struct attention_state *,
-                      const struct attention_state *, int, int);
-void gpu_finish_states(struct device *, float *, float *, enum lse_base,
-                       const struct attention_state *, float, int, int);
-void gpu_kv_convert(struct device *, const struct kv_view *, const struct kv_view *, int, int, int,
-                    int);
-void gpu_silu_mul(struct device *, float *, const float *, const float *, size_t);
-void gpu_add(struct device *, float *, const float *, const float *, size_t);
-void gpu_sample(struct device *, int32_t *, const float *, const struct sampling *, int, int, int);
-int gpu_decode_step(struct device *, float *, const struct model *, const struct kv_layer *,
-                    const struct paged_batch *, const int32_t *, struct error *);
+/*
+ * The functions of the table, in the order of struct ops (model/ops.h), which describes them; each
+ * is called gpu_... and has the type that it has there. LATER_OP: those of phase 8 and later.
+ * (tests/check reads the names of the ops here.)
+ */
+/* clang-format off */
+#define GPU_RUNTIME(OP)                                                                            \
+    OP(alloc) OP(free) OP(alloc_host_visible) OP(free_host_visible) OP(available)                  \
+    OP(upload) OP(download) OP(copy) OP(sync)                                                      \
+    OP(graph_begin) OP(graph_end) OP(graph_run) OP(graph_free) OP(memory_changes)                  \
+    OP(matrix_create) OP(matrix_put) OP(matrix_free)
+
+#define GPU_OPS(OP, LATER_OP)                                                                      \
+    OP(embed) OP(take_rows) OP(snap_rows) OP(linear) OP(linear_parts)                              \
+    OP(row_largest) OP(snap_part) OP(linear_sums) OP(round_sums) OP(add_bias)                      \
+    OP(rmsnorm) OP(add_rmsnorm) OP(rope) OP(norm_rope) OP(kv_append) OP(kv_gather) OP(attention)   \
+    LATER_OP(attention_plan_new) LATER_OP(attention_plan_free) LATER_OP(attention_plan)            \
+    LATER_OP(attention_plan_form) LATER_OP(attend) LATER_OP(merge_states) LATER_OP(finish_states)  \
+    LATER_OP(kv_convert) OP(silu_mul) OP(add) OP(sample) LATER_OP(decode_step)
+/* clang-format on */
+
+#define DECLARE_OP(name) std::remove_pointer_t<decltype(ops::name)> gpu_##name;
+GPU_RUNTIME(DECLARE_OP)
+GPU_OPS(DECLARE_OP, DECLARE_OP)
+#undef DECLARE_OP
 
 #endif

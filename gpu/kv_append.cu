@@ -1,44 +1,82 @@
 /*
  * kv_append: makes new keys and values [n_tokens, n_kv_heads, head_dim] what the cache holds
- * (model/attention/kv_type.h), and writes each row to its slot, in any layout. A warp per row; the
- * second half of the grid (y = 1) does the values.
+ * (model/attention/kv_type.h), and writes each row to its slot, in any layout. A block per token,
+ * and a second one (y = 1) for its values; a warp takes the row of a head, and then of others.
+ *
+ * It runs once in each layer of every step, and is so short that the time goes into waiting for
+ * single instructions. So what the engine has, rows of bfp16, has a kernel of its own; a row stays
+ * in registers; and the slot is looked up before the kernel that makes the rows has ended.
  */
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { WARPS = 4 };
+enum { MOST_WARPS = 8, EACH = 4 /* elements of a row that a lane has at a time */ };
 
-__global__ static void kv_append_1(struct kv_views kv, const float *k, const float *v,
-                                   const int64_t *slots, int n_tokens, int page_size,
-                                   int n_kv_heads, int head_dim, int site_k, int site_v,
-                                   unsigned long long *fault) {
-    run_in_turn();
-    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.y;
-    int lane = (int)threadIdx.x, token = (int)(row / n_kv_heads), head = (int)(row % n_kv_heads);
+/* The elements of a row from number `first` on that a lane has; zeros behind the end. */
+static __device__ __forceinline__ void load(float (&x)[EACH], const float *from, int first,
+                                            int head_dim) {
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int d = first + (int)threadIdx.x + 32 * i;
+        x[i] = d < head_dim ? from[d] : 0;
+    }
+}
+
+/* ROWS: both views are of bfp16, rows in one piece. */
+template <bool ROWS>
+__global__ static void __launch_bounds__(MOST_WARPS * 32)
+    kv_append_1(struct kv_views kv, const float *k, const float *v, const int64_t *slots,
+                int page_size, int n_kv_heads, int head_dim, int site_k, int site_v,
+                unsigned long long *fault) {
+    let_next_kernel_start();
+    int token = (int)blockIdx.x, lane = (int)threadIdx.x;
     bool values = blockIdx.y == 1;
-    if (token >= n_tokens)
-        return;
-    int64_t slot = slots[token];
+    int64_t slot = slots[token]; /* which a copy has brought, no kernel */
+    const struct kv_view to = values ? kv.v : kv.k;
+    enum kv_type type = ROWS ? KV_BFP16 : to.type;
+    int64_t page = slot <= INT32_MAX ? (int)slot / page_size : slot / page_size;
+    int64_t position = slot - page * page_size;
+    wait_for_previous_kernel();
     if (slot < 0)
         return;
-    const struct kv_view to = values ? kv.v : kv.k;
-    const float *from = (values ? v : k) + row * head_dim;
-    int64_t row_at = kv_view_row(&to, slot / page_size, slot % page_size, head);
-    uint32_t largest = 0;
-    for (int d = lane; d < head_dim; d += 32)
-        largest = max(largest, num_magnitude(from[d]));
-    int e = kv_stored_exponent(to.type, warp_max(largest));
-    bool bad = e > BFP_MAX_EXPONENT; /* it becomes a row of zeros */
-    for (int d = lane; d < head_dim; d += 32)
-        kv_store_bits(to.data, to.type, row_at + kv_view_element(&to, d),
-                      bad ? 0 : kv_bits(to.type, from[d], e, to.scale));
-    if (lane)
-        return;
-    if (bad)
-        gpu_fault(fault, values ? site_v : site_k, token);
-    if (kv_type_has_exponents(to.type))
-        to.exponents[kv_view_exponent(&to, slot / page_size, slot % page_size, head)] =
-            (int8_t)(bad ? BFP_MIN_EXPONENT : e);
+    UNROLL_1
+    for (int head = (int)threadIdx.y; head < n_kv_heads; head += (int)blockDim.y) {
+        const float *from = (values ? v : k) +
+                            ((size_t)token * (size_t)n_kv_heads + (size_t)head) * (size_t)head_dim;
+        int64_t row = kv_view_row(&to, page, position, head);
+        uint32_t largest = 0;
+        float x[EACH];
+        UNROLL_1
+        for (int first = 0; first < head_dim; first += 32 * EACH) {
+            load(x, from, first, head_dim);
+            UNROLL
+            for (int i = 0; i < EACH; i++)
+                largest = max(largest, num_magnitude(x[i]));
+        }
+        int e = kv_stored_exponent(type, warp_max(largest));
+        bool bad = e > BFP_MAX_EXPONENT; /* it becomes a row of zeros */
+        UNROLL_1
+        for (int first = 0; first < head_dim; first += 32 * EACH) {
+            if (head_dim > 32 * EACH)
+                load(x, from, first, head_dim);
+            UNROLL
+            for (int i = 0; i < EACH; i++) {
+                int d = first + lane + 32 * i;
+                if (d < head_dim)
+                    kv_store_bits(to.data, type, row + (ROWS ? d : kv_view_element(&to, d)),
+                                  bad ? 0 : kv_bits(type, x[i], e, to.scale));
+            }
+        }
+        if (bad && lane == 0)
+            gpu_fault(fault, values ? site_v : site_k, token);
+        if (kv_type_has_exponents(type) && lane == 0)
+            to.exponents[kv_view_exponent(&to, page, position, head)] =
+                (int8_t)(bad ? BFP_MIN_EXPONENT : e);
+    }
+}
+
+static bool is_row(const struct kv_view *v) {
+    return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x;
 }
 
 void gpu_kv_append(struct device *dev, const struct kv_views *kv,
@@ -48,9 +86,10 @@ void gpu_kv_append(struct device *dev, const struct kv_views *kv,
                    int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
                    int site_v) {
     struct gpu_device *gpu = gpu_of(dev);
+    bool rows = is_row(&kv->k) && is_row(&kv->v);
+    auto kv_append = rows ? kv_append_1<true> : kv_append_1<false>;
     if (n_tokens)
-        GPU_LAUNCH_EARLY(gpu, kv_append_1,
-                         dim3(gpu_blocks((size_t)n_tokens * (size_t)n_kv_heads, WARPS), 2),
-                         dim3(32, WARPS), 0, *kv, k, v, slots, n_tokens, page_size, n_kv_heads,
-                         head_dim, site_k, site_v, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, kv_append, dim3((unsigned)n_tokens, 2),
+                         dim3(32, (unsigned)min(n_kv_heads, (int)MOST_WARPS)), 0, *kv, k, v, slots,
+                         page_size, n_kv_heads, head_dim, site_k, site_v, gpu->fault);
 }

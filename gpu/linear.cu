@@ -10,12 +10,14 @@
  *    dot = 65536 * high.high + 256 * (high.low + low.high) + low.low
  * 4  for few rows: weights are read once, and multiplied on tensor cores
  *    (gpu/fast/linear/few_rows.cu). Needs k % 8 == 0
+ * 5  for many rows: four products of digits on wgmma, which meet in registers
+ *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute capability 9.0
  *
- * The choice (version 0): 4 for up to 32 rows, else 3; 2 where those do not apply (measured:
- * tests/bench/README.md).
+ * The choice (version 0): 4 for up to 16 rows (32 where k is below 2048 or 5 does not apply), then
+ * 5, or 3 where 5 does not apply; 2 where these do not (measured: tests/bench/README.md).
  *
- * linear_parts: several matrices, one input. Version 4 takes them in one launch, the others one
- * after the other.
+ * linear_parts: several matrices, one input. Versions 4 and 5 take them in one launch, the others
+ * one after the other.
  */
 #include "gpu/blas.h"
 #include "gpu/fast/linear/linear.h"
@@ -141,48 +143,52 @@ static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 
 static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_tokens) {
     int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
-    bool int8_fits = padded <= INT8_MAX_K && w->n % 2 == 0;
-    bool rows_fit = gpu_linear_few_rows_fits(gpu, w);
+    bool many_fit = gpu_linear_many_rows_fits(gpu, w);
     if (!version)
-        version = n_tokens <= 32 ? 4 : 3;
-    if ((version == 4 && !rows_fit) || (version == 3 && !int8_fits))
+        version = n_tokens <= (many_fit && padded >= 2048 ? 16 : 32) ? 4 : many_fit ? 5 : 3;
+    if ((version == 5 && !many_fit) || (version == 4 && !gpu_linear_few_rows_fits(gpu, w)))
+        version = 3;
+    if (version == 3 && (padded > INT8_MAX_K || w->n % 2))
         version = 2;
     return version;
+}
+
+/* Versions 4 and 5. */
+static void linear_parts_at_once(struct gpu_device *gpu, int version,
+                                 const struct linear_part *parts, int n_parts, struct bfp_rows x,
+                                 int n_tokens) {
+    if (version == 4)
+        gpu_linear_few_rows(gpu, parts, n_parts, x, n_tokens);
+    else
+        gpu_linear_many_rows(gpu, parts, n_parts, x, n_tokens);
 }
 
 void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
                 struct bfp_rows x,            /* [n_tokens, w->k] */
                 const struct matrix *w, int n_tokens) {
     struct gpu_device *gpu = gpu_of(dev);
-    int padded = gpu_padded(w->k);
+    int padded = gpu_padded(w->k), version = n_tokens ? choose(gpu, w, n_tokens) : 0;
     const int8_t *high = (const int8_t *)w->mantissas;
     const int8_t *low = high + (size_t)w->n * (size_t)padded;
-    if (!n_tokens)
-        return;
-    switch (choose(gpu, w, n_tokens)) {
-    case 1:
+    struct linear_part only = {y, w};
+    if (version == 1)
         GPU_LAUNCH(gpu, linear_1, gpu_blocks((size_t)n_tokens * (size_t)w->n, 128), 128, 0, y, x,
                    high, low, w->exponents, n_tokens, w->n, w->k, padded);
-        break;
-    case 2:
+    else if (version == 2)
         linear_2(gpu, y, x, w, n_tokens);
-        break;
-    case 3:
+    else if (version == 3)
         linear_3(gpu, y, x, w, n_tokens);
-        break;
-    default:
-        struct linear_part only = {y, w};
-        gpu_linear_few_rows(gpu, &only, 1, x, n_tokens);
-    }
+    else if (version)
+        linear_parts_at_once(gpu, version, &only, 1, x, n_tokens);
 }
 
 void gpu_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                       int n_parts, struct bfp_rows x, int n_tokens) {
     struct gpu_device *gpu = gpu_of(dev);
-    /* Whether version 4 takes a matrix is a matter of k alone, which all have in common. */
-    bool together = n_tokens > 0 && choose(gpu, parts->w, n_tokens) == 4;
-    if (together)
-        gpu_linear_few_rows(gpu, parts, n_parts, x, n_tokens);
-    for (int i = 0; i < n_parts && !together; i++)
+    /* Whether versions 4 and 5 take a matrix is a matter of k alone, which all have in common. */
+    int version = n_tokens ? choose(gpu, parts->w, n_tokens) : 0;
+    if (version >= 4)
+        linear_parts_at_once(gpu, version, parts, n_parts, x, n_tokens);
+    for (int i = 0; i < n_parts && version && version < 4; i++)
         gpu_linear(dev, parts[i].y, x, parts[i].w, n_tokens);
 }

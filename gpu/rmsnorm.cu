@@ -107,17 +107,14 @@ void gpu_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
     struct gpu_device *gpu = gpu_of(dev);
     int version = gpu->version[GPU_RMSNORM] ? gpu->version[GPU_RMSNORM] : 3;
     bool vectors = n_cols % 4 == 0 && n_cols >= 1024 && n_cols <= 8192;
+    auto rmsnorm = n_cols <= 4096 ? rmsnorm_3<4> : rmsnorm_3<8>;
     if (!n_rows)
         return;
     if (version == 1)
         GPU_LAUNCH(gpu, rmsnorm_1, gpu_blocks(n_rows, 128), 128, 0, y, x, gain, n_rows, n_cols,
                    rows_per_token, eps, site, gpu->fault);
-    else if (version == 3 && vectors && n_cols <= 4096)
-        GPU_LAUNCH_EARLY(gpu, rmsnorm_3<4>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
-                         (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site,
-                         gpu->fault);
     else if (version == 3 && vectors)
-        GPU_LAUNCH_EARLY(gpu, rmsnorm_3<8>, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
+        GPU_LAUNCH_EARLY(gpu, rmsnorm, n_rows, 256, 0, (float4 *)y, (const float4 *)x,
                          (const float4 *)gain, n_cols / 4, n_cols, rows_per_token, eps, site,
                          gpu->fault);
     else if (n_cols <= 512)
@@ -184,23 +181,20 @@ void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
                      const float *gain,            /* [n_cols] */
                      int n_rows, int n_cols, double eps, int site_x, int site_y) {
     struct gpu_device *gpu = gpu_of(dev);
-    float4 *to = (float4 *)y, *sum = (float4 *)x;
-    const float4 *add = (const float4 *)branch, *by = (const float4 *)gain;
     if (!n_rows)
         return;
     if (gpu->version[GPU_ADD_RMSNORM] == 1 || n_cols % 4 || n_cols > 8192) {
         gpu_add(dev, x, x, branch, (size_t)n_rows * (size_t)n_cols);
         gpu_rmsnorm(dev, y, x, gain, n_rows, n_cols, 1, eps, site_x);
         gpu_snap_rows(dev, snapped, y, n_rows, n_cols, site_y);
-    } else if (n_cols <= 512) {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<1, 4>), gpu_blocks(n_rows, 4), dim3(32, 4), 0, to,
-                         snapped, sum, add, by, n_rows, n_cols / 4, eps, site_x, site_y,
-                         gpu->fault);
-    } else if (n_cols <= 4096) {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 4>), n_rows, dim3(256), 0, to, snapped, sum, add,
-                         by, n_rows, n_cols / 4, eps, site_x, site_y, gpu->fault);
-    } else {
-        GPU_LAUNCH_EARLY(gpu, (add_rmsnorm_2<8, 8>), n_rows, dim3(256), 0, to, snapped, sum, add,
-                         by, n_rows, n_cols / 4, eps, site_x, site_y, gpu->fault);
+        return;
     }
+    bool is_short = n_cols <= 512;
+    auto add_rmsnorm = is_short         ? add_rmsnorm_2<1, 4>
+                       : n_cols <= 4096 ? add_rmsnorm_2<8, 4>
+                                        : add_rmsnorm_2<8, 8>;
+    GPU_LAUNCH_EARLY(gpu, add_rmsnorm, is_short ? gpu_blocks(n_rows, 4) : (unsigned)n_rows,
+                     is_short ? dim3(32, 4) : dim3(256), 0, (float4 *)y, snapped, (float4 *)x,
+                     (const float4 *)branch, (const float4 *)gain, n_rows, n_cols / 4, eps, site_x,
+                     site_y, gpu->fault);
 }

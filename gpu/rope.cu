@@ -3,12 +3,9 @@
  * the token's angle, in place. Memory-bound: 4 bytes read and 4 written per element; the tables are
  * shared by all heads of a token and come from cache.
  *
- * 1  a thread per pair
- * 2  a thread per four pairs: 16-byte loads (head_dim a multiple of 8)
- *
  * norm_rope: queries and keys, each head normalised before it is rotated.
  *
- * 1  up to four ops: rmsnorm and rope, for each of the two
+ * 1  up to four ops: rmsnorm and rope (a thread per pair), for each of the two
  * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). In a step of
  *    decoding these are few rows: what it saves is the way from kernel to kernel
  */
@@ -28,23 +25,6 @@ __global__ static void rope_1(float *x, const int32_t *positions, const float *c
     *x1 = b * c + a * s;
 }
 
-__global__ static void rope_2(float4 *x, const int32_t *positions, const float4 *cos_table,
-                              const float4 *sin_table, size_t n_quads, int n_heads, int half) {
-    run_in_turn();
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n_quads)
-        return;
-    unsigned quads = (unsigned)half / 4; /* float4 in half a head */
-    size_t row = i / quads, d = i % quads;
-    float4 *x0 = x + row * quads * 2 + d, *x1 = x0 + quads;
-    size_t at = (size_t)positions[row / (unsigned)n_heads] * quads + d;
-    float4 a = *x0, b = *x1, c = cos_table[at], s = sin_table[at];
-    *x0 = make_float4(a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y, a.z * c.z - b.z * s.z,
-                      a.w * c.w - b.w * s.w);
-    *x1 = make_float4(b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y, b.z * c.z + a.z * s.z,
-                      b.w * c.w + a.w * s.w);
-}
-
 void gpu_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
               const int32_t *positions,     /* [n_tokens] */
               const float *cos_table,       /* [n_positions, head_dim / 2] */
@@ -53,15 +33,9 @@ void gpu_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
     struct gpu_device *gpu = gpu_of(dev);
     int half = head_dim / 2;
     size_t n_pairs = (size_t)n_tokens * (size_t)n_heads * (size_t)half;
-    if (!n_pairs)
-        return;
-    if (gpu->version[GPU_ROPE] == 1 || half % 4)
+    if (n_pairs)
         GPU_LAUNCH(gpu, rope_1, gpu_blocks(n_pairs, 256), 256, 0, x, positions, cos_table,
                    sin_table, n_pairs, n_heads, half);
-    else
-        GPU_LAUNCH_EARLY(gpu, rope_2, gpu_blocks(n_pairs / 4, 256), 256, 0, (float4 *)x, positions,
-                         (const float4 *)cos_table, (const float4 *)sin_table, n_pairs / 4, n_heads,
-                         half);
 }
 
 /* PAIRS pairs a lane. */
@@ -106,7 +80,6 @@ void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
     struct gpu_device *gpu = gpu_of(dev);
     size_t n_rows = (size_t)n_tokens * (size_t)(q->n_heads + k->n_heads);
     int half = head_dim / 2;
-    dim3 grid(gpu_blocks(n_rows, 4)), block(32, 4);
     if (!n_rows)
         return;
     if (gpu->version[GPU_NORM_ROPE] == 1 || head_dim > 256) {
@@ -117,14 +90,9 @@ void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
             gpu_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads,
                      head_dim);
         }
-    } else if (half <= 32) {
-        GPU_LAUNCH_EARLY(gpu, norm_rope_2<1>, grid, block, 0, *q, *k, positions, cos_table,
-                         sin_table, n_tokens, half, eps, gpu->fault);
-    } else if (half <= 64) {
-        GPU_LAUNCH_EARLY(gpu, norm_rope_2<2>, grid, block, 0, *q, *k, positions, cos_table,
-                         sin_table, n_tokens, half, eps, gpu->fault);
-    } else {
-        GPU_LAUNCH_EARLY(gpu, norm_rope_2<4>, grid, block, 0, *q, *k, positions, cos_table,
-                         sin_table, n_tokens, half, eps, gpu->fault);
+        return;
     }
+    auto norm_rope = half <= 32 ? norm_rope_2<1> : half <= 64 ? norm_rope_2<2> : norm_rope_2<4>;
+    GPU_LAUNCH_EARLY(gpu, norm_rope, gpu_blocks(n_rows, 4), dim3(32, 4), 0, *q, *k, positions,
+                     cos_table, sin_table, n_tokens, half, eps, gpu->fault);
 }

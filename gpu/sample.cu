@@ -121,8 +121,8 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
     /* Each thread reads back only its own weights until walk, which begins behind a barrier. */
     unsigned long long threshold = truncate_row(&r, how.top_k, how.top_p);
     unsigned long long range = sum_above(&r, threshold, false);
-    walk(&token_ids[blockIdx.x], &r, threshold,
-         num_draw(how.seed, how.sample, how.position, range), run_sums);
+    walk(&token_ids[blockIdx.x], &r, threshold, num_draw(how.seed, how.sample, how.position, range),
+         run_sums);
 }
 
 void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
@@ -133,7 +133,7 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     bool drawn = false;
     for (int i = 0; i < n_rows; i++)
         drawn = drawn || how[i].temperature > 0;
-    size_t bytes = drawn ? sizeof *how * (size_t)n_rows : 0; /* greedy needs to be told nothing */
+    size_t bytes = drawn ? sizeof *how * (size_t)n_rows : 0; /* greedy has no settings */
     struct sampling *on_device =
         drawn ? (struct sampling *)gpu_scratch(gpu, GPU_SCRATCH_SAMPLING, bytes, "sample") : NULL;
     uint32_t *weights = drawn

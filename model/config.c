@@ -5,8 +5,6 @@
 
 #include <float.h>
 #include <limits.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 static const char supported[] =
@@ -19,80 +17,49 @@ struct family {
     int n_kv_heads; /* 0: as many as heads */
     int head_dim;   /* 0: hidden / heads */
     int max_positions;
-    int window; /* sliding_window; 0: the class has none, or only with use_sliding_window */
+    int window; /* sliding_window; 0: the class has none */
 };
 
 static const struct family families[] = {
     {"LlamaForCausalLM", "llama", ARCH_LLAMA, 0, 0, 2048, 0},
     {"MistralForCausalLM", "mistral", ARCH_LLAMA, 8, 0, 131072, 4096},
-    {"Qwen2ForCausalLM", "qwen2", ARCH_QWEN2, 32, 0, 32768, 0},
-    {"Qwen3ForCausalLM", "qwen3", ARCH_QWEN3, 32, 128, 32768, 0},
+    {"Qwen2ForCausalLM", "qwen2", ARCH_QWEN2, 32, 0, 32768, 4096},
+    {"Qwen3ForCausalLM", "qwen3", ARCH_QWEN3, 32, 128, 32768, 4096},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
-/* A JSON object and where its errors are reported. */
-struct source {
-    const json_t *object;
-    const char *where;
-    struct error *err;
-};
-
-/* error_set with s's place in front. Always returns -1. */
-static int __attribute__((format(printf, 2, 3)))
-refuse(const struct source *s, const char *format, ...) {
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return error_set(s->err, "%s: %s", s->where, text);
-}
-
-const char *arch_name(enum arch arch) {
-    for (int i = 0; i < N_FAMILIES; i++)
-        if (families[i].arch == arch)
-            return families[i].class_name;
-    return "unknown";
-}
-
-/* The field's value, or NULL when it is absent or null. */
-static json_t *field_value(const struct source *s, const char *field) {
-    json_t *value = json_object_get(s->object, field);
-    return json_is_null(value) ? NULL : value;
-}
-
-static int get_double_in(const struct source *s, const char *field, double min, double max,
+static int get_double_in(const struct json_source *s, const char *field, double min, double max,
                          double *out) {
-    if (json_get_double(s->object, field, out, s->where, s->err))
+    if (json_get_double(s, field, out))
         return -1;
     if (!(*out >= min && *out <= max))
-        return refuse(s, "\"%s\" is %g, must be %g to %g", field, *out, min, max);
+        return json_refuse(s, "\"%s\" is %g, must be %g to %g", field, *out, min, max);
     return 0;
 }
 
-static int get_double_required(const struct source *s, const char *field, double min, double max,
-                               double *out) {
-    if (!field_value(s, field))
-        return refuse(s, "\"%s\" is missing", field);
+static int get_double_required(const struct json_source *s, const char *field, double min,
+                               double max, double *out) {
+    if (!json_field(s, field))
+        return json_refuse(s, "\"%s\" is missing", field);
     return get_double_in(s, field, min, max, out);
 }
 
-static int get_size(const struct source *s, const char *field, int max, int *out) {
-    return json_get_int_required(s->object, field, 1, max, out, s->where, s->err);
+static int get_size(const struct json_source *s, const char *field, int max, int *out) {
+    return json_get_required_int(s, field, 1, max, out);
 }
 
 /* architectures[0] decides, and model_type when that is absent; the two must not contradict. */
-static const struct family *find_family(const struct source *s) {
+static const struct family *find_family(const struct json_source *s) {
     const char *name = NULL, *type = NULL;
-    json_t *list = field_value(s, "architectures");
-    if (json_get_string(s->object, "model_type", &type, s->where, s->err))
+    json_t *list = json_field(s, "architectures");
+    if (json_get_string(s, "model_type", &type))
         return NULL;
     if (list && json_array_size(list) > 0)
         name = json_string_value(json_array_get(list, 0));
     else if (!list || json_is_array(list))
         list = NULL, name = type;
     if (!name) {
-        refuse(s, "neither \"architectures\" nor \"model_type\" names a model; %s", supported);
+        json_refuse(s, "neither \"architectures\" nor \"model_type\" names a model; %s", supported);
         return NULL;
     }
     for (int i = 0; i < N_FAMILIES; i++) {
@@ -100,44 +67,46 @@ static const struct family *find_family(const struct source *s) {
             continue;
         if (!type || !strcmp(type, families[i].model_type))
             return &families[i];
-        refuse(s, "architecture \"%s\" has model_type \"%s\", not \"%s\"", name,
-               families[i].model_type, type);
+        json_refuse(s, "architecture \"%s\" has model_type \"%s\", not \"%s\"", name,
+                    families[i].model_type, type);
         return NULL;
     }
-    refuse(s, "%s \"%s\" is not supported; %s", list ? "architecture" : "model_type", name,
-           supported);
+    json_refuse(s, "%s \"%s\" is not supported; %s", list ? "architecture" : "model_type", name,
+                supported);
     return NULL;
 }
 
 /* An absent num_key_value_heads is the class's default; a null one means one for each head. */
-static int read_heads(struct model_config *c, const struct family *family, const struct source *s) {
+static int read_heads(struct model_config *c, const struct family *family,
+                      const struct json_source *s) {
     c->n_kv_heads = c->n_heads;
     if (!json_object_get(s->object, "num_key_value_heads") && family->n_kv_heads)
         c->n_kv_heads = family->n_kv_heads;
-    if (json_get_int(s->object, "num_key_value_heads", 1, MAX_HEADS, &c->n_kv_heads, s->where,
-                     s->err))
+    if (json_get_int(s, "num_key_value_heads", 1, MAX_HEADS, &c->n_kv_heads))
         return -1;
     if (c->n_heads % c->n_kv_heads)
-        return refuse(
+        return json_refuse(
             s, "\"num_attention_heads\" is %d, not a multiple of \"num_key_value_heads\", %d",
             c->n_heads, c->n_kv_heads);
     c->head_dim = family->head_dim;
-    if (!field_value(s, "head_dim") && !family->head_dim) {
+    if (!json_field(s, "head_dim") && !family->head_dim) {
         if (c->hidden % c->n_heads)
-            return refuse(s,
-                          "\"hidden_size\" is %d, not a multiple of "
-                          "\"num_attention_heads\", %d, and there is no \"head_dim\"",
-                          c->hidden, c->n_heads);
+            return json_refuse(s,
+                               "\"hidden_size\" is %d, not a multiple of "
+                               "\"num_attention_heads\", %d, and there is no \"head_dim\"",
+                               c->hidden, c->n_heads);
         c->head_dim = c->hidden / c->n_heads;
     }
-    if (json_get_int(s->object, "head_dim", 1, MAX_HEAD_DIM, &c->head_dim, s->where, s->err))
+    if (json_get_int(s, "head_dim", 1, MAX_HEAD_DIM, &c->head_dim))
         return -1;
     if (c->head_dim % 2 || c->head_dim > MAX_HEAD_DIM)
-        return refuse(s, "head_dim is %d, must be even and at most %d", c->head_dim, MAX_HEAD_DIM);
+        return json_refuse(s, "head_dim is %d, must be even and at most %d", c->head_dim,
+                           MAX_HEAD_DIM);
     return 0;
 }
 
-static int read_sizes(struct model_config *c, const struct family *family, const struct source *s) {
+static int read_sizes(struct model_config *c, const struct family *family,
+                      const struct json_source *s) {
     if (get_size(s, "num_hidden_layers", MAX_LAYERS, &c->n_layers) ||
         get_size(s, "hidden_size", MAX_HIDDEN, &c->hidden) ||
         get_size(s, "num_attention_heads", MAX_HEADS, &c->n_heads) ||
@@ -145,8 +114,7 @@ static int read_sizes(struct model_config *c, const struct family *family, const
         get_size(s, "vocab_size", MAX_VOCAB, &c->vocab_size))
         return -1;
     c->max_positions = family->max_positions;
-    if (json_get_int(s->object, "max_position_embeddings", 1, MAX_POSITIONS, &c->max_positions,
-                     s->where, s->err))
+    if (json_get_int(s, "max_position_embeddings", 1, MAX_POSITIONS, &c->max_positions))
         return -1;
     /* An eps below the smallest normal float32 would become 0 in the kernels. */
     c->rms_eps = 1e-6;
@@ -158,11 +126,10 @@ static int read_sizes(struct model_config *c, const struct family *family, const
 /* Only Llama and Qwen3 look at attention_bias, only Llama at mlp_bias; Qwen2 always has q, k and v
  * biases. */
 static int read_switches(struct model_config *c, const struct family *family,
-                         const struct source *s) {
+                         const struct json_source *s) {
     bool attention = false, mlp = false;
-    if (json_get_bool(s->object, "tie_word_embeddings", &c->tied, s->where, s->err) ||
-        json_get_bool(s->object, "attention_bias", &attention, s->where, s->err) ||
-        json_get_bool(s->object, "mlp_bias", &mlp, s->where, s->err))
+    if (json_get_bool(s, "tie_word_embeddings", &c->tied) ||
+        json_get_bool(s, "attention_bias", &attention) || json_get_bool(s, "mlp_bias", &mlp))
         return -1;
     bool is_llama = family->arch == ARCH_LLAMA && !family->window;
     c->qk_norm = family->arch == ARCH_QWEN3;
@@ -172,64 +139,95 @@ static int read_switches(struct model_config *c, const struct family *family,
     return 0;
 }
 
-static int refuse_windows(const struct model_config *c, const struct family *family,
-                          const struct source *s) {
-    bool used = false;
-    if (json_get_bool(s->object, "use_sliding_window", &used, s->where, s->err))
-        return -1;
-    if (used)
-        return refuse(s, "\"use_sliding_window\" is true; only full attention is supported");
-    json_t *types = field_value(s, "layer_types");
+/* Which layers have the window, where the class lets a list decide (Qwen) or has fixed it. */
+static int read_layer_types(struct model_config *c, const struct family *family,
+                            const struct json_source *s) {
+    json_t *types = json_field(s, "layer_types");
     if (types && !json_is_array(types))
-        return refuse(s, "\"layer_types\" must be a list");
+        return json_refuse(s, "\"layer_types\" must be a list");
     if (types && json_array_size(types) != (size_t)c->n_layers)
-        return refuse(s, "\"layer_types\" has %zu entries, \"num_hidden_layers\" is %d",
-                      json_array_size(types), c->n_layers);
+        return json_refuse(s, "\"layer_types\" has %zu entries, \"num_hidden_layers\" is %d",
+                           json_array_size(types), c->n_layers);
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
-        if (!type || strcmp(type, "full_attention"))
-            return refuse(s, "\"layer_types\"[%zu] is \"%s\"; only \"full_attention\" is supported",
-                          i, type ? type : "?");
+        bool windowed = type && !strcmp(type, "sliding_attention");
+        if (!type || (!windowed && strcmp(type, "full_attention")))
+            return json_refuse(s,
+                               "\"layer_types\"[%zu] is \"%s\"; only \"full_attention\" and "
+                               "\"sliding_attention\" are supported",
+                               i, type ? type : "?");
+        if (family->arch == ARCH_LLAMA ? windowed != c->windowed[i] : windowed && !c->window)
+            return json_refuse(s, "\"layer_types\"[%zu] is \"%s\", but the layer has %s", i, type,
+                               c->windowed[i] ? "a sliding window" : "no sliding window");
+        c->windowed[i] = windowed;
     }
-    if (!family->window)
-        return 0;
-    int window = json_object_get(s->object, "sliding_window") ? c->max_positions : family->window;
-    if (json_get_int(s->object, "sliding_window", 1, INT_MAX, &window, s->where, s->err))
-        return -1;
-    if (window < c->max_positions)
-        return refuse(s,
-                      "\"sliding_window\" is %d and \"max_position_embeddings\" %d; "
-                      "only full attention is supported",
-                      window, c->max_positions);
     return 0;
 }
 
-static int refuse_unsupported(const struct model_config *c, const struct family *family,
-                              const struct source *s) {
+/* Mistral has the window in every layer. Qwen has it only with use_sliding_window, in the layers
+ * from max_window_layers on, unless layer_types names them. */
+static int read_windows(struct model_config *c, const struct family *family,
+                        const struct json_source *s) {
+    bool used = false;
+    int first = 28; /* of the Qwen classes */
+    if (json_get_bool(s, "use_sliding_window", &used) ||
+        json_get_int(s, "max_window_layers", 0, INT_MAX, &first))
+        return -1;
+    bool is_qwen = family->arch != ARCH_LLAMA;
+    if (used && !family->window)
+        return json_refuse(s, "\"use_sliding_window\" is true, but %s has no windows",
+                           family->class_name);
+    if (is_qwen ? used : family->window) {
+        c->window = json_object_get(s->object, "sliding_window") ? 0 : family->window;
+        if (json_get_int(s, "sliding_window", 1, INT_MAX, &c->window))
+            return -1;
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        c->windowed[i] = c->window && (!is_qwen || i >= first);
+    if (read_layer_types(c, family, s))
+        return -1;
+    c->window = c->window < c->max_positions ? c->window : 0; /* it hides nothing */
+    return 0;
+}
+
+bool model_config_is_stop(const struct model_config *c, int32_t id) {
+    for (int i = 0; i < c->n_stop_ids; i++)
+        if (c->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+int model_config_window_left(const struct model_config *c, int layer) {
+    return c->window && c->windowed[layer] ? c->window - 1 : -1;
+}
+
+static int refuse_unsupported(const struct json_source *s) {
     const char *activation = "silu";
-    if (json_get_string(s->object, "hidden_act", &activation, s->where, s->err))
+    if (json_get_string(s, "hidden_act", &activation))
         return -1;
     if (strcmp(activation, "silu"))
-        return refuse(s, "\"hidden_act\" is \"%s\"; only \"silu\" is supported", activation);
-    json_t *quantization = field_value(s, "quantization_config");
+        return json_refuse(s, "\"hidden_act\" is \"%s\"; only \"silu\" is supported", activation);
+    json_t *quantization = json_field(s, "quantization_config");
     if (quantization) {
         const char *method = json_string_value(json_object_get(quantization, "quant_method"));
-        return refuse(s, "\"quantization_config\" (\"%s\"): only BF16, F16 and F32 are supported",
-                      method ? method : "?");
+        return json_refuse(s,
+                           "\"quantization_config\" (\"%s\"): only BF16, F16 and F32 are supported",
+                           method ? method : "?");
     }
-    return refuse_windows(c, family, s);
-}
-
-static int refuse_partial_rotary(const struct source *s) {
-    double part = 1.0;
-    if (json_get_double(s->object, "partial_rotary_factor", &part, s->where, s->err))
-        return -1;
-    if (part != 1.0)
-        return refuse(s, "\"partial_rotary_factor\" is %g; only 1 is supported", part);
     return 0;
 }
 
-static int read_rope_scaling(struct rope_config *rope, const struct source *s, const char *type) {
+static int refuse_partial_rotary(const struct json_source *s) {
+    double part = 1.0;
+    if (json_get_double(s, "partial_rotary_factor", &part))
+        return -1;
+    if (part != 1.0)
+        return json_refuse(s, "\"partial_rotary_factor\" is %g; only 1 is supported", part);
+    return 0;
+}
+
+static int read_rope_scaling(struct rope_config *rope, const struct json_source *s,
+                             const char *type) {
     if (!strcmp(type, "default"))
         return 0;
     if (!strcmp(type, "linear"))
@@ -237,7 +235,8 @@ static int read_rope_scaling(struct rope_config *rope, const struct source *s, c
     else if (!strcmp(type, "llama3"))
         rope->scaling = ROPE_LLAMA3;
     else
-        return refuse(s, "rope type \"%s\" is not supported; default, linear and llama3 are", type);
+        return json_refuse(s, "rope type \"%s\" is not supported; default, linear and llama3 are",
+                           type);
     if (get_double_required(s, "factor", 1.0, 1e6, &rope->factor))
         return -1;
     if (rope->scaling == ROPE_LINEAR)
@@ -249,60 +248,59 @@ static int read_rope_scaling(struct rope_config *rope, const struct source *s, c
         return -1;
     /* The ramp between them divides by their difference. */
     if (rope->low_freq_factor >= rope->high_freq_factor)
-        return refuse(s, "\"low_freq_factor\" is %g, must be below \"high_freq_factor\", %g",
-                      rope->low_freq_factor, rope->high_freq_factor);
+        return json_refuse(s, "\"low_freq_factor\" is %g, must be below \"high_freq_factor\", %g",
+                           rope->low_freq_factor, rope->high_freq_factor);
     return 0;
 }
 
 /* rope_theta and rope_scaling {...}, or as Transformers 5 writes it rope_parameters {rope_theta,
  * ...}. A theta inside wins over one outside, and rope_scaling over rope_parameters, as there. */
-static int read_rope(struct model_config *c, const struct source *s) {
+static int read_rope(struct model_config *c, const struct json_source *s) {
     struct rope_config *rope = &c->rope;
     *rope = (struct rope_config){10000.0, ROPE_PLAIN, 1.0, 1.0, 1.0, c->max_positions};
     /* Below 1 the frequencies would grow with the dimension, without bound. */
     if (refuse_partial_rotary(s) || get_double_in(s, "rope_theta", 1.0, 1e15, &rope->theta))
         return -1;
-    json_t *object = field_value(s, "rope_scaling");
+    json_t *object = json_field(s, "rope_scaling");
     if (object && json_is_object(object) && !json_object_size(object))
         object = NULL;
     const char *name = object ? "rope_scaling" : "rope_parameters";
-    if (!object && !(object = field_value(s, name)))
+    if (!object && !(object = json_field(s, name)))
         return 0;
     if (!json_is_object(object))
-        return refuse(s, "\"%s\" must be an object", name);
+        return json_refuse(s, "\"%s\" must be an object", name);
     const char *key;
     json_t *value;
     json_object_foreach(object, key, value) {
         if (json_is_object(value))
-            return refuse(s,
-                          "\"%s\" has values for \"%s\" only; one set for all layers is supported",
-                          name, key);
+            return json_refuse(
+                s, "\"%s\" has values for \"%s\" only; one set for all layers is supported", name,
+                key);
     }
-    struct source inner = {object, s->where, s->err};
+    struct json_source inner = {object, s->where, s->err};
     const char *type = "default";
     if (refuse_partial_rotary(&inner) ||
         get_double_in(&inner, "rope_theta", 1.0, 1e15, &rope->theta) ||
-        json_get_string(object, "type", &type, s->where, s->err) ||
-        json_get_string(object, "rope_type", &type, s->where, s->err))
+        json_get_string(&inner, "type", &type) || json_get_string(&inner, "rope_type", &type))
         return -1;
     return read_rope_scaling(rope, &inner, type);
 }
 
-static int add_stop_id(struct model_config *c, const json_t *id, const struct source *s) {
+static int add_stop_id(struct model_config *c, const json_t *id, const struct json_source *s) {
     if (!json_is_integer(id))
-        return refuse(s, "\"eos_token_id\" must be a whole number or a list of them");
+        return json_refuse(s, "\"eos_token_id\" must be a whole number or a list of them");
     json_int_t number = json_integer_value(id);
     if (number < 0 || number >= c->vocab_size)
-        return refuse(s, "\"eos_token_id\" is %lld, outside the vocabulary (0 to %d)",
-                      (long long)number, c->vocab_size - 1);
+        return json_refuse(s, "\"eos_token_id\" is %lld, outside the vocabulary (0 to %d)",
+                           (long long)number, c->vocab_size - 1);
     if (c->n_stop_ids == MAX_STOP_IDS)
-        return refuse(s, "\"eos_token_id\" has more than %d ids", MAX_STOP_IDS);
+        return json_refuse(s, "\"eos_token_id\" has more than %d ids", MAX_STOP_IDS);
     c->stop_ids[c->n_stop_ids++] = (int32_t)number;
     return 0;
 }
 
-static int read_stop_ids(struct model_config *c, const struct source *s) {
-    json_t *value = field_value(s, "eos_token_id");
+static int read_stop_ids(struct model_config *c, const struct json_source *s) {
+    json_t *value = json_field(s, "eos_token_id");
     if (!value)
         return 0;
     c->n_stop_ids = 0;
@@ -314,24 +312,24 @@ static int read_stop_ids(struct model_config *c, const struct source *s) {
     return 0;
 }
 
-static int read_config(struct model_config *c, const struct source *s) {
+static int read_config(struct model_config *c, const struct json_source *s) {
     memset(c, 0, sizeof *c);
     const struct family *family = find_family(s);
     if (!family)
         return -1;
     c->arch = family->arch;
-    if (read_sizes(c, family, s) || read_switches(c, family, s) ||
-        refuse_unsupported(c, family, s) || read_rope(c, s))
+    if (read_sizes(c, family, s) || read_switches(c, family, s) || read_windows(c, family, s) ||
+        refuse_unsupported(s) || read_rope(c, s))
         return -1;
     return read_stop_ids(c, s);
 }
 
 /* Reads c from root, which may be NULL (err is set then) and is given back. */
 static int read_object(struct model_config *c, json_t *root, const char *where, struct error *err,
-                       int (*read)(struct model_config *, const struct source *)) {
+                       int (*read)(struct model_config *, const struct json_source *)) {
     if (!root)
         return -1;
-    int rc = json_is_object(root) ? read(c, &(struct source){root, where, err})
+    int rc = json_is_object(root) ? read(c, &(struct json_source){root, where, err})
                                   : error_set(err, "%s: not a JSON object", where);
     json_decref(root);
     return rc;

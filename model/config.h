@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Mistral is ARCH_LLAMA: without its sliding window it is the same computation. */
+/* Mistral is ARCH_LLAMA: but for its sliding window it is the same computation. */
 enum arch { ARCH_LLAMA, ARCH_QWEN2, ARCH_QWEN3 };
 
 enum rope_scaling {
@@ -71,7 +71,17 @@ struct model_config {
     int n_stop_ids;                 /* 0 when neither file names one */
     int32_t stop_ids[MAX_STOP_IDS]; /* eos_token_id, each 0 to vocab_size-1 */
     struct rope_config rope;
+    int window; /* sliding_window: of a layer that has it, a query sees itself and window - 1
+                   positions before it; 0: no layer has one that hides something */
+    bool windowed[MAX_LAYERS]; /* [n_layers] which have it */
 };
+
+/* How many positions before itself a query of the layer sees: window_left of an attention variant
+ * (model/attention/variant.h). -1: all. */
+int model_config_window_left(const struct model_config *c, int layer);
+
+/* Whether the token ends an answer: it is one of stop_ids. */
+bool model_config_is_stop(const struct model_config *c, int32_t id);
 
 /*
  * Reads DIR/config.json and, if there is one, DIR/generation_config.json, whose eos_token_id wins.
@@ -88,8 +98,5 @@ int model_config_parse(struct model_config *out, const char *json, size_t n, con
  * filled, if the n bytes name any. Returns 0, or -1 with err set. */
 int model_config_parse_generation(struct model_config *c, const char *json, size_t n,
                                   const char *where, struct error *err);
-
-/* "LlamaForCausalLM", …: the name Hugging Face gives the architecture. Static. */
-const char *arch_name(enum arch arch);
 
 #endif

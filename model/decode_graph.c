@@ -108,14 +108,15 @@ int decode_at_once(struct model *model, struct workspace *ws, const struct batch
         return 0;
     decode_pad(ws->graphs, batch, size);
     if (parts->prepare(model, ws, &ws->graphs->batch, err) ||
-        decode_run(ws->graphs, size, ops->attention_plan_form(ws->plan), model, ws, parts, err))
+        decode_run(ws->graphs, size, attention_plans_form(&ws->plans, model->dev), model, ws, parts,
+                   err))
         return -1;
     return 1;
 }
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev) {
     for (int i = 0; g && i < N_DECODE_SIZES; i++)
-        for (int form = 0; form < N_PLAN_FORMS; form++)
+        for (int form = 0; form < N_PASS_FORMS; form++)
             if (g->recordings[i][form].graph)
                 dev->ops->graph_free(dev, g->recordings[i][form].graph);
 }

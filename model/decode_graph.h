@@ -11,6 +11,7 @@
 #ifndef SAMEBITS_DECODE_GRAPH_H
 #define SAMEBITS_DECODE_GRAPH_H
 
+#include "model/attention_plans.h"
 #include "model/forward.h"
 
 #include <stdbool.h>
@@ -25,12 +26,12 @@ struct pass_parts {
                 const struct probe *probe);
 };
 
-/* Runs the batch where it is a decoding pass and the device has a way to do that in one go: what
+/* Runs the batch in one go where it is a decoding pass and the device can: what
  * parts do, and the same bits. Returns 1; 0 when it must be run otherwise; -1 with err set. */
 int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct pass_parts *parts, struct error *err);
 
-/* ---- recordings, one for each size and form of a plan (ops.h) ----------------------------------
+/* ---- recordings, one for each size and form of the plans --------------------------------------
  */
 
 struct recording {
@@ -40,7 +41,7 @@ struct recording {
 };
 
 struct decode_graphs {
-    struct recording recordings[N_DECODE_SIZES][N_PLAN_FORMS];
+    struct recording recordings[N_DECODE_SIZES][N_PASS_FORMS];
     /* The batch with its padding. */
     struct batch batch;
     struct paged_batch pages;
@@ -58,7 +59,7 @@ int decode_size_of(const struct batch *batch);
 void decode_pad(struct decode_graphs *g, const struct batch *batch, int size);
 
 /* Runs g->batch, which is prepared: by parts->run, or by replaying it. What run does must depend on
- * nothing but the size, the form of the plan of attention and device memory. Returns 0, or -1 with
+ * nothing but the size, the form of the plans of attention and device memory. Returns 0, or -1 with
  * err set. */
 int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
                struct workspace *ws, const struct pass_parts *parts, struct error *err);

@@ -1,9 +1,8 @@
 #include "model/forward.h"
 
 #include "model/decode_graph.h"
-#include "model/workspace.h"
+#include "model/forward_parallel.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,23 +42,13 @@ static bool is_gathered(const struct batch *batch) {
     return is_paged(batch) && !batch->pages;
 }
 
-/* Positions that sequence i has after the pass. */
-static int kv_len_of(const struct batch *batch, int i) {
-    return batch->positions[batch->qo_indptr[i + 1] - 1] + 1;
-}
-
-static struct attention_shape attention_shape_of(const struct model_config *c) {
-    return (struct attention_shape){c->n_heads, c->n_kv_heads, c->head_dim, 1.0 / sqrt(c->head_dim),
-                                    KV_BFP16};
-}
-
-/* Where the keys and values of each row go, and by how much it is rotated. */
-static int upload_positions(struct workspace *ws, const struct batch *batch, struct error *err) {
+/* Which word each row is, where its keys and values go, and by how much it is rotated. */
+static int upload_rows(struct workspace *ws, const struct batch *batch, struct error *err) {
     struct device *dev = ws->model->dev;
     size_t n = (size_t)batch->n_tokens;
     int result = 0;
     int64_t *slots = malloc(sizeof *slots * n);
-    int32_t *rotations = malloc(sizeof *rotations * n);
+    int32_t *rotations = malloc(sizeof *rotations * 2 * n), *ids = rotations + n;
     if (!slots || !rotations)
         result = error_set(err, "out of memory for a pass of %zu tokens", n);
     for (size_t i = 0; i < n && !result; i++) {
@@ -77,6 +66,8 @@ static int upload_positions(struct workspace *ws, const struct batch *batch, str
     if (!result) {
         dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
         dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
+        shared_token_ids(ws->model, ids, batch->token_ids, batch->n_tokens);
+        dev->ops->upload(dev, ws->token_ids, ids, sizeof *ids * n);
     }
     free(slots);
     free(rotations);
@@ -89,7 +80,7 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
     int64_t n = 0;
     int longest = 0, result = 0;
     for (int i = 0; i < batch->n_sequences; i++) {
-        int kv_len = kv_len_of(batch, i);
+        int kv_len = batch_kv_len(batch, i);
         longest = kv_len > longest ? kv_len : longest;
         n += kv_len;
     }
@@ -100,7 +91,7 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
         return error_set(err, "out of memory for a pass over %lld cached positions", (long long)n);
     for (int i = 0; i < batch->n_sequences && !result; i++) {
         const struct kv_cache *cache = batch->caches[i];
-        int kv_len = kv_len_of(batch, i);
+        int kv_len = batch_kv_len(batch, i);
         result = cache->slots(cache, 0, kv_len, next, err);
         next += kv_len;
     }
@@ -110,15 +101,6 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
         dev->ops->upload(dev, ws->paged_slots, slots, sizeof *slots * (size_t)n);
     free(slots);
     return result;
-}
-
-static int plan_attention(struct workspace *ws, const struct batch *batch, struct error *err) {
-    struct device *dev = ws->model->dev;
-    struct attention_shape shape = attention_shape_of(&ws->model->config);
-    shape.kv_type = batch->caches[0]->type;
-    if (!ws->plan)
-        ws->plan = dev->ops->attention_plan_new(dev, err);
-    return ws->plan ? dev->ops->attention_plan(dev, ws->plan, batch->pages, &shape, NULL, err) : -1;
 }
 
 /* Gets memory and uploads what the ops read of the batch. Returns 0, or -1 with err set. */
@@ -131,10 +113,8 @@ static int prepare(struct model *model, struct workspace *ws, const struct batch
         return error_set(err, "a KV cache of type %s needs passes of all sequences together",
                          kv_type_name(batch->caches[0]->type));
     if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
-        (batch->pages && plan_attention(ws, batch, err)) || upload_positions(ws, batch, err))
+        attention_plans_make(&ws->plans, model, batch, err) || upload_rows(ws, batch, err))
         return -1;
-    ops->upload(model->dev, ws->token_ids, batch->token_ids,
-                sizeof(int32_t) * (size_t)batch->n_tokens);
     ops->upload(model->dev, ws->logit_rows, batch->logit_rows,
                 sizeof(int32_t) * (size_t)batch->n_logits);
     return 0;
@@ -170,11 +150,13 @@ static void finish_linear(const struct pass *p, float *y, const struct matrix *w
     see(p, id, y, n_rows, w->n);
 }
 
-/* y = x W^T + bias for the rows that were snapped last. */
-static void linear(const struct pass *p, float *y, const struct matrix *w, const float *bias,
-                   enum tensor_id id, int n_rows) {
-    p->ops->linear(p->dev, y, p->ws->snapped, w, n_rows);
-    finish_linear(p, y, w, bias, id, n_rows);
+/* branch = x W^T + bias, where x is shared by all ranks. */
+static void snap_and_branch(const struct pass *p, const float *x, const struct matrix *w,
+                            const float *bias, enum tensor_id from, enum tensor_id id) {
+    int n = p->batch->n_tokens;
+    shared_snap_rows(p->model, p->ws, x, n, w->k, site(p, from));
+    shared_linear(p->model, p->ws, p->ws->branch, w, n);
+    finish_linear(p, p->ws->branch, w, bias, id, n);
 }
 
 /* Normalises the residual stream and snaps the result: the input of what follows. */
@@ -225,11 +207,12 @@ static void attend_together(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     const struct kv_cache *cache = p->batch->caches[0];
     int page_size = p->batch->pages->page_size;
-    struct attention_variant causal = attention_variant_causal();
+    struct attention_variant variant = attention_variant_of(c, p->layer);
+    const struct attention_plan *plan = p->ws->plans.together[variant.window_left >= 0];
     struct kv_views kv = kv_layer_views(&cache->layers[p->layer], cache->type, page_size,
                                         c->n_kv_heads, c->head_dim);
     append(p, &kv, page_size, 0, p->batch->n_tokens);
-    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, p->ws->plan, &causal,
+    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, plan, &variant,
                    site(p, TENSOR_ATTENTION));
 }
 
@@ -242,7 +225,7 @@ static void attend_each(const struct pass *p) {
     const int64_t *paged_slots = is_gathered(p->batch) ? ws->paged_slots : NULL;
     for (int i = 0; i < p->batch->n_sequences; i++) {
         int first = p->batch->qo_indptr[i], n = p->batch->qo_indptr[i + 1] - first;
-        int kv_len = kv_len_of(p->batch, i);
+        int kv_len = batch_kv_len(p->batch, i);
         struct kv_layer layer = kv_of(p, i);
         struct kv_views kv = kv_layer_views(&layer, KV_BFP16, 1, c->n_kv_heads, c->head_dim);
         append(p, &kv, 1, first, n);
@@ -252,8 +235,13 @@ static void attend_each(const struct pass *p) {
             paged_slots += kv_len;
             layer = ws->gathered;
         }
-        p->ops->attention(p->dev, ws->attention + (size_t)first * q, ws->q + (size_t)first * q,
-                          &layer, n, kv_len, &shape, site(p, TENSOR_ATTENTION));
+        float *y = ws->attention + (size_t)first * q;
+        if (model_config_window_left(c, p->layer) >= 0)
+            attention_plans_run(&ws->plans, p->model, p->layer, i, y, ws->q + (size_t)first * q,
+                                &layer, kv_len, site(p, TENSOR_ATTENTION));
+        else
+            p->ops->attention(p->dev, y, ws->q + (size_t)first * q, &layer, n, kv_len, &shape,
+                              site(p, TENSOR_ATTENTION));
     }
 }
 
@@ -283,7 +271,6 @@ static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer
 
 /* From the snapped attention norm to the branch. */
 static void attention_block(const struct pass *p, const struct layer_weights *w) {
-    const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
     int n = p->batch->n_tokens;
     const struct linear_part qkv[] = {{ws->q, &w->q}, {ws->k, &w->k}, {ws->v, &w->v}};
@@ -293,9 +280,7 @@ static void attention_block(const struct pass *p, const struct layer_weights *w)
     finish_linear(p, ws->v, &w->v, w->v_bias, TENSOR_V, n);
     norm_and_rotate(p, w);
     attend(p);
-    p->ops->snap_rows(p->dev, ws->snapped, ws->attention, n, c->n_heads * c->head_dim,
-                      site(p, TENSOR_ATTENTION));
-    linear(p, ws->branch, &w->o, w->o_bias, TENSOR_O, n);
+    snap_and_branch(p, ws->attention, &w->o, w->o_bias, TENSOR_ATTENTION, TENSOR_O);
 }
 
 /* From the snapped FFN norm to the branch. */
@@ -308,8 +293,7 @@ static void ffn_block(const struct pass *p, const struct layer_weights *w) {
     finish_linear(p, ws->up, &w->up, w->up_bias, TENSOR_UP, n);
     p->ops->silu_mul(p->dev, ws->gate, ws->gate, ws->up, (size_t)n * (size_t)ffn);
     see(p, TENSOR_ACTIVATION, ws->gate, n, ffn);
-    p->ops->snap_rows(p->dev, ws->snapped, ws->gate, n, ffn, site(p, TENSOR_ACTIVATION));
-    linear(p, ws->branch, &w->down, w->down_bias, TENSOR_DOWN, n);
+    snap_and_branch(p, ws->gate, &w->down, w->down_bias, TENSOR_ACTIVATION, TENSOR_DOWN);
 }
 
 /* The layers. A norm belongs to the sum before it: only the first has none. */
@@ -340,14 +324,15 @@ static void output_block(const struct pass *p) {
         return;
     p->ops->take_rows(p->dev, ws->branch, ws->x, ws->logit_rows, n, hidden);
     norm_and_snap(p, ws->branch, p->model->final_norm, TENSOR_RESIDUAL, TENSOR_FINAL_NORM, n);
-    linear(p, ws->logits, model_output(p->model), NULL, TENSOR_LOGITS, n);
+    shared_logits(p->model, ws, n);
+    see(p, TENSOR_LOGITS, ws->logits, n, p->model->config.vocab_size);
 }
 
 /* All of it, from token ids to logits. probe may be NULL. */
 static void run_ops(struct model *model, struct workspace *ws, const struct batch *batch,
                     const struct probe *probe) {
     struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
-    p.ops->embed(p.dev, ws->x, ws->token_ids, &model->embedding, batch->n_tokens);
+    shared_embed(model, ws, batch->n_tokens);
     see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
     run_layers(&p);
     output_block(&p);
@@ -356,7 +341,7 @@ static void run_ops(struct model *model, struct workspace *ws, const struct batc
 float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
                const struct probe *probe, struct error *err) {
     const struct pass_parts parts = {prepare, run_ops};
-    int done = probe ? 0 : decode_at_once(model, ws, batch, &parts, err);
+    int done = probe || model->parallel ? 0 : decode_at_once(model, ws, batch, &parts, err);
     if (!done && !prepare(model, ws, batch, err)) {
         run_ops(model, ws, batch, probe);
         done = 1;
@@ -390,9 +375,13 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
     struct fault fault;
-    if (dev->ops->sync(dev, &fault, err))
+    parallel_wait(model->parallel, dev);
+    if (parallel_check(model->parallel, err) || dev->ops->sync(dev, &fault, err))
         return -1;
     if (n)
         memcpy(token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
+    if (model->parallel &&
+        parallel_check_pass(model->parallel, shared_pass_hash(batch, token_ids), &fault, err))
+        return -1;
     return fault.site < 0 ? 0 : describe_fault(batch, fault, model->config.n_layers, err);
 }

@@ -77,7 +77,7 @@ struct workspace *workspace_new(const struct model *model, struct error *err);
 void workspace_free(struct workspace *ws);
 
 /* Whether passes that only decode may run as one op, or be replayed from recordings
- * (decode_graph.h), on devices that have them: yes, unless told otherwise. Changes no bit. */
+ * (decode_graph.h), on devices that have them: yes at first. Changes no bit. */
 void workspace_use_graphs(struct workspace *ws, bool use);
 
 /*

@@ -2,40 +2,39 @@
 
 #include <stdlib.h>
 
-/* What the keys of a layer take, and their exponents, one for each row; values alike. */
-static size_t elements_bytes(int n_slots, int n_kv_heads, int head_dim, enum kv_type type) {
-    return (size_t)kv_type_bytes(type) * (size_t)n_slots * (size_t)n_kv_heads * (size_t)head_dim;
-}
-
-static size_t exponents_bytes(int n_slots, int n_kv_heads, enum kv_type type) {
-    return kv_type_has_exponents(type) ? (size_t)n_slots * (size_t)n_kv_heads : 0;
+struct kv_parts kv_layer_parts(const struct kv_layer *layer, int first, int n, int n_kv_heads,
+                               int head_dim, enum kv_type type) {
+    size_t heads = (size_t)n_kv_heads,
+           slot = heads * (size_t)head_dim * (size_t)kv_type_bytes(type);
+    size_t exponents = kv_type_has_exponents(type) ? heads : 0;
+    size_t bytes = slot * (size_t)n, at = slot * (size_t)first, e = exponents * (size_t)first;
+    return (struct kv_parts){{(char *)layer->k + at, (char *)layer->v + at, layer->k_exponents + e,
+                              layer->v_exponents + e},
+                             {bytes, bytes, exponents * (size_t)n, exponents * (size_t)n}};
 }
 
 size_t kv_layer_bytes(int n_slots, int n_kv_heads, int head_dim, enum kv_type type) {
-    return 2 * (elements_bytes(n_slots, n_kv_heads, head_dim, type) +
-                exponents_bytes(n_slots, n_kv_heads, type));
+    struct kv_layer any = {0};
+    struct kv_parts p = kv_layer_parts(&any, 0, n_slots, n_kv_heads, head_dim, type);
+    return 2 * (p.bytes[0] + p.bytes[2]);
 }
 
 void kv_layer_free(struct kv_layer *layer, struct device *dev, int n_slots, int n_kv_heads,
                    int head_dim, enum kv_type type) {
-    size_t bytes = elements_bytes(n_slots, n_kv_heads, head_dim, type);
-    size_t exponents = exponents_bytes(n_slots, n_kv_heads, type);
-    dev->ops->free(dev, layer->k, bytes);
-    dev->ops->free(dev, layer->v, bytes);
-    dev->ops->free(dev, layer->k_exponents, exponents);
-    dev->ops->free(dev, layer->v_exponents, exponents);
+    struct kv_parts p = kv_layer_parts(layer, 0, n_slots, n_kv_heads, head_dim, type);
+    for (int i = 0; i < 4; i++)
+        dev->ops->free(dev, p.at[i], p.bytes[i]);
     *layer = (struct kv_layer){0};
 }
 
 int kv_layer_alloc(struct kv_layer *layer, struct device *dev, int n_slots, int n_kv_heads,
                    int head_dim, enum kv_type type, struct error *err) {
-    size_t bytes = elements_bytes(n_slots, n_kv_heads, head_dim, type);
-    size_t exponents = exponents_bytes(n_slots, n_kv_heads, type);
-    layer->k = dev->ops->alloc(dev, bytes, "the KV cache", err);
-    layer->v = dev->ops->alloc(dev, bytes, "the KV cache", err);
-    layer->k_exponents = dev->ops->alloc(dev, exponents, "the KV cache", err);
-    layer->v_exponents = dev->ops->alloc(dev, exponents, "the KV cache", err);
-    if (layer->k && layer->v && layer->k_exponents && layer->v_exponents)
+    *layer = (struct kv_layer){0};
+    struct kv_parts p = kv_layer_parts(layer, 0, n_slots, n_kv_heads, head_dim, type);
+    for (int i = 0; i < 4; i++)
+        p.at[i] = dev->ops->alloc(dev, p.bytes[i], "the KV cache", err);
+    *layer = (struct kv_layer){p.at[0], p.at[1], p.at[2], p.at[3]};
+    if (p.at[0] && p.at[1] && p.at[2] && p.at[3])
         return 0;
     kv_layer_free(layer, dev, n_slots, n_kv_heads, head_dim, type);
     return -1;

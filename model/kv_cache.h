@@ -58,4 +58,15 @@ void kv_layer_free(struct kv_layer *layer, struct device *dev, int n_slots, int 
 /* Device memory of one layer of n_slots tokens, in bytes. */
 size_t kv_layer_bytes(int n_slots, int n_kv_heads, int head_dim, enum kv_type type);
 
+/* Where some slots of a layer lie: their keys, values and the exponents of both, with their bytes
+ * (0: the type has no exponents). */
+struct kv_parts {
+    void *at[4];
+    size_t bytes[4];
+};
+
+/* Slots first ... first + n - 1. */
+struct kv_parts kv_layer_parts(const struct kv_layer *layer, int first, int n, int n_kv_heads,
+                               int head_dim, enum kv_type type);
+
 #endif

@@ -10,6 +10,7 @@
 #include "model/config.h"
 #include "model/error.h"
 #include "model/ops.h"
+#include "model/parallel.h"
 
 /* Weights of one decoder layer. Biases and q/k norms are NULL where the architecture has none. */
 struct layer_weights {
@@ -29,9 +30,12 @@ struct weight;
 /* May not be moved once it is loaded. */
 struct model {
     struct device *dev; /* not owned */
+    /* n_heads, n_kv_heads and ffn are this rank's, where ranks share the model. */
     struct model_config config;
+    struct parallel *parallel;    /* not owned; NULL: one rank */
+    struct model_part part;       /* without ranks: all of it */
     struct layer_weights *layers; /* host array [n_layers] */
-    struct matrix embedding;      /* [vocab_size, hidden] */
+    struct matrix embedding;      /* [vocab_size, hidden]; of ranks: [their words + 1, hidden] */
     struct matrix output;         /* [vocab_size, hidden]; n = 0 when tied: embedding is used */
     float *final_norm;            /* [hidden] */
     float *rope_cos, *rope_sin;   /* [n_rope, head_dim / 2], grown by model_reserve_positions */
@@ -53,6 +57,10 @@ struct progress {
  */
 int model_load(struct model *out, struct device *dev, const char *dir,
                const struct progress *progress, struct error *err);
+
+/* model_load of a rank's part; parallel must outlive the model. NULL: all of it. */
+int model_load_part(struct model *out, struct device *dev, const char *dir,
+                    struct parallel *parallel, const struct progress *progress, struct error *err);
 
 /* Frees the weights; a zeroed model is fine. */
 void model_free(struct model *model);

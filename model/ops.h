@@ -60,7 +60,7 @@ struct fault {
 /* Weights W[n][k] of a linear layer, each output row snapped to BFP16, in the device's own form. */
 struct matrix {
     int n, k;
-    void *mantissas;   /* cpu: double [n, k], integer-valued, as dgemm wants them */
+    void *mantissas;   /* cpu: int16 [n, k] */
     int8_t *exponents; /* [n] */
 };
 
@@ -131,11 +131,16 @@ struct ops {
     void (*close)(struct device *dev);
 
     /* Kernels come in versions, from the plain one to the best; all give the same bits. versions:
-     * how many the op of that name has (the reference: none, 0, but of attention_plan:
-     * model/attention/cascade.h). set_version picks one by number, 0 lets the op choose; -1 with err
-     * set when there is no such op or version. */
+     * how many the op of that name has (0: one only). set_version picks one by number, 0 lets the
+     * op choose; -1 with err set when there is no such op or version. */
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
+
+    /* Host code that the device's threads share out: run(context, item) once for each item
+     * 0 ... n_items - 1; returns when all are done. Items may call matrix_put, of rows of their
+     * own. NULL on a device whose ops are called from one thread only. */
+    void (*share_out)(struct device *dev, int n_items, void (*run)(void *context, int item),
+                      void *context);
 
     /* At least 64-byte aligned, contents undefined. NULL with err set (`what` names the purpose)
      * when there is not enough; bytes = 0 gives a valid pointer. free takes the same bytes; NULL is
@@ -206,9 +211,36 @@ struct ops {
                    struct bfp_rows x,            /* [n_tokens, w->k] */
                    const struct matrix *w, int n_tokens);
 
-    /* The same for several matrices, all with the same k, in one op: 1 to MOST_LINEAR_PARTS. */
+    /* linear for 1 to MOST_LINEAR_PARTS matrices that have one k, in one op. */
     void (*linear_parts)(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                          int n_parts, struct bfp_rows x, int n_tokens);
+
+    /* ---- rows that ranks share (model/forward_parallel.h): each has some columns of x and of W --
+     */
+
+    /* largest[i] = the largest num_magnitude (numerics.h) of row i. */
+    void (*row_largest)(struct device *dev, uint32_t *largest, /* [n_rows] */
+                        const float *x,                        /* [n_rows, n_cols] */
+                        int n_rows, int n_cols);
+
+    /* snap_rows with the exponent of a row whose largest magnitude is largest[i], which is not
+     * below that of its columns here. */
+    void (*snap_part)(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
+                      const float *x,                        /* [n_rows, n_cols] */
+                      const uint32_t *largest,               /* [n_rows] */
+                      int n_rows, int n_cols, int site);
+
+    /* linear before it rounds: the integers. */
+    void (*linear_sums)(struct device *dev, int64_t *sums, /* [n_tokens, w->n] */
+                        struct bfp_rows x,                 /* [n_tokens, w->k] */
+                        const struct matrix *w, int n_tokens);
+
+    /* linear's rounding: y = sums * 2^(x's exponent + w's exponent - 30). Sums are below 2^53. */
+    void (*round_sums)(struct device *dev, float *y, /* [n_tokens, n] */
+                       const int64_t *sums,          /* [n_tokens, n] */
+                       const int8_t *x_exponents,    /* [n_tokens] */
+                       const int8_t *w_exponents,    /* [n] */
+                       int n_tokens, int n);
 
     /* y += bias, in place. */
     void (*add_bias)(struct device *dev, float *y, /* [n_tokens, n] */
@@ -268,7 +300,7 @@ struct ops {
 
     /* Causal attention of one sequence over its contiguous cache: the queries are the last
      * n_tokens of kv_len positions, already appended. Every operation, in its order:
-     * tutorials/numerics.md (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al.,
+     * tutorials/numerics-1.md (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al.,
      * 2022). */
     void (*attention)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                       const float *q,               /* [n_tokens, n_heads, head_dim] */

@@ -15,23 +15,26 @@ static size_t max_size(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-enum { N_BUFFERS = 16 };
+enum { N_BUFFERS = 19 };
 
 struct buffer {
     void **data;
     size_t bytes;
 };
 
+struct buffers {
+    struct buffer list[N_BUFFERS];
+};
+
 /* Every buffer of ws with its size for the given batch: one list for allocating and freeing. */
-static void list_buffers(struct workspace *ws, int n_tokens, int n_logits,
-                         struct buffer out[N_BUFFERS]) {
+static struct buffers buffers_of(struct workspace *ws, int n_tokens, int n_logits) {
     const struct model_config *c = &ws->model->config;
     size_t t = (size_t)n_tokens, l = (size_t)n_logits, f = sizeof(float);
     size_t q = (size_t)c->n_heads * (size_t)c->head_dim;
     size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
     size_t hidden = (size_t)c->hidden, ffn = (size_t)c->ffn;
-    size_t widest = max_size(max_size(hidden, q), ffn);
-    struct buffer list[N_BUFFERS] = {
+    size_t widest = max_size(max_size(hidden, q), ffn), shared = ws->model->parallel != NULL;
+    return (struct buffers){{
         {(void **)&ws->token_ids, sizeof(int32_t) * t},
         {(void **)&ws->positions, sizeof(int32_t) * t},
         {(void **)&ws->slots, sizeof(int64_t) * t},
@@ -48,19 +51,19 @@ static void list_buffers(struct workspace *ws, int n_tokens, int n_logits,
         {(void **)&ws->logits, f * l * (size_t)c->vocab_size},
         {(void **)&ws->snapped.mantissas, sizeof(int16_t) * t * widest},
         {(void **)&ws->snapped.exponents, t},
-    };
-    for (int i = 0; i < N_BUFFERS; i++)
-        out[i] = list[i];
+        {(void **)&ws->largest, shared * sizeof(uint32_t) * t},
+        {(void **)&ws->sums, shared * sizeof(int64_t) * t * hidden},
+        {(void **)&ws->my_logits, shared * f * l * (size_t)(ws->model->part.vocab.n + 1)},
+    }};
 }
 
 static void release_all(struct workspace *ws) {
     struct device *dev = ws->model->dev;
     const struct model_config *c = &ws->model->config;
-    struct buffer list[N_BUFFERS];
-    list_buffers(ws, ws->max_tokens, ws->max_logits, list);
+    struct buffers all = buffers_of(ws, ws->max_tokens, ws->max_logits);
     for (int i = 0; i < N_BUFFERS; i++) {
-        dev->ops->free(dev, *list[i].data, list[i].bytes);
-        *list[i].data = NULL;
+        dev->ops->free(dev, *all.list[i].data, all.list[i].bytes);
+        *all.list[i].data = NULL;
     }
     kv_layer_free(&ws->uncached, dev, ws->max_tokens, c->n_kv_heads, c->head_dim, KV_BFP16);
     ws->max_tokens = ws->max_logits = 0;
@@ -112,7 +115,7 @@ static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
     return ws->drawn ? 0 : -1;
 }
 
-int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
+static int reserve_buffers(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
     if (reserve_drawn(ws, n_logits, err))
         return -1;
     if (ws->max_tokens >= n_tokens && ws->max_logits >= n_logits && ws->logits)
@@ -123,15 +126,13 @@ int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct e
     release_all(ws);
     ws->max_tokens = tokens;
     ws->max_logits = logits;
-    struct buffer list[N_BUFFERS];
-    list_buffers(ws, tokens, logits, list);
-    for (int i = 0; i < N_BUFFERS; i++) {
-        *list[i].data = dev->ops->alloc(dev, list[i].bytes, "the forward pass", err);
-        if (!*list[i].data) {
+    struct buffers all = buffers_of(ws, tokens, logits);
+    for (int i = 0; i < N_BUFFERS; i++)
+        if (!(*all.list[i].data =
+                  dev->ops->alloc(dev, all.list[i].bytes, "the forward pass", err))) {
             release_all(ws);
             return -1;
         }
-    }
     return 0;
 }
 
@@ -142,7 +143,7 @@ int workspace_reserve_batch(struct workspace *ws, struct model *model, const str
     for (int i = 0; i < batch->n_tokens; i++)
         last = batch->positions[i] > last ? batch->positions[i] : last;
     if (model_reserve_positions(model, last + 1, err) ||
-        workspace_reserve(ws, batch->n_tokens, batch->n_logits, err))
+        reserve_buffers(ws, batch->n_tokens, batch->n_logits, err))
         return -1;
     return batch->caches || ws->uncached.k
                ? 0
@@ -160,8 +161,7 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     release_drawn(ws);
-    if (ws->plan)
-        ws->model->dev->ops->attention_plan_free(ws->model->dev, ws->plan);
+    attention_plans_free(&ws->plans, ws->model->dev);
     decode_graphs_free(ws->graphs, ws->model->dev);
     free(ws->graphs);
     free(ws);

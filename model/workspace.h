@@ -5,6 +5,7 @@
 #ifndef SAMEBITS_WORKSPACE_H
 #define SAMEBITS_WORKSPACE_H
 
+#include "model/attention_plans.h"
 #include "model/decode_graph.h"
 #include "model/forward.h"
 
@@ -25,23 +26,22 @@ struct workspace {
     float *branch;            /* [hidden] what a branch adds to the residual stream */
     float *logits;            /* [n_logits, vocab_size] */
     struct bfp_rows snapped;  /* [widest input of a linear layer] */
+    uint32_t *largest;        /* of rows that ranks share (forward_parallel.h), */
+    int64_t *sums;            /* [hidden] the integers of the branch, */
+    float *my_logits;         /* [n_logits, this rank's words and a row of zeros] */
     struct kv_layer uncached; /* keys and values of one layer when there is no cache */
     /* Paged caches: the slots of all positions of all sequences, one after the other, and the keys
      * and values of one sequence and layer gathered from them. */
     int64_t *paged_slots;
     struct kv_layer gathered;
     int max_paged_slots, max_gathered;
-    struct attention_plan *plan;  /* of a batch with a page table */
+    struct attention_plans plans;
     struct decode_graphs *graphs; /* NULL: none yet */
     bool no_graphs;
 };
 
-/* Room for so many tokens and rows of logits. Returns 0, or -1 with err set: not enough memory;
- * then it is empty. */
-int workspace_reserve(struct workspace *ws, int n_tokens, int n_logits, struct error *err);
-
 /* Room for the batch, for keys and values when it has no cache, and the angles of its positions.
- * Returns as above. */
+ * Returns 0, or -1 with err set: not enough memory; then it is empty. */
 int workspace_reserve_batch(struct workspace *ws, struct model *model, const struct batch *batch,
                             struct error *err);
 

@@ -3,16 +3,14 @@
  * table, with any masks and scores. A tile of a row is computed as in attention.c, the definition;
  * this file adds
  *
- *     pages and views    load_tile, widen_row: any row becomes integers and an exponent
- *     masks and scores   vary_scores: hidden positions do not take part
+ *     pages and views    load_tile: any row becomes integers and an exponent (kv_row.c)
+ *     masks and scores   weigh: hidden positions do not take part (variant.c)
  *     sinks, states      finish_row
  *     shared tiles       run_block: tiles that sequences share (model/attention/cascade.h) come
  *                        first, in blocks of all their rows; what a row has found there, its m, l
  *                        and o, is kept, and its next block goes on from it
  */
 #include "ref/attention.h"
-
-#include <cblas.h>
 
 /* What the blocks of a call share. */
 struct call {
@@ -24,7 +22,7 @@ struct call {
     const struct attention_plan *plan;
     int site;
     float *max, *l; /* [n_tokens, n_heads] of rows between blocks */
-    double *memory; /* of all threads */
+    void *memory;   /* of all threads */
     int first_item; /* of those that are run now */
 };
 
@@ -112,8 +110,7 @@ static void load_queries(struct block *b, int first_tile) {
     for (int i = 0; i < b->item->n_rows; i++) {
         struct row *r = &b->rows[i];
         size_t number = number_of(b, r), place = place_of(b, r);
-        int e = ref_load_query(b->memory.x + (size_t)i * (size_t)dim, c->q + place, &b->memory, dim,
-                               name_of(b, r));
+        int e = ref_load_query(&b->memory, i, c->q + place, name_of(b, r));
         r->unit = num_score_unit_of(e, c->plan->shape.scale * (double)c->kv.k.scale);
         r->max = first_tile ? c->max[number] : -INFINITY;
         r->l = first_tile ? c->l[number] : 0;
@@ -124,142 +121,95 @@ static void load_queries(struct block *b, int first_tile) {
 
 /* ---- a tile --------------------------------------------------------------------------------- */
 
-/* A row of the cache as integers. Returns the exponent: it stands for integer * 2^(exponent - 15).
- * One that cannot be read becomes zeros, for the queries that do not see it. */
-static int widen_row(double *out, const struct kv_view *view, int64_t page, int position, int head,
-                     int dim) {
-    enum kv_type t = view->type;
-    int64_t row = kv_view_row(view, page, position, head);
-    int e = 0;
-    if (kv_type_has_exponents(t))
-        e = view->exponents[kv_view_exponent(view, page, position, head)];
-    if (t == KV_BFP16 && view->element_step == 1 && view->group_step == view->x) {
-        for (int d = 0; d < dim; d++) /* in one piece: fast */
-            out[d] = ((const int16_t *)view->data)[row + d];
-        return e;
-    }
-    uint32_t largest = 0;
-    for (int d = 0; d < dim && !kv_type_has_exponents(t); d++) {
-        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        uint32_t magnitude = kv_magnitude(t, bits);
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    e = kv_type_has_exponents(t) ? e : kv_read_exponent(t, largest);
-    float scale = e > BFP_MAX_EXPONENT ? 0 : num_pow2f(15 - e);
-    for (int d = 0; d < dim; d++) {
-        uint32_t bits = kv_load_bits(view->data, t, row + kv_view_element(view, d));
-        out[d] = e > BFP_MAX_EXPONENT ? 0 : kv_integer(t, bits, scale);
-    }
-    return e;
-}
-
 static void load_tile(struct block *b, int tile, int n) {
     const struct kv_views *kv = &b->call->kv;
     const struct attention_plan *p = b->call->plan;
     int dim = p->shape.head_dim;
     for (int j = 0; j < n; j++) {
-        size_t at = (size_t)j * (size_t)dim;
+        size_t at = (size_t)j * (size_t)b->memory.padded;
         int position = (tile + j) % p->page_size;
         int64_t page = p->sequences[b->item->sequence].pages[(tile + j) / p->page_size];
-        int k = widen_row(b->memory.k + at, &kv->k, page, position, b->head, dim);
-        int v = widen_row(b->memory.v + at, &kv->v, page, position, b->head, dim);
+        int k = ref_load_row(b->memory.k + at, &kv->k, page, position, b->head, dim);
+        int v = ref_load_row(b->memory.v + at, &kv->v, page, position, b->head, dim);
         b->k_units[j] = kv_score_unit(k);
         b->v_units[j] = kv_unit(v);
     }
 }
 
-/* out [m, n] = x [m, k] y, where y is [n, k] when transposed, else [k, n], and all are integers;
- * rounded down to multiples of 256. */
-static void multiply(bool transposed, int m, int n, int k, const double *x, int x_step,
-                     const double *y, double *out, int out_step) {
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, 1, x,
-                x_step, y, transposed ? k : n, 0, out, out_step);
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++)
-            out[i * out_step + j] = num_floor_256(out[i * out_step + j]);
-}
-
-/* What changes a score but the scale, for the positions first ... end - 1 of a tile. Hidden ones
- * become -infinity, whose probability is 0, and their values, which may be some that cannot be
- * read, get the unit 1. Returns whether one is visible. */
-static bool vary_scores(const struct block *b, const struct row *r, int tile, int first, int end,
-                        float *s, double *v_units) {
+static struct varied_row varied(const struct block *b, const struct row *r) {
     const struct attention_variant *v = b->call->variant;
     const struct planned_sequence *sequence = sequence_of(b, r);
-    const uint8_t *mask = v->mask_form ? v->mask + v->mask_offsets[r->sequence] : NULL;
-    int at = before_of(sequence) + r->i; /* the query's position */
-    float slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0;
-    double natural = attention_changes_scores(v) ? r->unit.natural : 1;
-    bool visible = false;
-    for (int j = first; j < end; j++) {
-        bool sees = attention_shows(v, mask, r->i, tile + j, sequence->kv_len);
-        s[j] = sees ? attention_score(v, (float)(s[j] * natural), at, tile + j, slope) : -INFINITY;
-        v_units[j] = sees ? v_units[j] : 1;
-        visible |= sees;
-    }
-    return visible;
+    return (struct varied_row){
+        .variant = v,
+        .mask = v->mask_form ? v->mask + v->mask_offsets[r->sequence] : NULL,
+        .i = r->i,
+        .before = before_of(sequence),
+        .kv_len = sequence->kv_len,
+        .slope = v->alibi_slopes ? v->alibi_slopes[r->head] : 0,
+        .natural = r->unit.natural,
+    };
 }
 
-/* The positions of a tile that a row may see: first ... end - 1, counted in the tile; and what it
- * finds there. */
+/* What a row may see of a tile, and what it finds there. */
 struct found {
-    int first, end;
+    struct tile_range range;
     bool any; /* it sees one */
     struct tile_result tile;
 };
 
-/* One row of one tile: turns the dot products into integer weights (0 for what it does not see), in
- * place. */
+/* One row of one tile: turns the dot products into weights, 0 for what it does not see. */
 static void weigh(struct block *b, int number, int tile, int n, struct found *f) {
     const struct attention_variant *v = b->call->variant;
     const struct row *r = &b->rows[number];
-    double *row = b->memory.scores + (size_t)number * TILE, v_units[TILE];
-    int first = f->first, end = f->end;
+    const float *sums = b->memory.scores + (size_t)number * TILE;
+    double v_units[TILE];
+    int first = f->range.first, end = f->range.end;
+    int16_t *weights = b->memory.weights + (size_t)number * TILE;
     float s[TILE];
+    memset(weights, 0, sizeof *weights * (size_t)(n + n % 2));
     memcpy(v_units, b->v_units, sizeof v_units);
     for (int j = first; j < end; j++)
-        s[j] = num_score((float)row[j], b->k_units[j]);
+        s[j] = num_score(sums[j], b->k_units[j]);
     f->any = first < end;
-    if (v->mask_form || attention_changes_scores(v))
-        f->any = vary_scores(b, r, tile, first, end, s, v_units);
-    for (int j = 0; j < n; j++)
-        row[j] = 0;
+    if (v->mask_form || attention_changes_scores(v)) {
+        struct varied_row row = varied(b, r);
+        f->any = ref_vary_scores(&row, tile, f->range, s, v_units);
+    }
     for (int j = first; j < end; j++)
         s[j] = s[j] == s[j] ? s[j] : INFINITY; /* of a key that cannot be read: a fault */
     if (f->any)
-        f->tile = ref_tile_softmax(row + first, s + first, v_units + first, end - first,
+        f->tile = ref_tile_softmax(weights + first, s + first, v_units + first, end - first,
                                    attention_score_unit(v, r->unit), name_of(b, r));
 }
 
 /* One tile, for all rows of the block that see something of it. */
 static void run_tile(struct block *b, int tile) {
     const struct block_memory *m = &b->memory;
-    int dim = b->call->plan->shape.head_dim, n = 0;
+    int n = 0;
     int skip = b->item->n_rows, end = 0; /* rows before and behind those that see something */
     struct found found[BLOCK_ROWS];
     for (int r = 0; r < b->item->n_rows; r++) {
-        struct found *f = &found[r];
-        int first = first_seen(b, &b->rows[r]) - tile, last = end_seen(b, &b->rows[r]) - tile;
-        *f = (struct found){.first = first > 0 ? first : 0, .end = last < TILE ? last : TILE};
-        if (f->first >= f->end)
+        struct varied_row row = varied(b, &b->rows[r]);
+        struct tile_range range = ref_seen_in_tile(&row, tile);
+        found[r] = (struct found){.range = range};
+        if (range.first >= range.end)
             continue;
         skip = skip < r ? skip : r;
         end = r + 1;
-        n = n > f->end ? n : f->end; /* nobody needs the rest */
+        n = n > range.end ? n : range.end; /* nobody needs the rest */
     }
     if (!end)
         return;
     load_tile(b, tile, n);
-    double *x = m->x + (size_t)skip * (size_t)dim, *scores = m->scores + (size_t)skip * TILE;
-    multiply(true, end - skip, n, dim, x, dim, m->k, scores, TILE);
+    ref_multiply_keys(m, skip, end - skip, n);
     for (int r = skip; r < end; r++)
         weigh(b, r, tile, n, &found[r]);
-    multiply(false, end - skip, dim, n, scores, TILE, m->v, m->sums, dim);
+    ref_multiply_values(m, skip, end - skip, n);
     for (int i = skip; i < end; i++) {
         struct row *r = &b->rows[i];
         if (found[i].any)
             ref_merge_tile(b->call->y + place_of(b, r), &r->max, &r->l, &found[i].tile,
-                           m->sums + (size_t)(i - skip) * (size_t)dim, dim);
+                           m->sums + (size_t)i * (size_t)m->padded, m->head_dim);
     }
 }
 
@@ -274,7 +224,7 @@ static void finish_row(struct block *b, struct row *r) {
         struct tile_result sink = {.m = v->sinks[r->head], .l = 1};
         if (!attention_sink_is_finite(sink.m))
             ref_fault(b->call->dev, b->call->site, r->token);
-        memset(b->memory.sums, 0, sizeof(double) * dim);
+        memset(b->memory.sums, 0, sizeof(float) * dim);
         ref_merge_tile(y, &r->max, &r->l, &sink, b->memory.sums, (int)dim);
     }
     attention_note_sums(v, number_of(b, r), r->max, r->l);
@@ -318,7 +268,7 @@ static void run_block(void *context, int item, int worker) {
     struct block b = {.call = c,
                       .item = &c->plan->items[c->first_item + item / shape->n_kv_heads],
                       .head = item % shape->n_kv_heads,
-                      .memory = ref_block_memory(c->memory, shape->head_dim, worker)};
+                      .memory = ref_block_memory(c->dev, c->memory, shape->head_dim, worker)};
     find_rows(&b);
     if (b.item->stretch < 0)
         run_sequence(&b);
@@ -336,7 +286,7 @@ void ref_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
     if (variant->m) /* a state is without the scale: finish_states has it */
         c.kv.v.scale = 1;
     c.memory = ref_block_scratch(dev, plan->shape.head_dim, "attention");
-    c.max = ref_scratch(dev, SCRATCH_STATE, 2 * sizeof *c.max * n_rows, "attention");
+    c.max = ref_scratch(dev, SCRATCH_Y, 2 * sizeof *c.max * n_rows, "attention");
     if (!c.memory || !c.max)
         return;
     c.l = c.max + n_rows;

@@ -22,19 +22,16 @@
  */
 #include "ref/attention.h"
 
-#include <cblas.h>
-
 /* ---- one row and one tile ------------------------------------------------------------------- */
 
-int ref_load_query(double *x, const float *q, const struct block_memory *memory, int head_dim,
-                   struct row_name name) {
-    int e = ref_snap_or_fault(name.dev, memory->mantissas, q, head_dim, name.site, name.token);
-    for (int d = 0; d < head_dim; d++)
-        x[d] = memory->mantissas[d];
+int ref_load_query(const struct block_memory *m, int r, const float *q, struct row_name name) {
+    int16_t *mantissas = m->k; /* no tile is there yet */
+    int e = ref_snap_or_fault(name.dev, mantissas, q, m->head_dim, name.site, name.token);
+    ref_put_query(m, r, mantissas);
     return e;
 }
 
-struct tile_result ref_tile_softmax(double *weights, const float *s, const double *v_units, int n,
+struct tile_result ref_tile_softmax(int16_t *weights, const float *s, const double *v_units, int n,
                                     struct num_score_unit unit, struct row_name name) {
     float largest = -INFINITY, p[TILE], w[TILE];
     for (int j = 0; j < n; j++)
@@ -51,19 +48,16 @@ struct tile_result ref_tile_softmax(double *weights, const float *s, const doubl
     tile.l = (float)units * 0x1p-23f;
     for (int j = 0; j < n; j++)
         w[j] = num_weight_in_units(p[j], v_units[j]);
-    int16_t mantissas[TILE];
-    tile.exponent = ref_snap_or_fault(name.dev, mantissas, w, n, name.site, name.token);
-    for (int j = 0; j < n; j++)
-        weights[j] = mantissas[j];
+    tile.exponent = ref_snap_or_fault(name.dev, weights, w, n, name.site, name.token);
     return tile;
 }
 
-void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile,
-                    const double *sums, int head_dim) {
+void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile, const float *sums,
+                    int head_dim) {
     float old, fresh; /* what the values so far, and the tile's, are multiplied by */
     attention_merge_sums(m, l, tile->m, tile->l, &old, &fresh);
     for (int d = 0; d < head_dim; d++)
-        o[d] = num_merge(o[d], old, num_weighted_value((float)sums[d], tile->exponent), fresh);
+        o[d] = num_merge(o[d], old, num_weighted_value(sums[d], tile->exponent), fresh);
 }
 
 /* ---- blocks of rows ------------------------------------------------------------------------- */
@@ -75,7 +69,7 @@ struct call {
     const struct kv_layer *kv;
     int n_tokens, kv_len, site;
     const struct attention_shape *shape;
-    double *memory; /* of all threads */
+    void *memory; /* of all threads */
 };
 
 struct block {
@@ -111,13 +105,12 @@ static int n_seen(const struct block *b, int r) {
 
 static void load_tile(struct block *b, int tile, int n) {
     const struct kv_layer *kv = b->call->kv;
-    size_t heads = (size_t)b->call->shape->n_kv_heads, dim = (size_t)b->call->shape->head_dim;
+    const struct block_memory *m = &b->memory;
+    size_t heads = (size_t)b->call->shape->n_kv_heads, dim = (size_t)m->head_dim;
     for (size_t j = 0; j < (size_t)n; j++) {
         size_t row = ((size_t)tile + j) * heads + (size_t)b->kv_head;
-        for (size_t d = 0; d < dim; d++) {
-            b->memory.k[j * dim + d] = kv->k[row * dim + d];
-            b->memory.v[j * dim + d] = kv->v[row * dim + d];
-        }
+        memcpy(m->k + j * (size_t)m->padded, kv->k + row * dim, sizeof *m->k * dim);
+        memcpy(m->v + j * (size_t)m->padded, kv->v + row * dim, sizeof *m->v * dim);
         b->k_units[j] = kv_score_unit(kv->k_exponents[row]);
         b->v_units[j] = num_pow2(kv->v_exponents[row]);
     }
@@ -126,38 +119,33 @@ static void load_tile(struct block *b, int tile, int n) {
 /* The softmax of row r: its dot products with the n positions of the tile become weights, which are
  * 0 where the row does not see. */
 static struct tile_result weigh(struct block *b, int r, int tile, int n) {
-    double *row = b->memory.scores + (size_t)r * TILE;
+    const float *sums = b->memory.scores + (size_t)r * TILE;
     int seen = n_seen(b, r) - tile < n ? n_seen(b, r) - tile : n;
     float s[TILE];
+    int16_t *weights = b->memory.weights + (size_t)r * TILE;
     for (int j = 0; j < seen; j++)
-        s[j] = num_score((float)num_floor_256(row[j]), b->k_units[j]);
-    for (int j = seen; j < n; j++)
-        row[j] = 0;
+        s[j] = num_score(sums[j], b->k_units[j]);
+    for (int j = seen; j < n + n % 2; j++)
+        weights[j] = 0;
     struct row_name name = {b->call->dev, b->call->site, token_of(b, r)};
-    return ref_tile_softmax(row, s, b->v_units, seen, b->unit[r], name);
+    return ref_tile_softmax(weights, s, b->v_units, seen, b->unit[r], name);
 }
 
 /* One tile, for the rows of the block that see something of it: those from `skip` on. */
 static void run_tile(struct block *b, int tile) {
-    int dim = b->call->shape->head_dim, skip = 0;
-    int left = n_seen(b, b->n_rows - 1) - tile, n = left < TILE ? left : TILE;
+    const struct block_memory *m = &b->memory;
+    int left = n_seen(b, b->n_rows - 1) - tile, n = left < TILE ? left : TILE, skip = 0;
     while (n_seen(b, skip) <= tile)
         skip++;
-    int n_rows = b->n_rows - skip;
-    double *x = b->memory.x + (size_t)skip * (size_t)dim;
-    double *scores = b->memory.scores + (size_t)skip * TILE, *sums = b->memory.sums;
     struct tile_result found[BLOCK_ROWS];
     load_tile(b, tile, n);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n_rows, n, dim, 1, x, dim, b->memory.k,
-                dim, 0, scores, TILE);
+    ref_multiply_keys(m, skip, b->n_rows - skip, n);
     for (int r = skip; r < b->n_rows; r++)
         found[r] = weigh(b, r, tile, n);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n_rows, dim, n, 1, scores, TILE,
-                b->memory.v, dim, 0, sums, dim);
-    for (int i = 0; i < n_rows * dim; i++)
-        sums[i] = num_floor_256(sums[i]);
-    for (int r = skip; r < b->n_rows; r++, sums += dim)
-        ref_merge_tile(b->call->y + place_of(b, r), &b->m[r], &b->l[r], &found[r], sums, dim);
+    ref_multiply_values(m, skip, b->n_rows - skip, n);
+    for (int r = skip; r < b->n_rows; r++)
+        ref_merge_tile(b->call->y + place_of(b, r), &b->m[r], &b->l[r], &found[r],
+                       m->sums + (size_t)r * (size_t)m->padded, m->head_dim);
 }
 
 /* Item = (block, kv head): the heads of a block are neighbours. */
@@ -167,13 +155,12 @@ static void run_block(void *context, int item, int worker) {
     struct block b = {.call = c,
                       .kv_head = item % n_kv_heads,
                       .first_row = item / n_kv_heads * BLOCK_ROWS,
-                      .memory = ref_block_memory(c->memory, dim, worker)};
+                      .memory = ref_block_memory(c->dev, c->memory, dim, worker)};
     int left = c->n_tokens * group_of(c) - b.first_row;
     b.n_rows = left < BLOCK_ROWS ? left : BLOCK_ROWS;
     for (int r = 0; r < b.n_rows; r++) {
         struct row_name name = {c->dev, c->site, token_of(&b, r)};
-        double *x = b.memory.x + (size_t)r * (size_t)dim;
-        int e = ref_load_query(x, c->q + place_of(&b, r), &b.memory, dim, name);
+        int e = ref_load_query(&b.memory, r, c->q + place_of(&b, r), name);
         b.unit[r] = num_score_unit_of(e, c->shape->scale);
         b.m[r] = -INFINITY;
         memset(c->y + place_of(&b, r), 0, sizeof *c->y * (size_t)dim);

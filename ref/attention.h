@@ -6,42 +6,36 @@
 #ifndef SAMEBITS_REF_ATTENTION_H
 #define SAMEBITS_REF_ATTENTION_H
 
+#include "ref/integer/integer.h"
 #include "ref/ref.h"
 
 enum { TILE = ATTENTION_TILE, BLOCK_ROWS = 256 /* rows whose scores are one matrix product */ };
 
-/* The memory of a thread that works on a block of rows; all numbers are integers, as dgemm wants
- * them. */
+/* The memory of a thread that works on a block of rows. */
 struct block_memory {
-    double *x;          /* [BLOCK_ROWS, head_dim] queries */
-    double *scores;     /* [BLOCK_ROWS, TILE] dot products of queries and keys, then weights */
-    double *sums;       /* [BLOCK_ROWS, head_dim] weighted sums of the tile's values */
-    double *k, *v;      /* [TILE, head_dim] the tile */
-    int16_t *mantissas; /* [head_dim] */
+    const struct integer_kernels *kernels; /* NULL: OpenBLAS, version 1 */
+    int head_dim, padded;                  /* padded: head_dim, a multiple of DIM_STEP */
+    int16_t *k, *v;                        /* [TILE, padded] the tile: mantissas */
+    int16_t *weights; /* [BLOCK_ROWS, TILE]; behind an odd number of them, a 0 */
+    char *queries;    /* [BLOCK_ROWS, query_bytes] as the product wants them */
+    size_t query_bytes;
+    float *scores; /* [BLOCK_ROWS, TILE] sums of queries and keys */
+    float *sums;   /* [BLOCK_ROWS, padded] weighted sums of the values */
+    double *wide;  /* version 1: all of that as dgemm wants it */
 };
 
-/* The doubles of one thread; the memory of all threads, or NULL when there is none (ref_scratch);
- * and thread `worker`'s. */
-static inline size_t block_doubles(int head_dim) {
-    size_t dim = (size_t)head_dim;
-    return BLOCK_ROWS * (2 * dim + TILE) + 2 * TILE * dim + dim;
-}
+/* The memory of all threads, or NULL when there is none (ref_scratch); and thread `worker`'s. */
+void *ref_block_scratch(struct device *dev, int head_dim, const char *op);
+struct block_memory ref_block_memory(struct device *dev, void *scratch, int head_dim, int worker);
 
-static inline double *ref_block_scratch(struct device *dev, int head_dim, const char *op) {
-    size_t n = block_doubles(head_dim) * (size_t)ref_n_threads(dev);
-    return ref_scratch(dev, SCRATCH_SOFTMAX, sizeof(double) * n, op);
-}
+/* Mantissas [head_dim] of the query of row r. */
+void ref_put_query(const struct block_memory *m, int r, const int16_t *q);
 
-static inline struct block_memory ref_block_memory(double *scratch, int head_dim, int worker) {
-    size_t dim = (size_t)head_dim;
-    struct block_memory m = {.x = scratch + (size_t)worker * block_doubles(head_dim)};
-    m.sums = m.x + BLOCK_ROWS * dim;
-    m.scores = m.sums + BLOCK_ROWS * dim;
-    m.k = m.scores + BLOCK_ROWS * TILE;
-    m.v = m.k + TILE * dim;
-    m.mantissas = (int16_t *)(m.v + TILE * dim);
-    return m;
-}
+/* For the rows first ... first + n_rows - 1 and n positions: scores [r][j] = queries [r] . k [j],
+ * and sums [r] = weights [r] v. The sums are exact, then rounded down to a multiple of 256 and to
+ * float32. Clobbers nothing else. */
+void ref_multiply_keys(const struct block_memory *m, int first, int n_rows, int n);
+void ref_multiply_values(const struct block_memory *m, int first, int n_rows, int n);
 
 /* What faults of a row are reported with. */
 struct row_name {
@@ -49,9 +43,8 @@ struct row_name {
     int site, token;
 };
 
-/* Snaps a query to integers, x [head_dim]. Returns its exponent. */
-int ref_load_query(double *x, const float *q, const struct block_memory *memory, int head_dim,
-                   struct row_name name);
+/* Snaps the query of row r, q [head_dim]. Returns its exponent. */
+int ref_load_query(const struct block_memory *m, int r, const float *q, struct row_name name);
 
 /* What a row finds in a tile, beside the weights of its positions. */
 struct tile_result {
@@ -60,14 +53,44 @@ struct tile_result {
 };
 
 /* One softmax over n positions: s [n], what num_score gives; unit, of the query, makes scores of
- * them; v_units [n]: 2^exponent of each value row. Writes the weights [n], snapped to integers. */
-struct tile_result ref_tile_softmax(double *weights, const float *s, const double *v_units, int n,
+ * them; v_units [n]: 2^exponent of each value row. Writes the weights [n], snapped to mantissas. */
+struct tile_result ref_tile_softmax(int16_t *weights, const float *s, const double *v_units, int n,
                                     struct num_score_unit unit, struct row_name name);
+
+/* A query row, for what the variant makes of it. */
+struct varied_row {
+    const struct attention_variant *variant;
+    const uint8_t *mask; /* of its sequence; NULL: none */
+    int i;               /* the query's number in its sequence */
+    int before;          /* positions in front of query 0: i is at position before + i; negative
+                            where there are more queries than positions */
+    int kv_len;
+    float slope;    /* of its head, for ALiBi */
+    double natural; /* turns what num_score gives into a score */
+};
+
+/* Positions of a tile, counted in it: first ... end - 1; none when first >= end. */
+struct tile_range {
+    int first, end;
+};
+
+/* What the row may see of the TILE positions from `tile` on, masks aside. */
+struct tile_range ref_seen_in_tile(const struct varied_row *r, int tile);
+
+/* Whether the mask, if there is one, shows position j of the sequence to the row. */
+bool ref_mask_shows(const struct varied_row *r, int j);
+
+/* Masks, and what changes scores, for the positions of a range of a tile. s: what num_score gives;
+ * it becomes the score where the variant changes scores, and stays as it is elsewhere. Hidden ones
+ * become -infinity, whose probability is 0, and their values, which may be some that cannot be
+ * read, get the unit 1. Returns whether one is visible. */
+bool ref_vary_scores(const struct varied_row *r, int tile, struct tile_range range, float *s,
+                     double *v_units);
 
 /* Merges a tile into the o [head_dim], m and l of a row; sums [head_dim] are those of its values.
  */
-void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile,
-                    const double *sums, int head_dim);
+void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile, const float *sums,
+                    int head_dim);
 
 /* The queries and the cache of one sequence. Its queries are the last of its kv_len positions. */
 struct planned_sequence {

@@ -1,13 +1,17 @@
 /* The reference device: ordinary memory, its threads, and the op table itself. */
+#include "model/arithmetic.h"
+#include "ref/integer/integer.h"
 #include "ref/ref.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64, LARGE_PAGE = 2 << 20, SHARE = 8192 /* numbers of a thread's turn */ };
 
 static struct device *open_device(const struct device_options *options, struct error *err) {
     int n_threads = options->n_threads > 0 ? options->n_threads : ref_blas_default_threads();
-    if (ref_blas_reserve(n_threads, err))
+    const struct integer_kernels *kernels = integer_choose(err);
+    if (!kernels || arithmetic_check(err))
         return NULL;
     struct ref_device *ref = calloc(1, sizeof *ref);
     if (!ref) {
@@ -15,6 +19,7 @@ static struct device *open_device(const struct device_options *options, struct e
         return NULL;
     }
     ref->base.ops = &ref_ops;
+    ref->kernels = kernels;
     ref->fault.site = -1;
     pthread_mutex_init(&ref->fault_lock, NULL);
     ref->threads = ref_threads_new(n_threads);
@@ -37,26 +42,45 @@ static void close_device(struct device *dev) {
     free(ref);
 }
 
+/* The version that is chosen of an op, or NULL when it has one only. */
+static int *version_of(struct ref_device *ref, const char *op) {
+    if (!strcmp(op, "attention_plan"))
+        return &ref->plan_version;
+    if (!strcmp(op, "linear") || !strcmp(op, "linear_parts"))
+        return &ref->linear_version;
+    if (!strcmp(op, "attention") || !strcmp(op, "attend"))
+        return &ref->attention_version;
+    return NULL;
+}
+
 static int versions(const char *op) {
-    return strcmp(op, "attention_plan") ? 0 : PLAN_SHARES;
+    struct ref_device any;
+    return version_of(&any, op) ? 2 : 0;
 }
 
 static int set_version(struct device *dev, const char *op, int version, struct error *err) {
-    if (!versions(op))
-        return error_set(err,
-                         "cpu: of \"%s\" there is no version to choose: on the reference every op "
-                         "has one version, but attention_plan, which has 1 and 2",
-                         op);
-    if (version < 0 || version > versions(op))
+    struct ref_device *ref = (struct ref_device *)dev;
+    int *chosen = version_of(ref, op);
+    if (!chosen)
+        return error_set(
+            err,
+            "cpu: of \"%s\" there is no version to choose: on the reference linear, "
+            "attention, attend and attention_plan have 1 and 2, every other op has one "
+            "version",
+            op);
+    if (version < 0 || version > 2)
         return error_set(err, "cpu: %s has versions 1 and 2, or 0 for the best", op);
-    ((struct ref_device *)dev)->plan_version = (enum plan_version)version;
+    if (version == 1 && chosen != &ref->plan_version && ref_blas_reserve(ref_n_threads(dev), err))
+        return -1;
+    *chosen = version;
     return 0;
 }
 
-static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+static void *allocate_aligned(struct device *dev, size_t alignment, size_t bytes, const char *what,
+                              struct error *err) {
     /* aligned_alloc wants a multiple of the alignment. */
-    size_t rounded = (bytes / ALIGNMENT + 1) * ALIGNMENT;
-    void *data = rounded > bytes ? aligned_alloc(ALIGNMENT, rounded) : NULL;
+    size_t rounded = (bytes / alignment + 1) * alignment;
+    void *data = rounded > bytes ? aligned_alloc(alignment, rounded) : NULL;
     if (!data) {
         error_set(err, "cpu: not enough memory for %s (%.1f MB)", what, (double)bytes / 1e6);
         return NULL;
@@ -64,6 +88,20 @@ static void *allocate(struct device *dev, size_t bytes, const char *what, struct
     dev->bytes += bytes;
     if (dev->bytes > dev->peak_bytes)
         dev->peak_bytes = dev->bytes;
+    return data;
+}
+
+static void *allocate(struct device *dev, size_t bytes, const char *what, struct error *err) {
+    return allocate_aligned(dev, ALIGNMENT, bytes, what, err);
+}
+
+/* Weights are read from the first to the last for every token: in pages of 2 MB, where the kernel
+ * has them, they are read faster. Only whole ones: what is not used stays with the kernel. */
+static void *allocate_weights(struct device *dev, size_t bytes, struct error *err) {
+    bool is_large = bytes >= LARGE_PAGE;
+    void *data = allocate_aligned(dev, is_large ? LARGE_PAGE : ALIGNMENT, bytes, "weights", err);
+    if (data && is_large)
+        madvise(data, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
     return data;
 }
 
@@ -105,6 +143,39 @@ void ref_parallel(struct device *dev, int n_items, void (*run)(void *, int, int)
     ref_threads_run(((struct ref_device *)dev)->threads, n_items, run, context);
 }
 
+struct row_shares {
+    void (*run)(void *, int, int, int);
+    void *context;
+    int n_rows, rows; /* rows: of a share */
+};
+
+static void run_rows(void *context, int item, int worker) {
+    const struct row_shares *s = context;
+    int first = item * s->rows, left = s->n_rows - first;
+    s->run(s->context, first, first + (left < s->rows ? left : s->rows), worker);
+}
+
+void ref_parallel_rows(struct device *dev, int n_rows, int n_cols,
+                       void (*run)(void *, int, int, int), void *context) {
+    struct row_shares s = {run, context, n_rows, n_cols < SHARE ? SHARE / n_cols : 1};
+    ref_parallel(dev, (n_rows + s.rows - 1) / s.rows, run_rows, &s);
+}
+
+struct shared_out {
+    void (*run)(void *, int);
+    void *context;
+};
+
+static void run_shared(void *context, int item, int worker) {
+    (void)worker;
+    const struct shared_out *s = context;
+    s->run(s->context, item);
+}
+
+static void share_out(struct device *dev, int n_items, void (*run)(void *, int), void *context) {
+    ref_parallel(dev, n_items, run_shared, &(struct shared_out){run, context});
+}
+
 int ref_n_threads(struct device *dev) {
     return ref_threads_count(((struct ref_device *)dev)->threads);
 }
@@ -121,15 +192,19 @@ void *ref_scratch(struct device *dev, enum ref_scratch which, size_t bytes, cons
     return ref->scratch[which].data;
 }
 
+static size_t mantissa_bytes(const struct matrix *w) {
+    return sizeof(int16_t) * (size_t)w->n * (size_t)w->k + ROW_SLACK;
+}
+
 static void matrix_release(struct device *dev, struct matrix *w) {
-    release(dev, w->mantissas, sizeof(double) * (size_t)w->n * (size_t)w->k);
+    release(dev, w->mantissas, mantissa_bytes(w));
     release(dev, w->exponents, (size_t)w->n);
     *w = (struct matrix){0};
 }
 
 static int matrix_create(struct device *dev, struct matrix *w, int n, int k, struct error *err) {
     *w = (struct matrix){.n = n, .k = k};
-    w->mantissas = allocate(dev, sizeof(double) * (size_t)n * (size_t)k, "weights", err);
+    w->mantissas = allocate_weights(dev, mantissa_bytes(w), err);
     w->exponents = allocate(dev, (size_t)n, "weights", err);
     if (w->mantissas && w->exponents)
         return 0;
@@ -140,15 +215,16 @@ static int matrix_create(struct device *dev, struct matrix *w, int n, int k, str
 static void matrix_put(struct device *dev, struct matrix *w, int first_row, int n_rows,
                        const int16_t *mantissas, const int8_t *exponents) {
     (void)dev;
-    double *to = (double *)w->mantissas + (size_t)first_row * (size_t)w->k;
-    size_t count = (size_t)n_rows * (size_t)w->k;
-    for (size_t i = 0; i < count; i++)
-        to[i] = mantissas[i];
+    size_t k = (size_t)w->k;
+    memcpy((int16_t *)w->mantissas + (size_t)first_row * k, mantissas,
+           sizeof *mantissas * (size_t)n_rows * k);
     memcpy(w->exponents + first_row, exponents, (size_t)n_rows);
 }
 
+#define ENTRY(name) .name = ref_##name,
 const struct ops ref_ops = {
-    .name = "cpu",
+    REF_OPS(ENTRY) /* the ops that have files of their own */
+        .name = "cpu",
     .open = open_device,
     .close = close_device,
     .versions = versions,
@@ -157,36 +233,12 @@ const struct ops ref_ops = {
     .free = release,
     .alloc_host_visible = allocate, /* all of its memory is the host's */
     .free_host_visible = release,
-    .available = ref_available,
     .upload = copy_bytes,
     .download = copy_bytes,
     .copy = copy_bytes,
     .sync = sync_device,
+    .share_out = share_out,
     .matrix_create = matrix_create,
     .matrix_put = matrix_put,
     .matrix_free = matrix_release,
-    .embed = ref_embed,
-    .take_rows = ref_take_rows,
-    .snap_rows = ref_snap_rows,
-    .linear = ref_linear,
-    .linear_parts = ref_linear_parts,
-    .add_bias = ref_add_bias,
-    .rmsnorm = ref_rmsnorm,
-    .add_rmsnorm = ref_add_rmsnorm,
-    .rope = ref_rope,
-    .norm_rope = ref_norm_rope,
-    .kv_append = ref_kv_append,
-    .kv_gather = ref_kv_gather,
-    .attention = ref_attention,
-    .attention_plan_new = ref_attention_plan_new,
-    .attention_plan_free = ref_attention_plan_free,
-    .attention_plan = ref_attention_plan,
-    .attention_plan_form = ref_attention_plan_form,
-    .attend = ref_attend,
-    .merge_states = ref_merge_states,
-    .finish_states = ref_finish_states,
-    .kv_convert = ref_kv_convert,
-    .silu_mul = ref_silu_mul,
-    .add = ref_add,
-    .sample = ref_sample,
 };

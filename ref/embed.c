@@ -6,7 +6,7 @@ void ref_embed(struct device *dev, float *y, /* [n_tokens, w->k] */
                const struct matrix *w, int n_tokens) {
     (void)dev;
     for (int t = 0; t < n_tokens; t++) {
-        const double *q = (const double *)w->mantissas + (size_t)token_ids[t] * (size_t)w->k;
+        const int16_t *q = (const int16_t *)w->mantissas + (size_t)token_ids[t] * (size_t)w->k;
         double unit = num_pow2(w->exponents[token_ids[t]] - 15);
         for (int i = 0; i < w->k; i++)
             y[(size_t)t * (size_t)w->k + (size_t)i] = (float)(q[i] * unit);

@@ -2,95 +2,86 @@
  * linear: y = x W^T on BFP16 operands. Each output is the correctly rounded value of an exact
  * integer dot product, so OpenBLAS may sum in any order, and the outputs can be cut into any
  * shares: each thread has its own rows of W.
+ *
+ * Version 1 is this file, the definition: doubles that hold integers. Version 2 keeps them integers
+ * (ref/integer/linear.c).
  */
-#include "ref/linear.h"
+#include "ref/ref.h"
 
 #include <cblas.h>
 
-/* BLOCK_ROWS bounds the scratch memory of long prompts and is large enough for dgemm. */
-#ifdef __SANITIZE_ADDRESS__ /* checks every load of our own loops, and none of OpenBLAS's */
-enum { BLOCK_ROWS = 256, FEW_ROWS = 3 };
-#else
-enum { BLOCK_ROWS = 256, FEW_ROWS = 64 };
-#endif
+/* X_ROWS bounds the scratch memory of long prompts and is large enough for dgemm; so do W_ROWS of
+ * the weights, which become doubles when they are multiplied. */
+enum { X_ROWS = 256, W_ROWS = 256, W_ROWS_FOR_ONE = 32 };
 
-static int few_rows(const struct linear_block *b) {
-    return b->n_rows > 1 && b->n_rows <= FEW_ROWS;
+struct call {
+    float *y;         /* [n_rows, w->n] */
+    double *x;        /* [n_rows, w->k] the mantissas, widened */
+    double *w_memory; /* of each thread: [w_rows, w->k], and the sums [n_rows, w_rows] */
+    struct bfp_rows rows;
+    const struct matrix *w;
+    int n_rows, w_rows;
+};
+
+static void widen(double *to, const int16_t *from, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        to[i] = from[i];
 }
 
-/* Some of the inputs of all rows: int16 to the doubles of OpenBLAS. */
-static void widen_share(void *context, int share, int worker) {
-    (void)worker;
-    const struct linear_block *b = context;
-    size_t count = (size_t)b->n_rows * (size_t)b->w->k;
-    size_t end = count * (size_t)(share + 1) / (size_t)b->n_shares;
-    for (size_t i = count * (size_t)share / (size_t)b->n_shares; i < end; i++)
-        b->x[i] = b->x_mantissas[i];
+static size_t worker_doubles(const struct call *c) {
+    return (size_t)c->w_rows * (size_t)(c->w->k + X_ROWS);
 }
 
-static void widen(struct device *dev, struct linear_block *b) {
-    if (few_rows(b))
-        linear_few_rows_widen(b->x, b->x_mantissas, b->n_rows, b->w->k);
-    else if (b->n_rows == 1)
-        for (int i = 0; i < b->w->k; i++)
-            b->x[i] = b->x_mantissas[i];
+/* Some outputs of all rows. */
+static void multiply(void *context, int item, int worker) {
+    const struct call *c = context;
+    int first = item * c->w_rows, left = c->w->n - first, k = c->w->k;
+    int n = left < c->w_rows ? left : c->w_rows;
+    double *w = c->w_memory + (size_t)worker * worker_doubles(c);
+    double *sums = w + (size_t)c->w_rows * (size_t)k;
+    widen(w, (const int16_t *)c->w->mantissas + (size_t)first * (size_t)k, (size_t)n * (size_t)k);
+    if (c->n_rows == 1)
+        cblas_dgemv(CblasRowMajor, CblasNoTrans, n, k, 1, w, k, c->x, 1, 0, sums, 1);
     else
-        ref_parallel(dev, b->n_shares, widen_share, b);
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, c->n_rows, n, k, 1, c->x, k, w, k, 0,
+                    sums, n);
+    for (int row = 0; row < c->n_rows; row++)
+        for (int i = 0; i < n; i++)
+            c->y[(size_t)row * (size_t)c->w->n + (size_t)(first + i)] =
+                num_dot_to_float(sums[(size_t)row * (size_t)n + (size_t)i],
+                                 c->rows.exponents[row] + c->w->exponents[first + i] - 30);
 }
 
-/* The outputs first ... end - 1 of all rows. */
-static void multiply(const struct linear_block *b, int first, int end) {
-    int n = b->w->n, k = b->w->k;
-    const double *w = (const double *)b->w->mantissas + (size_t)first * (size_t)k;
-    double *sums = b->sums + first;
-    if (b->n_rows == 1)
-        cblas_dgemv(CblasRowMajor, CblasNoTrans, end - first, k, 1, w, k, b->x, 1, 0, sums, 1);
-    else
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, b->n_rows, end - first, k, 1, b->x, k,
-                    w, k, 0, sums, n);
-    for (int row = 0; row < b->n_rows; row++) {
-        size_t at = (size_t)row * (size_t)n;
-        for (int i = first; i < end; i++)
-            b->y[at + (size_t)i] = num_dot_to_float(b->sums[at + (size_t)i],
-                                                    b->x_exponents[row] + b->w->exponents[i] - 30);
-    }
-}
-
-static void multiply_share(void *context, int share, int worker) {
-    (void)worker;
-    const struct linear_block *b = context;
-    int first = (int)((int64_t)b->w->n * share / b->n_shares);
-    int end = (int)((int64_t)b->w->n * (share + 1) / b->n_shares);
-    if (few_rows(b))
-        linear_few_rows(b, first, end);
-    else
-        multiply(b, first, end);
-}
-
-void ref_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
-                struct bfp_rows x,            /* [n_tokens, w->k] */
-                const struct matrix *w, int n_tokens) {
+static void linear_1(struct device *dev, float *y, struct bfp_rows x, const struct matrix *w,
+                     int n_tokens) {
     size_t n = (size_t)w->n, k = (size_t)w->k;
-    int most = n_tokens < BLOCK_ROWS ? n_tokens : BLOCK_ROWS;
-    size_t wide = sizeof(double) * (size_t)most * k, panels = linear_few_rows_bytes(most, w->k);
-    struct linear_block b = {.w = w, .n_shares = ref_n_threads(dev)};
-    b.n_shares = b.n_shares < w->n ? b.n_shares : w->n;
-    b.x = ref_scratch(dev, SCRATCH_X, wide > panels ? wide : panels, "linear");
-    b.sums = ref_scratch(dev, SCRATCH_Y, sizeof *b.sums * (size_t)most * n, "linear");
-    if (!b.x || !b.sums)
+    int most = n_tokens < X_ROWS ? n_tokens : X_ROWS;
+    struct call c = {.w = w, .w_rows = n_tokens == 1 ? W_ROWS_FOR_ONE : W_ROWS};
+    size_t of_workers = worker_doubles(&c) * (size_t)ref_n_threads(dev);
+    c.x = ref_scratch(dev, SCRATCH_X, sizeof *c.x * (size_t)most * k, "linear");
+    c.w_memory = ref_scratch(dev, SCRATCH_Y, sizeof *c.w_memory * of_workers, "linear");
+    if (!c.x || !c.w_memory)
         return;
-    for (int first = 0; first < n_tokens; first += BLOCK_ROWS) {
-        b.n_rows = n_tokens - first < BLOCK_ROWS ? n_tokens - first : BLOCK_ROWS;
-        b.y = y + (size_t)first * n;
-        b.x_mantissas = x.mantissas + (size_t)first * k;
-        b.x_exponents = x.exponents + first;
-        widen(dev, &b);
-        ref_parallel(dev, b.n_shares, multiply_share, &b);
+    for (int first = 0; first < n_tokens; first += X_ROWS) {
+        c.n_rows = n_tokens - first < X_ROWS ? n_tokens - first : X_ROWS;
+        c.y = y + (size_t)first * n;
+        c.rows = (struct bfp_rows){x.mantissas + (size_t)first * k, x.exponents + first};
+        widen(c.x, c.rows.mantissas, (size_t)c.n_rows * k);
+        ref_parallel(dev, (w->n + c.w_rows - 1) / c.w_rows, multiply, &c);
     }
 }
 
 void ref_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                       int n_parts, struct bfp_rows x, int n_tokens) {
-    for (int i = 0; i < n_parts; i++)
-        ref_linear(dev, parts[i].y, x, parts[i].w, n_tokens);
+    if (((struct ref_device *)dev)->linear_version != 1)
+        integer_linear(dev, parts, n_parts, NULL, x, n_tokens);
+    else
+        for (int i = 0; i < n_parts; i++)
+            linear_1(dev, parts[i].y, x, parts[i].w, n_tokens);
+}
+
+void ref_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
+                struct bfp_rows x,            /* [n_tokens, w->k] */
+                const struct matrix *w, int n_tokens) {
+    ref_linear_parts(dev, &(struct linear_part){y, w}, 1, x, n_tokens);
 }

@@ -12,8 +12,9 @@ struct silu_mul {
 static void silu_mul_share(void *context, int share, int worker) {
     (void)worker;
     const struct silu_mul *op = context;
-    size_t first = (size_t)share * SHARE, end = first + SHARE;
-    for (size_t i = first; i < end && i < op->count; i++)
+    size_t first = (size_t)share * SHARE;
+    size_t end = first + SHARE < op->count ? first + SHARE : op->count;
+    for (size_t i = first; i < end; i++)
         op->y[i] = num_silu(op->gate[i]) * op->up[i];
 }
 

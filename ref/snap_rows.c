@@ -10,11 +10,26 @@ int8_t ref_snap_or_fault(struct device *dev, int16_t *q, const float *x, int n, 
     return BFP_MIN_EXPONENT;
 }
 
+struct call {
+    struct device *dev;
+    struct bfp_rows y;
+    const float *x;
+    int n_cols, site;
+};
+
+static void snap(void *context, int first, int end, int worker) {
+    (void)worker;
+    const struct call *c = context;
+    for (int row = first; row < end; row++) {
+        size_t at = (size_t)row * (size_t)c->n_cols;
+        c->y.exponents[row] =
+            ref_snap_or_fault(c->dev, c->y.mantissas + at, c->x + at, c->n_cols, c->site, row);
+    }
+}
+
 void ref_snap_rows(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
                    const float *x,                        /* [n_rows, n_cols] */
                    int n_rows, int n_cols, int site) {
-    for (int row = 0; row < n_rows; row++) {
-        size_t at = (size_t)row * (size_t)n_cols;
-        y.exponents[row] = ref_snap_or_fault(dev, y.mantissas + at, x + at, n_cols, site, row);
-    }
+    struct call c = {dev, y, x, n_cols, site};
+    ref_parallel_rows(dev, n_rows, n_cols, snap, &c);
 }

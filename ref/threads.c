@@ -8,6 +8,8 @@
  */
 #include "ref/threads.h"
 
+#include "model/arithmetic.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -31,6 +33,7 @@ struct ref_threads {
     _Atomic uint64_t left; /* number of the loop << 32 | items not taken */
     atomic_int n_undone;
     atomic_int n_sleeping;
+    atomic_int n_checked, n_wrong; /* threads that have looked at their arithmetic */
     atomic_bool ends;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -61,6 +64,8 @@ static bool idle(struct ref_threads *t) {
 static void *worker_main(void *context) {
     struct worker *w = context;
     struct ref_threads *t = w->threads;
+    atomic_fetch_add(&t->n_wrong, arithmetic_check(NULL) != 0);
+    atomic_fetch_add(&t->n_checked, 1);
     while (!atomic_load(&t->ends)) {
         work(t, w->number);
         for (int i = 0; i < LOOKS_BEFORE_SLEEP && idle(t); i++)
@@ -125,7 +130,9 @@ struct ref_threads *ref_threads_new(int n) {
             break;
         t->n_started++;
     }
-    if (t->workers && t->n_started == n - 1)
+    while (atomic_load(&t->n_checked) < t->n_started)
+        sched_yield();
+    if (t->workers && t->n_started == n - 1 && !t->n_wrong)
         return t;
     ref_threads_free(t);
     return NULL;

@@ -9,8 +9,8 @@
 
 struct ref_threads;
 
-/* n >= 1 threads, the caller's own among them. Returns NULL when there is no memory or no thread.
- */
+/* n >= 1 threads, the caller's own among them. Returns NULL when there is no memory or no thread, or
+ * one that does not compute as it should (model/arithmetic.h). */
 struct ref_threads *ref_threads_new(int n);
 
 /* NULL is fine. */

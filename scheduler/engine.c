@@ -1,5 +1,6 @@
 #include "scheduler/engine.h"
 
+#include "scheduler/engine_draft.h"
 #include "scheduler/pass.h"
 
 #include <math.h>
@@ -9,9 +10,21 @@
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-static double now(const struct engine *e) {
+static double own_now(const struct engine *e) {
     const struct engine_clock *clock = e->options->clock;
     return clock ? clock->now(clock->context) : clock_now() - e->began;
+}
+
+double engine_now(const struct engine *e) {
+    return e->generator->model->parallel ? e->common : own_now(e);
+}
+
+void engine_tick(struct engine *e) {
+    struct parallel *ranks = e->generator->model->parallel;
+    if (!ranks)
+        return;
+    e->common = own_now(e);
+    parallel_broadcast(ranks, &e->common, sizeof e->common);
 }
 
 static void wait_until(const struct engine *e, double time) {
@@ -20,7 +33,7 @@ static void wait_until(const struct engine *e, double time) {
         clock->wait_until(clock->context, time);
         return;
     }
-    double left = time - now(e);
+    double left = time - engine_now(e);
     if (left > 0) /* in pieces, so that an interruption is noticed */
         nanosleep(&(struct timespec){0, (long)(fmin(left, 0.1) * 1e9)}, NULL);
 }
@@ -65,8 +78,7 @@ static bool cut_at_stop(struct answer *a, const struct request *r, size_t old) {
 }
 
 /* The token drawn last becomes text. */
-static int decode(struct engine *e, int i, struct error *err) {
-    struct answer *a = &e->answers[i];
+static int decode(struct engine *e, struct answer *a, struct error *err) {
     struct sequence *s = &a->sequence;
     const char *text;
     size_t n, old = a->n_text;
@@ -80,8 +92,20 @@ static int decode(struct engine *e, int i, struct error *err) {
     if (s->finish != FINISH_NOT_YET &&
         (decode_stream_flush(a->stream, &text, &n, err) || add_text(a, text, n, err)))
         return -1;
-    if (cut_at_stop(a, &e->requests[i], old))
+    if (cut_at_stop(a, e->requests[a - e->answers], old))
         s->finish = FINISH_STOP_STRING;
+    return 0;
+}
+
+/* A sequence has got a token: its answer's first member. */
+static int on_appended(void *context, struct sequence *s, struct error *err) {
+    struct engine *e = context;
+    struct answer *a = (struct answer *)s;
+    e->drawn++;
+    if (decode(e, a, err))
+        return -1;
+    if (e->options->drew)
+        e->options->drew(e->options->context, e, (int)(a - e->answers));
     return 0;
 }
 
@@ -102,36 +126,65 @@ static void on_change(void *context, int i, enum request_state from, double time
         e->options->changed(e->options->context, e, i, from, time);
 }
 
-/* Every request as a sequence, and as its memory sees it. */
-static int make_sequences(struct engine *e, struct error *err) {
-    for (int i = 0; i < e->n; i++) {
-        const struct request *r = &e->requests[i];
-        struct sequence *s = &e->answers[i].sequence;
-        int64_t positions =
-            (int64_t)r->n_prompt + r->max_new - 1; /* the last token is not stored */
-        int context = e->generator->context;
-        if (sequence_start(s, (uint32_t)i, &r->sampling, err) ||
-            sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err))
-            return -1;
-        e->in_memory[i] =
-            (struct memory_request){s, positions < context ? (int)positions : context,
-                                    r->fork_back > 0 && r->fork_back <= i ? i - r->fork_back : -1};
-    }
-    return 0;
+/* A request as a sequence, and as its memory sees it. */
+static int make_sequence(struct engine *e, int i, int fork_of, struct error *err) {
+    const struct request *r = e->requests[i];
+    struct sequence *s = &e->answers[i].sequence;
+    int64_t positions = (int64_t)r->n_prompt + r->max_new - 1; /* the last token is not stored */
+    int context = e->generator->context;
+    e->in_memory[i] =
+        (struct memory_request){s, positions < context ? (int)positions : context, fork_of};
+    if (sequence_start(s, (uint32_t)e->n_submitted, &r->sampling, err) ||
+        sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err))
+        return -1;
+    s->ignore_stop = r->ignore_stop;
+    s->forced = r->forced;
+    if (r->receipt && !(s->chain = logits_chain_new(err)))
+        return -1;
+    return sequence_propose(s, r->draft, r->n_draft, err);
 }
 
-/* Request i waits in the queue, or ends at once: it cannot be answered, or wants no token. */
-static int enqueue(struct engine *e, int i, struct error *err) {
-    const struct request *r = &e->requests[i];
+int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err) {
     struct error why;
+    if (e->n == e->capacity && !e->scheduler.n_forgotten)
+        return error_set(err, "there are %d requests already", e->n);
     /* An empty prompt waits in the queue as one token, and is refused there. */
-    if (scheduler_add(&e->scheduler, r->arrival, r->n_prompt > 0 ? r->n_prompt : 1, &why) < 0)
-        return error_set(err, "request %d: %s", i, why.text);
+    int i = scheduler_add(&e->scheduler, request->arrival,
+                          request->n_prompt > 0 ? request->n_prompt : 1, &why);
+    if (i < 0)
+        return error_set(err, "request %ld: %s", e->n_submitted, why.text);
+    e->n = i < e->n ? e->n : i + 1;
+    e->requests[i] = request;
+    if (make_sequence(e, i, fork_of, err)) {
+        e->requests[i] = NULL;
+        return -1;
+    }
+    e->n_submitted++;
+    engine_count_draft(e, i);
     if (generator_check_prompt(e->generator, &e->answers[i].sequence, &e->answers[i].error))
-        scheduler_stop(&e->scheduler, i, FINISH_ERROR, now(e));
-    else if (r->max_new < 1)
-        scheduler_stop(&e->scheduler, i, FINISH_LENGTH, now(e));
-    return 0;
+        scheduler_stop(&e->scheduler, i, FINISH_ERROR, engine_now(e));
+    else if (request->max_new < 1)
+        scheduler_stop(&e->scheduler, i, FINISH_LENGTH, engine_now(e));
+    return i;
+}
+
+static void free_answer(struct answer *a) {
+    sequence_end(&a->sequence);
+    decode_stream_free(a->stream);
+    free(a->text);
+    *a = (struct answer){0};
+}
+
+void engine_forget(struct engine *e, int request) {
+    free_answer(&e->answers[request]);
+    for (int i = 0; i < e->n; i++)
+        if (e->in_memory[i].fork_of == request)
+            e->in_memory[i].fork_of = -1;
+    scheduler_forget(&e->scheduler, request);
+}
+
+void engine_cancel(struct engine *e, int request) {
+    scheduler_stop(&e->scheduler, request, FINISH_CANCELLED, engine_now(e));
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */
@@ -151,17 +204,21 @@ static int run_pass(struct engine *e, const struct plan_entry *entries, int n, s
     struct request_memory *memory = e->options->memory;
     for (int i = 0; i < n; i++)
         e->parts[i] = part_of(e, &entries[i]);
-    if (pass_run(e->generator, e->parts, n, err))
+    e->generator->appended = on_appended;
+    e->generator->appended_context = e;
+    int result = pass_run(e->generator, e->parts, n, err);
+    e->generator->appended = NULL;
+    if (result)
         return -1;
+    engine_tick(e);
     e->passes++;
     for (int i = 0; i < n; i++)
-        memory->stored(memory, entries[i].job, e->parts[i].end);
+        memory->stored(memory, entries[i].job, e->parts[i].sequence->n_cached);
     if (memory->bytes > e->most_cache_bytes)
         e->most_cache_bytes = memory->bytes;
     for (int i = 0; i < n; i++) {
-        if (entries[i].draws && decode(e, entries[i].job, err))
-            return -1;
-        scheduler_ran(&e->scheduler, &entries[i], e->parts[i].sequence->finish, now(e));
+        engine_count_accepted(e, &entries[i]);
+        scheduler_ran(&e->scheduler, &entries[i], e->parts[i].sequence->finish, engine_now(e));
     }
     return 0;
 }
@@ -186,83 +243,93 @@ static int run_plan(struct engine *e, int n, struct error *err) {
     return 0;
 }
 
-static int step(struct engine *e, struct error *err) {
-    int n = scheduler_plan(&e->scheduler, now(e), e->plan);
+int engine_step(struct engine *e, struct error *err) {
+    if (engine_draft(e, err))
+        return -1;
+    engine_tick(e);
+    int n = scheduler_plan(&e->scheduler, engine_now(e), e->plan);
+    if (parallel_check(e->generator->model->parallel, err))
+        return -1;
     if (e->options->memory->failed)
         return error_set(err, "%s", e->options->memory->why.text);
-    if (!n) {
-        double next = scheduler_next_arrival(&e->scheduler);
-        if (!isinf(next))
-            wait_until(e, next);
+    if (!n)
         return 0;
-    }
+    e->n_planned = n;
     if (run_plan(e, n, err))
         return -1;
     e->steps++;
     if (e->options->stepped)
         e->options->stepped(e->options->context, e);
-    return 0;
+    return 1;
 }
 
-static void cancel_all(struct engine *e) {
-    for (int i = 0; i < e->n; i++)
-        engine_cancel(e, i);
-}
-
-static int run(struct engine *e, struct error *err) {
-    const struct engine_options *options = e->options;
+int engine_start(struct engine *e, struct generator *g, const struct engine_options *options,
+                 int capacity, struct error *err) {
     struct request_memory *memory = options->memory;
-    size_t n = (size_t)e->n + 1, max_running = (size_t)options->scheduler.max_running;
+    size_t n = (size_t)capacity + 1, max_running = (size_t)options->scheduler.max_running;
+    *e = (struct engine){.generator = g, .options = options, .capacity = capacity};
     if (scheduler_start(&e->scheduler, &options->scheduler, err))
         return -1;
+    e->requests = calloc(n, sizeof *e->requests);
     e->answers = calloc(n, sizeof *e->answers);
     e->in_memory = calloc(n, sizeof *e->in_memory);
     e->plan = malloc(sizeof *e->plan * max_running);
     e->parts = malloc(sizeof *e->parts * max_running);
-    if (!e->answers || !e->in_memory || !e->plan || !e->parts)
-        return error_set(err, "out of memory for %d requests", e->n);
-    if (make_sequences(e, err) || memory->start(memory, &e->scheduler, e->in_memory, e->n, err))
+    e->drafted = malloc(sizeof *e->drafted * max_running);
+    e->most_drafted = malloc(sizeof *e->most_drafted * max_running);
+    if (!e->requests || !e->answers || !e->in_memory || !e->plan || !e->parts || !e->drafted ||
+        !e->most_drafted)
+        return error_set(err, "out of memory for %d requests", capacity);
+    if (memory->start(memory, &e->scheduler, e->in_memory, capacity, err))
         return -1;
     e->scheduler.memory = memory;
     e->scheduler.changed = on_change;
     e->scheduler.context = e;
     e->began = clock_now();
-    for (int i = 0; i < e->n; i++)
-        if (enqueue(e, i, err))
+    return 0;
+}
+
+/* All requests to their end. */
+static int run(struct engine *e, const struct request *requests, int n, struct error *err) {
+    for (int i = 0; i < n; i++) {
+        int back = requests[i].fork_back;
+        if (engine_submit(e, &requests[i], back > 0 && back <= i ? i - back : -1, err) < 0)
             return -1;
-    while (e->scheduler.n_done < e->n)
-        if (generator_interrupted(e->generator))
-            cancel_all(e);
-        else if (step(e, err))
+    }
+    while (e->scheduler.n_done < n) {
+        if (generator_interrupted(e->generator)) {
+            for (int i = 0; i < n; i++)
+                engine_cancel(e, i);
+            break;
+        }
+        int result = engine_step(e, err);
+        if (result < 0)
             return -1;
+        double next = scheduler_next_arrival(&e->scheduler);
+        if (!result && !isinf(next))
+            wait_until(e, next);
+    }
     return 0;
 }
 
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
                const struct engine_options *options, struct error *err) {
-    *e = (struct engine){.generator = g, .requests = requests, .n = n, .options = options};
-    int result = run(e, err);
+    int result = engine_start(e, g, options, n, err) || run(e, requests, n, err) ? -1 : 0;
     e->scheduler.memory = NULL;
     e->options = NULL;
-    e->requests = NULL;
     return result;
 }
 
-void engine_cancel(struct engine *e, int request) {
-    scheduler_stop(&e->scheduler, request, FINISH_CANCELLED, now(e));
-}
-
 void engine_end(struct engine *e) {
-    for (int i = 0; e->answers && i < e->n; i++) {
-        struct answer *a = &e->answers[i];
-        sequence_end(&a->sequence);
-        decode_stream_free(a->stream);
-        free(a->text);
-    }
+    for (int i = 0; e->answers && i < e->n; i++)
+        free_answer(&e->answers[i]);
+    free(e->requests);
     free(e->answers);
     free(e->in_memory);
     free(e->plan);
     free(e->parts);
+    free(e->drafted);
+    free(e->most_drafted);
     scheduler_end(&e->scheduler);
     *e = (struct engine){0};
 }

@@ -1,7 +1,11 @@
 /*
  * engine.h - phases 3 and 4: many requests through one model. The scheduler says who runs; a memory
  * holds the caches (request_memory.h); the engine runs the passes, makes texts of the tokens, and
- * notes the times. Every request's sequence is there from the beginning to the end of the engine.
+ * notes the times.
+ *
+ * engine_run takes a list of requests and answers all of them. It is made of the calls that a
+ * server uses (phase 12), to which requests come while it runs: engine_submit, engine_step,
+ * engine_forget.
  *
  * In phases 3 to 7 a step is one forward pass per running request: each reads all weights. Phase 8
  * makes one pass of them (`one_pass`).
@@ -30,6 +34,9 @@ struct engine_options {
     const struct engine_clock *clock;  /* NULL: the wall clock */
     /* Called after each step; may call engine_cancel. May be NULL. */
     void (*stepped)(void *context, struct engine *engine);
+    /* Called for each token that a request has drawn, after its text and its finish are there, and
+     * before `changed` is told that it is done; in the middle of a step. May be NULL. */
+    void (*drew)(void *context, struct engine *engine, int request);
     /* Called for every change of a request's state. May be NULL. */
     void (*changed)(void *context, const struct engine *engine, int request,
                     enum request_state from, double now);
@@ -47,29 +54,64 @@ struct answer {
 
 struct engine {
     struct generator *generator;
-    const struct request *requests; /* these and the options: during the run */
-    int n;
-    const struct engine_options *options;
+    int capacity; /* most requests that the engine holds at once */
+    int n;        /* numbers that were given to requests: 0 ... n - 1 */
+    long n_submitted;
+    const struct engine_options *options; /* until the end */
     struct scheduler scheduler;
-    struct answer *answers;           /* [n] */
-    struct memory_request *in_memory; /* [n] what the memory knows of each request */
-    struct plan_entry *plan;          /* [max_running] */
-    struct pass_part *parts;          /* [max_running] */
-    long steps, passes;
-    int64_t most_cache_bytes; /* of all requests together, at the fullest moment */
-    double began;             /* clock_now at the start */
+    const struct request **requests;  /* [capacity] the submitters' */
+    struct answer *answers;           /* [capacity] */
+    struct memory_request *in_memory; /* [capacity] what the memory knows of each request */
+    struct plan_entry *plan;          /* [n_planned] of the last step */
+    int n_planned;
+    struct pass_part *parts;   /* [max_running] */
+    struct sequence **drafted; /* [max_running] who gets drafts in a step, */
+    int *most_drafted;         /* [max_running] and of how many tokens at most */
+    long steps, passes, drawn; /* drawn: tokens */
+    long proposed, accepted;   /* tokens of drafts that were read, and of them drawn */
+    int64_t most_cache_bytes;  /* of all requests together, at the fullest moment */
+    double began;              /* clock_now at the start */
+    double common;             /* of ranks: rank 0's time when it told it last */
 };
 
-/* Runs all requests (sorted by arrival) to their end. A request that cannot be answered ends with
- * FINISH_ERROR and its reason; the others go on. When g->interrupted asks to end, the step is
- * finished and all that are not done are cancelled. Returns 0, or -1 with err set: bad options,
- * arrivals out of order, no memory, a device that failed. Options and requests are not used any
- * more afterwards. The engine must be ended in either case. */
+/* An engine without requests, for `capacity` of them at once. The generator and the options, with
+ * all that they point to, must stay where they are until engine_end. Returns 0, or -1 with err set:
+ * bad options, no memory. The engine must be ended in either case. */
+int engine_start(struct engine *e, struct generator *g, const struct engine_options *options,
+                 int capacity, struct error *err);
+
+/* Queues a request, which the caller keeps until it is forgotten; its arrival is not before that of
+ * the one submitted last. fork_of: the number of the request of which it is another sample
+ * (request.h), or -1. One that cannot be answered is done at once, with FINISH_ERROR and its
+ * reason. Returns its number, or -1 with err set: the engine is full, arrivals out of order, no
+ * memory. */
+int engine_submit(struct engine *e, const struct request *request, int fork_of, struct error *err);
+
+/* One step of the scheduler. Returns 1; 0: there is nothing to do now; -1 with err set: no memory,
+ * a device that failed. */
+int engine_step(struct engine *e, struct error *err);
+
+/* Seconds of the run, by the options' clock: the times of requests count in it. Of ranks, rank 0's
+ * at the last tick, so that they see an arrival in the same step. */
+double engine_now(const struct engine *e);
+
+/* All ranks hear rank 0's time; without ranks, nothing. (engine_step does this at its beginning and
+ * after the pass.) */
+void engine_tick(struct engine *e);
+
+/* Cancels a request, if it is not done. Not from `changed` or `drew`. */
+void engine_cancel(struct engine *e, int request);
+
+/* Frees the answer of a request that is done; its number may be another's from now on. */
+void engine_forget(struct engine *e, int request);
+
+/* Starts an engine and runs all requests (sorted by arrival) to their end. A request that cannot be
+ * answered ends with FINISH_ERROR and its reason; the others go on. When g->interrupted asks to
+ * end, the step is finished and all that are not done are cancelled. Returns 0, or -1 with err set:
+ * what engine_start, engine_submit and engine_step report. The engine must be ended in either case.
+ */
 int engine_run(struct engine *e, struct generator *g, const struct request *requests, int n,
                const struct engine_options *options, struct error *err);
-
-/* Cancels a request, if it is not done. For `stepped`. */
-void engine_cancel(struct engine *e, int request);
 
 /* Frees the answers; a zeroed engine is fine. */
 void engine_end(struct engine *e);
@@ -83,6 +125,9 @@ int engine_fingerprint(const struct engine *e, uint64_t *out, struct error *err)
 struct spread {
     double mean, p50, p95, p99;
 };
+
+/* Sorts n values, and says how they are spread; zeros when there are none. */
+struct spread spread_of(double *values, int n);
 
 struct engine_metrics {
     int n;          /* requests with at least one token */

@@ -14,7 +14,7 @@ static double percentile(const double *sorted, int n, int percent) {
     return sorted[rank > 0 ? rank - 1 : 0];
 }
 
-static struct spread spread_of(double *values, int n) {
+struct spread spread_of(double *values, int n) {
     struct spread s = {0};
     if (!n)
         return s;

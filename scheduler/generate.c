@@ -1,5 +1,6 @@
 #include "scheduler/generate.h"
 
+#include "scheduler/draft.h"
 #include "scheduler/pass.h"
 
 int generator_start(struct generator *g, struct model *model, struct error *err) {
@@ -13,8 +14,14 @@ void generator_end(struct generator *g) {
     g->ws = NULL;
 }
 
-bool generator_interrupted(const struct generator *g) {
+bool generator_signalled(const struct generator *g) {
     return g->interrupted && *g->interrupted;
+}
+
+bool generator_interrupted(const struct generator *g) {
+    bool ends = generator_signalled(g);
+    parallel_broadcast(g->model ? g->model->parallel : NULL, &ends, sizeof ends);
+    return ends;
 }
 
 int generator_check_prompt(const struct generator *g, const struct sequence *s, struct error *err) {
@@ -37,7 +44,12 @@ int generate(struct generator *g, struct sequence *s, struct kv_cache *cache, st
         /* Without a cache everything is read again, in one pass. */
         int first = cache ? s->n_cached : 0, left = s->n_tokens - first;
         bool all = !cache || left <= g->chunk;
-        struct pass_part part = {s, cache, first, all ? s->n_tokens : first + g->chunk, 0, all};
+        int most = s->max_new - sequence_new_tokens(s) - 1, room = g->context - s->n_tokens - 1;
+        most = most < room ? most : room;
+        if (all && cache && drafter_propose(g->drafter, &s, &most, 1, err))
+            return -1;
+        int end = all ? s->n_tokens + s->n_draft : first + g->chunk;
+        struct pass_part part = {s, cache, first, end, 0, all};
         if (pass_run(g, &part, 1, err))
             return -1;
     }

@@ -29,6 +29,10 @@ struct generator {
     int (*on_token)(void *context, const struct sequence *s, const float *logits,
                     struct error *err);
     void *on_token_context;
+    /* Called behind it; it may finish the sequence. The engine's, during its passes, else NULL. */
+    int (*appended)(void *context, struct sequence *s, struct error *err);
+    void *appended_context;
+    struct drafter *drafter; /* proposes tokens (draft.h); NULL: nobody does */
 };
 
 /* A generator for model with its own workspace, the model's whole context and chunks of 128.
@@ -37,7 +41,8 @@ int generator_start(struct generator *g, struct model *model, struct error *err)
 
 void generator_end(struct generator *g);
 
-/* Whether *g->interrupted asks to end. */
+/* Whether *g->interrupted asks to end: here, and of all ranks, as rank 0 has it. */
+bool generator_signalled(const struct generator *g);
 bool generator_interrupted(const struct generator *g);
 
 /* Returns 0 when the sequence can be continued, or -1 with err set: it is empty, or does not fit in

@@ -14,12 +14,11 @@ static int grow_layer(struct kv_cache *c, struct kv_layer *layer, int capacity, 
     struct kv_layer bigger;
     if (kv_layer_alloc(&bigger, c->dev, capacity, c->n_kv_heads, c->head_dim, KV_BFP16, err))
         return -1;
-    size_t rows = (size_t)c->capacity * (size_t)c->n_kv_heads;
-    size_t bytes = sizeof(int16_t) * rows * (size_t)c->head_dim;
-    c->dev->ops->copy(c->dev, bigger.k, layer->k, bytes);
-    c->dev->ops->copy(c->dev, bigger.v, layer->v, bytes);
-    c->dev->ops->copy(c->dev, bigger.k_exponents, layer->k_exponents, rows);
-    c->dev->ops->copy(c->dev, bigger.v_exponents, layer->v_exponents, rows);
+    int heads = c->n_kv_heads, dim = c->head_dim;
+    struct kv_parts from = kv_layer_parts(layer, 0, c->capacity, heads, dim, KV_BFP16);
+    struct kv_parts to = kv_layer_parts(&bigger, 0, c->capacity, heads, dim, KV_BFP16);
+    for (int i = 0; i < 4; i++)
+        c->dev->ops->copy(c->dev, to.at[i], from.at[i], from.bytes[i]);
     kv_layer_free(layer, c->dev, c->capacity, c->n_kv_heads, c->head_dim, KV_BFP16);
     *layer = bigger;
     return 0;

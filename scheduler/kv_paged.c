@@ -109,9 +109,9 @@ int kv_paged_missing(const struct kv_paged *c, int n_positions) {
 /* Copies the keys and values of a whole block, in all layers. */
 static void copy_block(struct kv_pool *p, int32_t to, int32_t from) {
     for (int i = 0; i < p->n_layers; i++) {
-        struct kv_block t = kv_pool_block(p, i, to), f = kv_pool_block(p, i, from);
+        struct kv_parts t = kv_pool_block(p, i, to), f = kv_pool_block(p, i, from);
         for (int part = 0; part < 4; part++)
-            p->dev->ops->copy(p->dev, t.parts[part], f.parts[part], t.bytes[part]);
+            p->dev->ops->copy(p->dev, t.at[part], f.at[part], t.bytes[part]);
     }
 }
 
@@ -138,6 +138,15 @@ void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions)
         prefix_cache_add(c->prefixes, c->table.blocks[i], i ? c->table.blocks[i - 1] : -1,
                          tokens + i * size);
     c->n_stored = n_positions;
+}
+
+int kv_paged_shrink(struct kv_paged *c, struct error *err) {
+    int n = blocks_for(c->n_stored, c->pool->block_size), result = 0;
+    while (c->table.n_blocks > n)
+        if (release(c, c->table.blocks[--c->table.n_blocks], err))
+            result = -1;
+    c->base.capacity = c->table.n_blocks * c->pool->block_size;
+    return result;
 }
 
 /* ---- sharing --------------------------------------------------------------------------------- */
@@ -183,12 +192,12 @@ int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positio
 /* Copies a block from the pool to host memory, or from there into the pool. */
 static void transfer_block(struct kv_pool *p, int32_t block, unsigned char *host, bool out) {
     for (int i = 0; i < p->n_layers; i++) {
-        struct kv_block b = kv_pool_block(p, i, block);
+        struct kv_parts b = kv_pool_block(p, i, block);
         for (int part = 0; part < 4; part++) {
             if (out)
-                p->dev->ops->download(p->dev, host, b.parts[part], b.bytes[part]);
+                p->dev->ops->download(p->dev, host, b.at[part], b.bytes[part]);
             else
-                p->dev->ops->upload(p->dev, b.parts[part], host, b.bytes[part]);
+                p->dev->ops->upload(p->dev, b.at[part], host, b.bytes[part]);
             host += b.bytes[part];
         }
     }

@@ -46,12 +46,15 @@ int kv_paged_reserve(struct kv_paged *c, int n_positions, struct error *err);
  * known to the prefix cache. */
 void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions);
 
-/* Of an empty cache: takes the blocks that hold the beginning of tokens [n_tokens], but never all
+/* Gives back the blocks behind what is stored. Returns 0, or -1 with err set (nobody had them). */
+int kv_paged_shrink(struct kv_paged *c, struct error *err);
+
+/* Fills an empty cache with the blocks that hold the beginning of tokens [n_tokens], but never all
  * of it, because the last token must be read to know what follows it. Returns 0 with n_stored set,
  * or -1 with err set (no memory). */
 int kv_paged_match(struct kv_paged *c, const int32_t *tokens, int n_tokens, struct error *err);
 
-/* Of an empty cache: shares the blocks of the first n_positions of `from`, which has them. Returns
+/* Makes an empty cache share the blocks of the first n_positions of `from`, which has them. Returns
  * 0 with n_stored set, or -1 with err set (no memory). */
 int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positions,
                   struct error *err);

@@ -17,20 +17,14 @@ int block_size_check(int block_size, struct error *err) {
 
 /* ---- poison ---------------------------------------------------------------------------------- */
 
-struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
-    const struct kv_layer *l = &p->layers[layer];
-    size_t rows = (size_t)p->block_size * (size_t)p->n_kv_heads;
-    size_t bytes = rows * (size_t)p->head_dim * (size_t)kv_type_bytes(p->type);
-    size_t exponents = kv_type_has_exponents(p->type) ? rows : 0;
-    size_t b = (size_t)block;
-    return (struct kv_block){{(char *)l->k + b * bytes, (char *)l->v + b * bytes,
-                              l->k_exponents + b * exponents, l->v_exponents + b * exponents},
-                             {bytes, bytes, exponents, exponents}};
+struct kv_parts kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
+    return kv_layer_parts(&p->layers[layer], block * p->block_size, p->block_size, p->n_kv_heads,
+                          p->head_dim, p->type);
 }
 
 /* One array serves all kinds of data: elements (INT16_MIN, INT8_MIN or NaNs), then exponents. */
 static int make_junk(struct kv_pool *p, struct error *err) {
-    struct kv_block b = kv_pool_block(p, 0, 0);
+    struct kv_parts b = kv_pool_block(p, 0, 0);
     p->junk = malloc(b.bytes[0] + b.bytes[2]);
     if (!p->junk)
         return error_set(err, "out of memory for the poison of a KV pool");
@@ -43,9 +37,9 @@ static int make_junk(struct kv_pool *p, struct error *err) {
 
 void kv_pool_poison(struct kv_pool *p, int32_t block) {
     for (int i = 0; i < p->n_layers && p->poison; i++) {
-        struct kv_block b = kv_pool_block(p, i, block);
+        struct kv_parts b = kv_pool_block(p, i, block);
         for (int part = 0; part < 4; part++)
-            p->dev->ops->upload(p->dev, b.parts[part], p->junk + (part < 2 ? 0 : b.bytes[0]),
+            p->dev->ops->upload(p->dev, b.at[part], p->junk + (part < 2 ? 0 : b.bytes[0]),
                                 b.bytes[part]);
     }
 }
@@ -57,11 +51,11 @@ static double megabytes(size_t bytes) {
 }
 
 /* The number of blocks, or -1 with err set. The share of 80 % leaves room for what passes need
- * beside the cache: activations, scratch memory, logits. */
-static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
+ * beside the cache: activations, scratch memory, logits. n_pools: that share what is there. */
+static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o, int n_pools,
                        struct error *err) {
     int most = INT_MAX / p->block_size;
-    size_t left = p->dev->ops->available(p->dev);
+    size_t left = p->dev->ops->available(p->dev) / (size_t)n_pools;
     if (o->n_blocks < 0)
         return error_set(err, "a KV pool of %d blocks: the number must not be negative",
                          o->n_blocks);
@@ -81,6 +75,15 @@ static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
         return most;
     return error_set(err, "a KV pool of %zu blocks of %d positions: more than 2^31 - 1 positions",
                      n, p->block_size);
+}
+
+/* How many blocks the rank with the least memory can hold: all ranks must plan alike. */
+static int choose_common_size(const struct kv_pool *p, const struct kv_pool_options *o,
+                              struct parallel *ranks, struct error *err) {
+    int mine = choose_size(p, o, ranks ? ranks->n_neighbours : 1, err);
+    int n_blocks = parallel_least(ranks, mine);
+    return n_blocks < 0 && mine >= 0 ? error_set(err, "another rank has no memory for a KV pool")
+                                     : n_blocks;
 }
 
 /* ---- the pool -------------------------------------------------------------------------------- */
@@ -111,7 +114,7 @@ int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_
     p->poison = o->poison;
     p->bytes_per_block =
         (size_t)c->n_layers * kv_layer_bytes(o->block_size, c->n_kv_heads, c->head_dim, o->type);
-    int n_blocks = choose_size(p, o, err);
+    int n_blocks = choose_common_size(p, o, model->parallel, err);
     if (n_blocks < 0 || block_allocator_start(&p->blocks, n_blocks, o->order, err) ||
         allocate_layers(p, n_blocks * o->block_size, err) || (p->poison && make_junk(p, err))) {
         kv_pool_end(p);

@@ -6,9 +6,9 @@
  * place in all of them. Everything is allocated at the start; which blocks are in use is the block
  * allocator's business, and no block ever moves.
  *
- * With `poison`, a block that nobody uses holds what no kv_append writes: mantissas of -32768 (bfp8:
- * -128) under the exponent 127, NaNs in types that are floats. Whoever reads it through a stale
- * number gets other bits, and a fault before long.
+ * With `poison`, a block that nobody uses holds what no kv_append writes: mantissas of -32768
+ * (bfp8: -128) under the exponent 127, NaNs in types that are floats. Whoever reads it through a
+ * stale number gets other bits, and a fault before long.
  */
 #ifndef SAMEBITS_KV_POOL_H
 #define SAMEBITS_KV_POOL_H
@@ -44,13 +44,8 @@ struct kv_pool {
     unsigned char *junk; /* host: what a block is filled with; with poison only */
 };
 
-/* A block's part of a layer: where its keys, values and their exponents are, and their bytes (0:
- * the type has no exponents). */
-struct kv_block {
-    void *parts[4];
-    size_t bytes[4];
-};
-struct kv_block kv_pool_block(const struct kv_pool *p, int layer, int32_t block);
+/* A block's part of a layer. */
+struct kv_parts kv_pool_block(const struct kv_pool *p, int layer, int32_t block);
 
 /* Returns 0, or -1 with err set: a block size that is no power of two from 1 to MAX_BLOCK_SIZE. */
 int block_size_check(int block_size, struct error *err);

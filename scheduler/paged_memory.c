@@ -135,7 +135,11 @@ static struct kv_cache *cache(struct request_memory *base, int job) {
 
 static void stored(struct request_memory *base, int job, int n_positions) {
     struct paged_memory *m = paged(base);
+    struct error err;
     kv_paged_stored(cache_of(m, job), m->requests[job].sequence->tokens, n_positions);
+    if (kv_paged_shrink(cache_of(m, job), &err)) /* what drafts had that were not drawn */
+        fail(m, &err);
+    count_bytes(m);
 }
 
 static void release(struct request_memory *base, int job) {
@@ -145,15 +149,6 @@ static void release(struct request_memory *base, int job) {
         fail(m, &err);
     kv_swapped_free(&m->jobs[job].swapped);
     count_bytes(m);
-}
-
-int64_t paged_memory_waste(const struct paged_memory *m) {
-    int64_t waste = 0;
-    for (int i = 0; i < m->scheduler->n_running; i++) {
-        const struct kv_paged *c = &m->jobs[m->scheduler->running[i]].cache;
-        waste += (int64_t)c->table.n_blocks * m->pool->block_size - c->n_stored;
-    }
-    return waste;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
@@ -203,7 +198,7 @@ void paged_memory_end(struct paged_memory *m) {
         kv_paged_end(&m->jobs[i].cache);
         kv_swapped_free(&m->jobs[i].swapped);
     }
-    for (int32_t b = 0; m->prefixes.serial && b < m->prefixes.n_blocks; b++)
+    for (int32_t b = 0; m->prefixes.entries && b < m->prefixes.n_blocks; b++)
         if (prefix_cache_knows(&m->prefixes, b) && !block_forget(&m->pool->blocks, b, &err))
             kv_pool_poison(m->pool, b);
     if (m->pool)

@@ -60,7 +60,4 @@ void paged_memory_start(struct paged_memory *m, struct kv_pool *pool,
  * one is fine. */
 void paged_memory_end(struct paged_memory *m);
 
-/* Slots in blocks of running jobs that hold nothing: the internal waste, in positions. */
-int64_t paged_memory_waste(const struct paged_memory *m);
-
 #endif

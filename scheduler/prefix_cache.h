@@ -22,15 +22,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What is known of a block. */
+struct prefix_entry {
+    uint64_t serial, before; /* of it, 0: not known; of the block before it, 0: it is a first one */
+    uint64_t hash;
+    int32_t next; /* block of the same bucket; -1: the last */
+};
+
 struct prefix_cache {
     int n_blocks, block_size;
-    int32_t *tokens;           /* [n_blocks, block_size] what a known block holds */
-    uint64_t *serial, *before; /* [n_blocks] of the block and of the one before it; serial 0: not
-                                  known, before 0: it is a first block */
-    uint64_t *hash;            /* [n_blocks] */
-    int32_t *next;             /* [n_blocks] of the same bucket; -1: the last */
-    int32_t *buckets;          /* [n_buckets] the first block of each; -1: empty */
-    int64_t n_buckets;         /* a power of two */
+    int32_t *tokens;              /* [n_blocks, block_size] what a known block holds */
+    struct prefix_entry *entries; /* [n_blocks] */
+    int32_t *buckets;             /* [n_buckets] the first block of each; -1: empty */
+    int64_t n_buckets;            /* a power of two */
     uint64_t last_serial;
 };
 

@@ -13,9 +13,17 @@ struct request {
     struct sampling_options sampling;
     char **stops; /* [n_stops] texts that end the answer */
     int n_stops;
+    char *title;      /* for tables: the id, or the beginning of the prompt; may be NULL */
+    bool ignore_stop; /* stop tokens do not end it */
     /* Not 0: it is another sample of the request that stands this many places before it, with the
      * same prompt. In a paged cache (phase 7) it begins with the blocks of that one. */
     int fork_back;
+    /* Phase 13: an answer that is known and is only read: whether it is what is drawn (receipt.h),
+     * or, forced, how likely it is (score.h). n_draft is 0 for others. */
+    const int32_t *draft; /* [n_draft], the submitter's */
+    int n_draft;
+    bool forced;
+    bool receipt; /* the answer keeps a logits_chain */
 };
 
 /* Where a request is on its way. */

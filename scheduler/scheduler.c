@@ -29,9 +29,35 @@ int scheduler_start(struct scheduler *s, const struct scheduler_options *options
 
 void scheduler_end(struct scheduler *s) {
     free(s->jobs);
+    free(s->queue);
+    free(s->forgotten);
     free(s->running);
     free(s->preempted);
     *s = (struct scheduler){0};
+}
+
+/* Room for one job more, and for its number in each list. */
+static int grow(struct scheduler *s, struct error *err) {
+    size_t capacity = s->capacity ? 2 * (size_t)s->capacity : 64;
+    struct job *jobs = realloc(s->jobs, sizeof *jobs * capacity);
+    s->jobs = jobs ? jobs : s->jobs;
+    int *queue = realloc(s->queue, sizeof *queue * capacity);
+    s->queue = queue ? queue : s->queue;
+    int *forgotten = realloc(s->forgotten, sizeof *forgotten * capacity);
+    s->forgotten = forgotten ? forgotten : s->forgotten;
+    if (!jobs || !queue || !forgotten)
+        return error_set(err, "out of memory for %zu requests", capacity);
+    s->capacity = (int)capacity;
+    return 0;
+}
+
+static void queue_push(struct scheduler *s, int job) {
+    if (s->queue_end == s->capacity) { /* those in front have left */
+        s->queue_end -= s->queue_first;
+        memmove(s->queue, s->queue + s->queue_first, sizeof *s->queue * (size_t)s->queue_end);
+        s->queue_first = 0;
+    }
+    s->queue[s->queue_end++] = job;
 }
 
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err) {
@@ -39,24 +65,26 @@ int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct erro
         return error_set(err, "the prompt is empty: there is nothing to continue");
     if (!(arrival >= 0) || isinf(arrival))
         return error_set(err, "arrival %g: must be 0 or later", arrival);
-    if (s->n_jobs && arrival < s->jobs[s->n_jobs - 1].arrival)
+    if (arrival < s->last_arrival)
         return error_set(err, "arrival %g comes after one at %g: sort them", arrival,
-                         s->jobs[s->n_jobs - 1].arrival);
-    if (s->n_jobs == s->capacity) {
-        int capacity = s->capacity ? 2 * s->capacity : 64;
-        struct job *jobs = realloc(s->jobs, sizeof *jobs * (size_t)capacity);
-        if (!jobs)
-            return error_set(err, "out of memory for %d requests", capacity);
-        s->jobs = jobs;
-        s->capacity = capacity;
-    }
-    s->jobs[s->n_jobs] = (struct job){.arrival = arrival,
-                                      .n_prompt = n_prompt,
-                                      .n_to_read = n_prompt,
-                                      .admitted = -1,
-                                      .first = -1,
-                                      .done = -1};
-    return s->n_jobs++;
+                         s->last_arrival);
+    if (!s->n_forgotten && s->n_jobs == s->capacity && grow(s, err))
+        return -1;
+    int job = s->n_forgotten ? s->forgotten[--s->n_forgotten] : s->n_jobs++;
+    s->jobs[job] = (struct job){.order = s->n_added++,
+                                .arrival = arrival,
+                                .n_prompt = n_prompt,
+                                .n_to_read = n_prompt,
+                                .admitted = -1,
+                                .first = -1,
+                                .done = -1};
+    s->last_arrival = arrival;
+    queue_push(s, job);
+    return job;
+}
+
+void scheduler_forget(struct scheduler *s, int job) {
+    s->forgotten[s->n_forgotten++] = job;
 }
 
 /* The one place where a state changes. */
@@ -86,13 +114,23 @@ static void list_remove(int *list, int *n, int job) {
     --*n;
 }
 
-/* Jobs are numbered in order of arrival, and so are the lists. */
-static void list_insert(int *list, int *n, int job) {
+/* Lists are in order of arrival. */
+static void list_insert(const struct scheduler *s, int *list, int *n, int job) {
     int i = *n;
-    for (; i > 0 && list[i - 1] > job; i--)
+    for (; i > 0 && s->jobs[list[i - 1]].order > s->jobs[job].order; i--)
         list[i] = list[i - 1];
     list[i] = job;
     ++*n;
+}
+
+static void queue_remove(struct scheduler *s, int job) {
+    int n = s->queue_end - s->queue_first;
+    if (n && s->queue[s->queue_first] == job) {
+        s->queue_first++;
+        return;
+    }
+    list_remove(s->queue + s->queue_first, &n, job);
+    s->queue_end = s->queue_first + n;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -105,7 +143,7 @@ static void preempt(struct scheduler *s, int job, double now) {
     struct job *j = &s->jobs[job];
     s->memory->preempt(s->memory, job);
     list_remove(s->running, &s->n_running, job);
-    list_insert(s->preempted, &s->n_preempted, job);
+    list_insert(s, s->preempted, &s->n_preempted, job);
     j->n_to_read = j->n_prompt + j->n_new;
     j->n_read = 0;
     j->n_preempted++;
@@ -198,8 +236,10 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
         return false;
     }
     j->n_read = n_cached;
+    if (j->state == REQUEST_WAITING)
+        queue_remove(s, job);
     list_remove(s->preempted, &s->n_preempted, job);
-    list_insert(s->running, &s->n_running, job);
+    list_insert(s, s->running, &s->n_running, job);
     change(s, job, REQUEST_PREFILLING, now);
     int left = j->n_to_read - j->n_read;
     int n_tokens = min_int(min_int(left, s->options.chunk), p->budget);
@@ -218,12 +258,23 @@ static void admit(struct scheduler *s, struct step_plan *p, double now) {
             return;
     }
     while (!s->n_preempted && !batch_runs && s->n_running < s->options.max_running &&
-           s->next < s->n_jobs && s->jobs[s->next].arrival <= now) {
-        int job = s->next;
-        if (s->jobs[job].state == REQUEST_WAITING && !start(s, p, job, now) &&
-            s->jobs[job].state != REQUEST_DONE)
+           scheduler_next_arrival(s) <= now) {
+        int job = s->queue[s->queue_first];
+        if (!start(s, p, job, now) && s->jobs[job].state != REQUEST_DONE)
             return;
-        s->next++; /* also when it was stopped while it waited */
+    }
+}
+
+/* Drafts get what budget and memory the others leave (phase 13). */
+static void add_drafts(struct scheduler *s, struct step_plan *p) {
+    for (int i = 0; i < p->n; i++) {
+        struct plan_entry *e = &p->entries[i];
+        int room = min_int(s->options.chunk - e->n_tokens, p->budget);
+        int n = min_int(s->jobs[e->job].n_draft, room);
+        if (e->draws && n > 0 && reserve(s, e->job, e->first + e->n_tokens + n)) {
+            e->n_tokens += n;
+            p->budget -= n;
+        }
     }
 }
 
@@ -233,6 +284,7 @@ int scheduler_plan(struct scheduler *s, double now, struct plan_entry *entries) 
     plan_prefills(s, &p, now);
     if (!p.short_of_memory)
         admit(s, &p, now);
+    add_drafts(s, &p);
     return p.n;
 }
 
@@ -248,6 +300,7 @@ void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum fin
         return;
     if (!j->n_new++)
         j->first = now;
+    j->n_new += j->n_draft;
     if (j->state == REQUEST_PREFILLING)
         change(s, entry->job, REQUEST_DECODING, now);
     if (finish != FINISH_NOT_YET)
@@ -260,6 +313,8 @@ void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now
         return;
     if (now < j->arrival)
         now = j->arrival; /* it ends the moment it arrives */
+    if (j->state == REQUEST_WAITING)
+        queue_remove(s, job);
     list_remove(s->running, &s->n_running, job);
     list_remove(s->preempted, &s->n_preempted, job);
     j->finish = finish;
@@ -267,15 +322,12 @@ void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now
 }
 
 double scheduler_next_arrival(const struct scheduler *s) {
-    for (int i = s->next; i < s->n_jobs; i++)
-        if (s->jobs[i].state == REQUEST_WAITING)
-            return s->jobs[i].arrival;
-    return INFINITY;
+    return s->queue_first < s->queue_end ? s->jobs[s->queue[s->queue_first]].arrival : INFINITY;
 }
 
 int scheduler_waiting(const struct scheduler *s, double now) {
     int n = 0;
-    for (int i = s->next; i < s->n_jobs && s->jobs[i].arrival <= now; i++)
-        n += s->jobs[i].state == REQUEST_WAITING;
+    for (int i = s->queue_first; i < s->queue_end && s->jobs[s->queue[i]].arrival <= now; i++)
+        n++;
     return n;
 }

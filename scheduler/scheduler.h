@@ -12,6 +12,9 @@
  * Distributed Serving System for Transformer-Based Generative Models", 2022). Prompts in pieces
  * beside decoding: Agrawal et al., "SARATHI", 2023.
  *
+ * Phase 13: a request may have a draft, tokens that are proposed to follow its last one. They are
+ * read with it, as far as budget and free memory allow: nobody gives way to them.
+ *
  * Phase 7: a request that lacks memory takes it from the one that arrived last (while it still
  * reads its prompt: from the last one that reads, too). That one is preempted: it gives back what
  * it holds, waits in front of the queue, and later reads its tokens again, or those of them that
@@ -39,11 +42,14 @@ struct scheduler_options {
 struct job {
     enum request_state state;
     enum finish finish;
+    long order;            /* how many were added before it */
     int n_prompt;          /* prompt tokens */
     int n_to_read, n_read; /* tokens to be read before the next is drawn: the prompt, and after a
                               preemption what was drawn, too; and those that are there */
     int n_new;             /* tokens drawn */
-    int n_preempted;       /* how often */
+    int n_draft;     /* set before a plan: tokens that are proposed to follow; before scheduler_ran:
+                        those of them that do */
+    int n_preempted; /* how often */
     double arrival, admitted, first, done;
     int steps; /* in which it had a part */
 };
@@ -58,10 +64,16 @@ struct plan_entry {
 
 struct scheduler {
     struct scheduler_options options;
-    struct job *jobs; /* in order of arrival */
+    struct job *jobs; /* [n_jobs] a job's number is its place here */
     int n_jobs, capacity;
-    int next;     /* the first that was never admitted */
-    int *running; /* [max_running] jobs in order of admission */
+    long n_added;
+    double last_arrival;
+    int *
+        queue; /* [capacity] jobs that were never admitted, in order of arrival: from queue_first */
+    int queue_first, queue_end;
+    int *forgotten; /* [capacity] numbers that are free again */
+    int n_forgotten;
+    int *running; /* [max_running] jobs in order of arrival */
     int n_running, n_done;
     int *preempted; /* [max_running] jobs in order of arrival */
     int n_preempted;
@@ -79,8 +91,12 @@ int scheduler_start(struct scheduler *s, const struct scheduler_options *options
 void scheduler_end(struct scheduler *s);
 
 /* Adds a request to the queue; arrivals must not go back in time, and n_prompt is at least 1.
- * Returns its number, or -1 with err set. */
+ * Returns its number, 0, 1, 2, ... or one that was forgotten; or -1 with err set. */
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err);
+
+/* A request that is done need not be remembered: its number may be another's from now on. For those
+ * who serve without an end. */
+void scheduler_forget(struct scheduler *s, int job);
 
 /* Admits who may start at time `now`, preempts who must give way, and fills entries [max_running]
  * with what the step does. Returns how many; 0: nobody runs, and the next arrival is in the future

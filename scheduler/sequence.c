@@ -38,6 +38,7 @@ int sequence_add_prompt(struct sequence *s, const int32_t *ids, int n, int max_n
     if (n)
         memcpy(s->tokens + s->n_tokens, ids, sizeof *ids * (size_t)n);
     s->n_tokens += n;
+    s->n_draft = 0;
     s->n_prompt = s->n_tokens;
     s->max_new = max_new;
     s->finish = max_new > 0 ? FINISH_NOT_YET : FINISH_LENGTH;
@@ -45,9 +46,19 @@ int sequence_add_prompt(struct sequence *s, const int32_t *ids, int n, int max_n
     return 0;
 }
 
+int sequence_propose(struct sequence *s, const int32_t *ids, int n, struct error *err) {
+    if (make_room(s, n, err))
+        return -1;
+    if (n)
+        memcpy(s->tokens + s->n_tokens, ids, sizeof *ids * (size_t)n);
+    s->n_draft = n;
+    return 0;
+}
+
 int sequence_append(struct sequence *s, int32_t id, struct error *err) {
     if (make_room(s, 1, err))
         return -1;
+    s->n_draft = s->n_draft && s->tokens[s->n_tokens] == id ? s->n_draft - 1 : 0;
     s->tokens[s->n_tokens++] = id;
     s->last = clock_now();
     if (sequence_new_tokens(s) == 1)
@@ -77,5 +88,6 @@ const char *finish_name(enum finish finish) {
 void sequence_end(struct sequence *s) {
     free(s->tokens);
     fingerprint_end(&s->fingerprint);
+    logits_chain_free(s->chain);
     *s = (struct sequence){0};
 }

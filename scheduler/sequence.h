@@ -7,6 +7,7 @@
 
 #include "model/error.h"
 #include "scheduler/fingerprint.h"
+#include "scheduler/logits_chain.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,16 +39,30 @@ struct sampling_options {
     uint32_t sample; /* with a seed: 0 for the first answer to a request, 1 for the second, ... */
 };
 
+/* What became of a sequence's drafts (draft.h). */
+struct drafting {
+    long proposed, accepted; /* tokens that were read as drafts; those of them that were drawn */
+    int last_proposed, last_accepted; /* in the last pass; noted when 0 were proposed, too */
+    int length;                       /* of its next draft, at most; 0: it had none yet */
+    double rate;                      /* of acceptance, lately */
+    int pause, next_pause;            /* passes without a draft before one is tried again */
+};
+
 struct sequence {
     uint32_t id;     /* its number in the run; without a seed, in the key of its random numbers */
     int32_t *tokens; /* [n_tokens] prompt and answer, owned */
     int n_tokens, capacity;
-    int n_prompt; /* tokens before the answer that is being written */
-    int n_cached; /* tokens whose keys and values are in the cache */
-    int max_new;  /* most tokens to draw for this answer */
+    int n_prompt;     /* tokens before the answer that is being written */
+    int n_cached;     /* tokens whose keys and values are in the cache */
+    int n_draft;      /* tokens behind those n_tokens that are proposed to follow (phase 13) */
+    bool forced;      /* they do follow, whatever is drawn: for scores */
+    int max_new;      /* most tokens to draw for this answer */
+    bool ignore_stop; /* stop tokens do not end it */
     struct sampling_options sampling;
     enum finish finish;
     struct fingerprint fingerprint; /* of all its logits */
+    struct logits_chain *chain;     /* of those of this answer, owned; NULL: no receipt is wanted */
+    struct drafting drafting;       /* how well its drafts do */
     /* Seconds of clock_now: when the answer was asked for, its first and its last token. */
     double asked, first, last;
 };
@@ -64,7 +79,13 @@ int sequence_start(struct sequence *s, uint32_t id, const struct sampling_option
 int sequence_add_prompt(struct sequence *s, const int32_t *ids, int n, int max_new,
                         struct error *err);
 
-/* Appends one drawn token and notes the time. Returns 0, or -1 with err set (no memory). */
+/* Proposes n tokens to follow, in place of what was proposed before; they are read along with the
+ * last token, and become the answer's as far as they are what is drawn. Returns 0, or -1 with err
+ * set (no memory). */
+int sequence_propose(struct sequence *s, const int32_t *ids, int n, struct error *err);
+
+/* Appends one drawn token and notes the time. A draft goes on if it begins with that token, and
+ * ends if not. Returns 0, or -1 with err set (no memory). */
 int sequence_append(struct sequence *s, int32_t id, struct error *err);
 
 /* Tokens of the answer so far. */

@@ -34,29 +34,24 @@ void workload_free(struct workload *w) {
             free(r->stops[s]);
         free(r->stops);
         free(r->prompt);
-        free(w->titles[i]);
+        free(r->title);
     }
     free(w->requests);
-    free(w->titles);
     *w = (struct workload){0};
 }
 
-/* Room for one more; it is zero. */
-static struct request *add(struct workload *w, struct error *err) {
+struct request *workload_add(struct workload *w, struct error *err) {
     if (w->n == w->capacity) {
         int capacity = w->capacity ? 2 * w->capacity : 16;
         struct request *requests = realloc(w->requests, sizeof *requests * (size_t)capacity);
-        w->requests = requests ? requests : w->requests;
-        char **titles = realloc(w->titles, sizeof *titles * (size_t)capacity);
-        w->titles = titles ? titles : w->titles;
-        if (!requests || !titles) {
+        if (!requests) {
             error_set(err, "out of memory for %d requests", capacity);
             return NULL;
         }
+        w->requests = requests;
         w->capacity = capacity;
     }
     w->requests[w->n] = (struct request){0};
-    w->titles[w->n] = NULL;
     return &w->requests[w->n++];
 }
 
@@ -69,95 +64,76 @@ struct reading {
     json_t *ids; /* an object: each id and where it was given */
 };
 
-/* A member of the line; NULL if it is absent or null. */
-static const json_t *member(const json_t *line, const char *key) {
-    const json_t *value = json_object_get(line, key);
-    return json_is_null(value) ? NULL : value;
-}
-
-static int add_stop(struct request *r, const json_t *text, const char *where, struct error *err) {
+static int add_stop(struct request *r, const json_t *text, const struct json_source *line) {
     const char *stop = json_string_value(text);
     if (!stop || !*stop || strlen(stop) != json_string_length(text))
-        return error_set(err,
-                         "%s: stop: must be a text that is not empty and has no NUL character, or "
-                         "a list of such",
-                         where);
+        return json_refuse(line, "stop: must be a text that is not empty and has no NUL character, "
+                                 "or a list of such");
     char **stops = realloc(r->stops, sizeof *stops * ((size_t)r->n_stops + 1));
-    if (!stops)
-        return error_set(err, "out of memory");
-    r->stops = stops;
-    r->stops[r->n_stops] = strdup(stop);
-    return r->stops[r->n_stops] ? (r->n_stops++, 0) : error_set(err, "out of memory");
-}
-
-static int read_stops(struct request *r, const json_t *line, const char *where, struct error *err) {
-    const json_t *stop = member(line, "stop");
-    if (!stop)
-        return 0;
-    if (!json_is_array(stop))
-        return add_stop(r, stop, where, err);
-    size_t i;
-    json_t *text;
-    json_array_foreach(stop, i, text) if (add_stop(r, text, where, err)) return -1;
+    r->stops = stops ? stops : r->stops;
+    if (!stops || !(stops[r->n_stops] = strdup(stop)))
+        return error_set(line->err, "out of memory");
+    r->n_stops++;
     return 0;
 }
 
-static int check_keys(const json_t *line, const char *where, struct error *err) {
-    static const char *const known[] = {"id",          "prompt", "messages", "max_new", "arrival",
-                                        "temperature", "top_k",  "top_p",    "seed",    "stop"};
+static int read_stops(struct request *r, const struct json_source *line) {
+    const json_t *stop = json_field(line, "stop");
+    int result = stop && !json_is_array(stop) ? add_stop(r, stop, line) : 0;
+    for (size_t i = 0; !result && i < json_array_size(stop); i++)
+        result = add_stop(r, json_array_get(stop, i), line);
+    return result;
+}
+
+static int check_keys(const struct json_source *line) {
+    static const char known[] =
+        "id, prompt, messages, tools, max_new, arrival, temperature, top_k, top_p, seed, stop";
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)line, key, value) {
-        size_t i = 0, n = sizeof known / sizeof *known;
-        while (i < n && strcmp(key, known[i]))
-            i++;
-        if (i == n)
-            return error_set(err,
-                             "%s: %s: unknown; known are id, prompt, messages, max_new, arrival, "
-                             "temperature, top_k, top_p, seed, stop",
-                             where, key);
+    json_object_foreach((json_t *)line->object, key, value) {
+        const char *at = strstr(known, key);
+        size_t n = strlen(key);
+        if (!n || strchr(key, ',') || !at || (at > known && at[-1] != ' ') ||
+            (at[n] && at[n] != ','))
+            return json_refuse(line, "%s: unknown; known are %s", key, known);
     }
     return 0;
 }
 
-static int read_sampling(struct sampling_options *s, const json_t *line, const char *where,
-                         struct error *err) {
+static int read_sampling(struct sampling_options *s, const struct json_source *line) {
     double temperature = s->temperature, top_p = s->top_p;
-    const json_t *seed = member(line, "seed");
-    if (json_get_double(line, "temperature", &temperature, where, err) ||
-        json_get_double(line, "top_p", &top_p, where, err) ||
-        json_get_int(line, "top_k", 0, INT32_MAX, &s->top_k, where, err))
+    const json_t *seed = json_field(line, "seed");
+    if (json_get_double(line, "temperature", &temperature) ||
+        json_get_double(line, "top_p", &top_p) ||
+        json_get_int(line, "top_k", 0, INT32_MAX, &s->top_k))
         return -1;
     if (!(temperature >= 0 && temperature <= 1e30))
-        return error_set(err, "%s: temperature: must be a number from 0 to 1e30", where);
+        return json_refuse(line, "temperature: must be a number from 0 to 1e30");
     if (!(top_p >= 0 && top_p <= 1))
-        return error_set(err, "%s: top_p: must be a number from 0 to 1", where);
+        return json_refuse(line, "top_p: must be a number from 0 to 1");
     if (seed && (!json_is_integer(seed) || json_integer_value(seed) < 0))
-        return error_set(err, "%s: seed: must be a whole number from 0 to 2^63-1", where);
-    if (seed) {
-        s->seed = (uint64_t)json_integer_value(seed);
-        s->has_seed = true;
-    }
+        return json_refuse(line, "seed: must be a whole number from 0 to 2^63-1");
+    s->seed = seed ? (uint64_t)json_integer_value(seed) : s->seed;
+    s->has_seed = seed || s->has_seed;
     s->temperature = (float)temperature;
     s->top_p = (float)top_p;
     return 0;
 }
 
 /* The id of a line, NULL if it has none; no two lines may have the same. */
-static int read_id(struct reading *reading, const json_t *line, const char *where, const char **id,
-                   struct error *err) {
-    if (json_get_text(line, "id", id, where, err))
+static int read_id(struct reading *reading, const struct json_source *line, const char **id) {
+    *id = NULL;
+    if (json_get_string(line, "id", id))
         return -1;
     if (!*id)
         return 0;
     const json_t *first = json_object_get(reading->ids, *id);
     if (!**id)
-        return error_set(err, "%s: id: must not be empty", where);
+        return json_refuse(line, "id: must not be empty");
     if (first)
-        return error_set(err, "%s: id: \"%s\" is taken by %s", where, *id,
-                         json_string_value(first));
-    if (json_object_set_new(reading->ids, *id, json_string_nocheck(where)))
-        return error_set(err, "%s: id: out of memory", where);
+        return json_refuse(line, "id: \"%s\" is taken by %s", *id, json_string_value(first));
+    if (json_object_set_new(reading->ids, *id, json_string_nocheck(line->where)))
+        return json_refuse(line, "id: out of memory");
     return 0;
 }
 
@@ -188,114 +164,97 @@ static char *make_title(const char *text) {
     return title;
 }
 
-static int read_prompt(struct workload *w, const struct workload_encoder *encoder,
-                       const json_t *line, const char *id, const char *where, struct error *err) {
-    struct request *r = &w->requests[w->n - 1];
-    const json_t *messages = member(line, "messages");
-    const char *prompt;
+static int read_prompt(struct request *r, const struct workload_encoder *encoder,
+                       const struct json_source *line, const char *id) {
+    const json_t *messages = json_field(line, "messages");
+    const char *prompt = NULL;
     size_t n = 0;
-    if (json_get_text(line, "prompt", &prompt, where, err))
+    struct error why;
+    if (json_get_string(line, "prompt", &prompt))
         return -1;
     if (!prompt == !messages)
-        return error_set(err, "%s: needs either prompt or messages", where);
-    struct error why;
-    if (messages && encoder->messages(encoder->context, messages, where, &r->prompt, &n, err))
+        return json_refuse(line, "needs either prompt or messages");
+    if (prompt && json_field(line, "tools"))
+        return json_refuse(line, "tools: need messages");
+    if (messages &&
+        encoder->messages(encoder->context, line->object, line->where, &r->prompt, &n, line->err))
         return -1;
     if (prompt && encoder->prompt(encoder->context, prompt, &r->prompt, &n, &why))
-        return error_set(err, "%s: prompt: %s", where, why.text);
+        return json_refuse(line, "prompt: %s", why.text);
     if (n > INT32_MAX / 4)
-        return error_set(err, "%s: the prompt has too many tokens", where);
+        return json_refuse(line, "the prompt has too many tokens");
     r->n_prompt = (int)n;
-    w->titles[w->n - 1] = make_title(id ? id : prompt ? prompt : "(messages)");
-    return w->titles[w->n - 1] ? 0 : error_set(err, "out of memory");
+    r->title = make_title(id ? id : prompt ? prompt : "(messages)");
+    return r->title ? 0 : error_set(line->err, "out of memory");
 }
 
-static int read_object(struct reading *reading, const json_t *line, const char *where,
-                       struct error *err) {
+static int read_object(struct reading *reading, const struct json_source *line) {
     const char *id;
-    if (!json_is_object(line))
-        return error_set(err, "%s: must be a string or an object with prompt or messages", where);
-    struct request *r = add(reading->workload, err);
+    if (!json_is_object(line->object))
+        return json_refuse(line, "must be a string or an object with prompt or messages");
+    struct request *r = workload_add(reading->workload, line->err);
     if (!r)
         return -1;
     r->arrival = reading->defaults->arrival;
     r->max_new = reading->defaults->max_new;
     r->sampling = reading->defaults->sampling;
-    if (check_keys(line, where, err) || read_id(reading, line, where, &id, err) ||
-        json_get_int(line, "max_new", 1, 1 << 30, &r->max_new, where, err) ||
-        json_get_double(line, "arrival", &r->arrival, where, err) ||
-        read_sampling(&r->sampling, line, where, err) || read_stops(r, line, where, err))
+    if (check_keys(line) || read_id(reading, line, &id) ||
+        json_get_int(line, "max_new", 1, 1 << 30, &r->max_new) ||
+        json_get_double(line, "arrival", &r->arrival) || read_sampling(&r->sampling, line) ||
+        read_stops(r, line))
         return -1;
     if (!(r->arrival >= 0 && r->arrival <= MOST_SECONDS))
-        return error_set(err, "%s: arrival: must be a number of seconds from 0 to 1e9", where);
-    return read_prompt(reading->workload, reading->encoder, line, id, where, err);
+        return json_refuse(line, "arrival: must be a number of seconds from 0 to 1e9");
+    return read_prompt(r, reading->encoder, line, id);
 }
 
 /* A text alone is an object with nothing but a prompt. */
-static int read_line(void *context, const json_t *line, const char *where, struct error *err) {
-    json_t *object = json_is_string(line) ? json_pack("{sO}", "prompt", line) : NULL;
-    int result = read_object(context, object ? object : line, where, err);
+static int read_line(void *context, const struct json_source *line) {
+    const json_t *value = line->object;
+    json_t *object = json_is_string(value) ? json_pack("{sO}", "prompt", value) : NULL;
+    struct json_source as_object = {object ? object : value, line->where, line->err};
+    int result = read_object(context, &as_object);
     json_decref(object);
     return result;
 }
 
-/* A request while the list is sorted: qsort alone would not keep equal arrivals in their order. */
-struct placed {
-    struct request request;
-    char *title;
-    int place;
-};
-
+/* By arrival; equal ones as they lie in the list. */
 static int by_arrival(const void *x, const void *y) {
-    const struct placed *a = x, *b = y;
-    if (a->request.arrival != b->request.arrival)
-        return a->request.arrival < b->request.arrival ? -1 : 1;
-    return a->place - b->place;
+    const struct request *a = *(struct request *const *)x, *b = *(struct request *const *)y;
+    if (a->arrival != b->arrival)
+        return a->arrival < b->arrival ? -1 : 1;
+    return (a > b) - (a < b);
 }
 
 static int sort_by_arrival(struct workload *w, struct error *err) {
-    struct placed *all = malloc(sizeof *all * ((size_t)w->n + 1));
-    if (!all)
+    struct request **order = malloc(sizeof *order * (size_t)w->n);
+    struct request *sorted = malloc(sizeof *sorted * (size_t)w->capacity);
+    if (!order || !sorted) {
+        free(order);
+        free(sorted);
         return error_set(err, "out of memory for %d requests", w->n);
+    }
     for (int i = 0; i < w->n; i++)
-        all[i] = (struct placed){w->requests[i], w->titles[i], i};
-    qsort(all, (size_t)w->n, sizeof *all, by_arrival);
-    for (int i = 0; i < w->n; i++) {
-        w->requests[i] = all[i].request;
-        w->titles[i] = all[i].title;
-    }
-    free(all);
+        order[i] = &w->requests[i];
+    qsort(order, (size_t)w->n, sizeof *order, by_arrival);
+    for (int i = 0; i < w->n; i++)
+        sorted[i] = *order[i];
+    free(order);
+    free(w->requests);
+    w->requests = sorted;
     return 0;
-}
-
-int workload_append(struct workload *w, struct workload *more, struct error *err) {
-    int result = 0;
-    for (int i = 0; i < more->n && !result; i++) {
-        struct request *r = add(w, err);
-        result = r ? 0 : -1;
-        if (result)
-            break;
-        *r = more->requests[i];
-        w->titles[w->n - 1] = more->titles[i];
-        more->requests[i] = (struct request){0};
-        more->titles[i] = NULL;
-    }
-    workload_free(more);
-    return result ? -1 : sort_by_arrival(w, err);
 }
 
 int workload_read(struct workload *w, const char *path, const struct request *defaults,
                   const struct workload_encoder *encoder, struct error *err) {
-    *w = (struct workload){0};
     struct reading reading = {w, defaults, encoder, json_object()};
+    int before = w->n;
     int result = reading.ids ? json_for_each_line(path, read_line, &reading, err)
                              : error_set(err, "%s: out of memory", path);
     json_decref(reading.ids);
-    if (result)
-        return -1;
-    if (!w->n)
-        return error_set(err, "%s: no prompts in it", path);
-    return sort_by_arrival(w, err);
+    if (!result && w->n == before)
+        result = error_set(err, "%s: no prompts in it", path);
+    return result ? -1 : sort_by_arrival(w, err);
 }
 
 /* ---- at random ------------------------------------------------------------------------------- */
@@ -345,9 +304,8 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
                     const struct sampling_options *sampling, uint64_t seed, struct error *err) {
     struct counter c = {seed, 0};
     double time = 0;
-    *w = (struct workload){0};
     for (int i = 0; i < n; i++) {
-        struct request *r = add(w, err);
+        struct request *r = workload_add(w, err);
         if (!r)
             return -1;
         if (mix->requests_per_second > 0)
@@ -362,8 +320,8 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
         r->max_new = length(&c, mix->answer_median, mix->answer_sigma, mix->most_answer);
         r->n_prompt = length(&c, mix->prompt_median, mix->prompt_sigma, mix->most_prompt);
         r->prompt = malloc(sizeof *r->prompt * (size_t)r->n_prompt);
-        w->titles[i] = make_title("(random)");
-        if (!r->prompt || !w->titles[i])
+        r->title = make_title("(random)");
+        if (!r->prompt || !r->title)
             return error_set(err, "out of memory for a prompt of %d tokens", r->n_prompt);
         for (int j = 0; j < r->n_prompt; j++)
             r->prompt[j] = (int32_t)num_draw(seed, 1, c.next++, (uint64_t)vocab_size);
@@ -373,22 +331,17 @@ int workload_random(struct workload *w, int n, const struct workload_mix *mix, i
 
 int workload_fork(struct workload *w, int n, struct error *err) {
     size_t n_all = (size_t)w->n * (size_t)n;
-    struct workload all = {.n = (int)n_all, .capacity = (int)n_all};
-    all.requests = calloc(n_all + 1, sizeof *all.requests);
-    all.titles = calloc(n_all + 1, sizeof *all.titles);
-    if (n_all > INT32_MAX || !all.requests || !all.titles) {
-        free(all.requests);
-        free(all.titles);
+    struct request *all = calloc(n_all + 1, sizeof *all);
+    if (n_all > INT32_MAX || !all) {
+        free(all);
         return error_set(err, "out of memory for %d samples of %d requests", n, w->n);
     }
-    for (int i = 0; i < all.n; i++) {
-        all.requests[i] = w->requests[i / n];
-        all.requests[i].fork_back = i % n;
-        all.requests[i].sampling.sample = (uint32_t)(i % n);
-        all.titles[i] = w->titles[i / n];
+    for (int i = 0; i < (int)n_all; i++) {
+        all[i] = w->requests[i / n];
+        all[i].fork_back = i % n;
+        all[i].sampling.sample = (uint32_t)(i % n);
     }
     free(w->requests);
-    free(w->titles);
-    *w = all;
+    *w = (struct workload){.requests = all, .n = (int)n_all, .capacity = (int)n_all};
     return 0;
 }

@@ -22,7 +22,7 @@ struct attend_spoilt {
 struct attend_case {
     struct attention_shape shape;
     struct kv_layout layout;
-    bool other_plan; /* the plan is told of a window of one position */
+    bool other_plan; /* the plan is made for a window of one position */
     bool ragged;     /* NHD, pages of one position, in order */
     int n, n_tokens, n_positions;
     int32_t qo_indptr[MOST_SEQUENCES + 1], kv_indptr[MOST_SEQUENCES + 1];
@@ -80,7 +80,7 @@ float attend_v_scale(const struct attend_case *c);
 /* Result of the whole batch on a device, host memory: y [n_tokens, n_heads, head_dim], lse
  * [n_tokens, n_heads]. The caller frees both. Of half of the cases it is also made of o, m and l,
  * which must give the same. attend_run_over: with a cache that is there; attend_run_planned: and
- * with a plan, which is told of the batch. */
+ * with a plan made for the batch. */
 void attend_run(struct test_device *t, const struct attend_case *c, float **y, float **lse);
 void attend_run_over(struct test_device *t, const struct attend_case *c, const struct kv_views *kv,
                      float **y, float **lse);

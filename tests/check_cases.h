@@ -1,8 +1,8 @@
 /*
- * check_cases.h - one call of any op as data, so that check_kernel can run it on two devices: the
- * arrays that it reads and writes, the sizes where kernels break, and how it is called. An op is
- * one entry of the table in check_cases.c: a function that makes the arrays, one that calls it, a
- * list of shapes.
+ * check_cases.h - one call of any op as data, so that it can be made in one process and run in
+ * another: the arrays that it reads and writes, the sizes where kernels break, and how it is
+ * called. An op is one entry of the table in check_cases.c: a function that makes the arrays, one
+ * that calls it, a list of shapes.
  */
 #ifndef SAMEBITS_TESTS_CHECK_CASES_H
 #define SAMEBITS_TESTS_CHECK_CASES_H
@@ -14,8 +14,7 @@
 enum {
     CHECK_ARRAYS = 9,
     CHECK_SIZES = 5,
-    CHECK_GUARD = 256, /* bytes behind every array that an op may write */
-    CHECK_SITE = 7     /* what ops that can fault are told */
+    CHECK_SITE = 7 /* what ops that can fault are told */
 };
 
 enum check_role {
@@ -32,8 +31,8 @@ struct check_array {
     enum check_role role;
     enum element type; /* of what is compared: outputs */
     int rows, cols;
-    size_t bytes;      /* of data without the guard */
-    void *data;        /* [rows, cols] and CHECK_GUARD bytes; weights: int16 mantissas */
+    size_t bytes;
+    void *data;        /* [rows, cols]; weights: int16 mantissas */
     int8_t *exponents; /* weights: [rows]; else NULL */
 };
 

@@ -112,13 +112,13 @@ static size_t element_count(const struct writer_tensor *t) {
     return n;
 }
 
-/* x as binary16: exact for this file's values, for infinities and for NaNs, and that is all. */
+/* x as binary16: exact for what binary16 holds, for infinities and for NaNs, and that is all. */
 static uint16_t narrow_f16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     uint32_t sign = bits >> 16 & 0x8000, exponent = bits >> 23 & 0xff;
-    if (!(bits & 0x7fffffff))
-        return (uint16_t)sign;
+    if (exponent < 127 - 14) /* zero, or subnormal */
+        return (uint16_t)(sign | (uint32_t)(fabsf(x) * 0x1p24f));
     uint32_t biased = exponent == 0xff ? 31 : exponent - 127 + 15;
     return (uint16_t)(sign | biased << 10 | (bits >> 13 & 0x3ff));
 }
@@ -226,7 +226,7 @@ void assert_matrix(struct load_fixture *f, const struct matrix *w, const char *n
     const struct writer_tensor *t = writer_find(&f->writer, name);
     assert_int_equal(w->n, t->shape[0]);
     assert_int_equal(w->k, t->shape[1]);
-    const double *mantissas = w->mantissas;
+    const int16_t *mantissas = w->mantissas;
     for (int i = 0; i < w->n; i++)
         for (int j = 0; j < w->k; j++) {
             double found = ldexp(mantissas[i * w->k + j], w->exponents[i] - 15);

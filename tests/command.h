@@ -17,7 +17,7 @@ struct command {
  * when the shell itself cannot be started. For command_free. */
 struct command command_run(const char *line, const char *input);
 
-/* The same with a printf format. */
+/* command_run for a line in printf format, without input. */
 struct command command_runf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 void command_free(struct command *c);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the emulation (gpu/emu/cuda_emu.h). Weak, because tests on a GPU are linked without it. */
+/* Declared in gpu/emu/cuda_emu.h. Weak, because tests on a GPU are linked without it. */
 extern void emu_set_schedule(uint64_t seed) __attribute__((weak));
 
 void *host_array(size_t n, size_t element_size) {
@@ -47,8 +47,9 @@ int kernel_under_test(void) {
 
 /* SAMEBITS_KERNEL is a version for every op that has it, or OP:VERSION for one. */
 static void set_versions(struct test_device *t) {
-    static const char *const names[] = {"snap_rows", "linear",    "rmsnorm", "add_rmsnorm", "rope",
-                                        "norm_rope", "attention", "attend",  "silu_mul",    "add"};
+    static const char *const names[] = {"snap_rows",   "linear",    "rmsnorm",
+                                        "add_rmsnorm", "norm_rope", "attention",
+                                        "attend",      "silu_mul",  "add"};
     const char *text = getenv("SAMEBITS_KERNEL"), *colon = text ? strchr(text, ':') : NULL;
     struct error err;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -50,7 +50,7 @@ void device_close(struct test_device *t);
 int device_group_open(void **state);
 int device_group_close(void **state);
 
-/* The same, with the reference beside it: device_reference(). */
+/* device_group_open with the reference beside the device: device_reference(). */
 int device_pair_open(void **state);
 int device_pair_close(void **state);
 struct test_device *device_reference(void);
@@ -59,7 +59,7 @@ struct test_device *device_reference(void);
 void *device_put(struct test_device *t, const void *host, size_t bytes);
 void *device_poisoned(struct test_device *t, size_t bytes);
 
-/* The same for BFP16 rows. */
+/* device_put for BFP16 rows. */
 struct bfp_rows device_put_rows(struct test_device *t, struct bfp_rows host, int n_rows,
                                 int n_cols);
 

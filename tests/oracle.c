@@ -1,6 +1,6 @@
 #include "tests/oracle.h"
 
-#include "model/numerics.h"
+#include "model/attention/numerics.h"
 
 #include <math.h>
 #include <stdbool.h>

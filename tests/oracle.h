@@ -22,7 +22,7 @@ float oracle_round(int64_t n, int exponent);
  * 2^128). x is not a NaN. */
 double oracle_exp_error(float x, float y);
 
-/* The same for tanh(x), and for the natural logarithm of a positive, finite x. */
+/* oracle_exp_error for tanh(x), and for the natural logarithm of a positive, finite x. */
 double oracle_tanh_error(float x, float y);
 double oracle_log_error(float x, float y);
 

@@ -3,23 +3,15 @@
 #include "tests/oracle.h"
 #include "tests/pair.h"
 
-#include <stdlib.h>
-
-/* The reference's matrix, back in int16; the caller frees the mantissas. */
-static struct bfp_rows narrow(const struct matrix *w) {
-    size_t count = (size_t)w->n * (size_t)w->k;
-    struct bfp_rows rows = {host_array(count, sizeof(int16_t)), w->exponents};
-    for (size_t i = 0; i < count; i++)
-        rows.mantissas[i] = (int16_t)((const double *)w->mantissas)[i];
-    return rows;
+/* The reference's matrix. */
+static struct bfp_rows rows_of(const struct matrix *w) {
+    return (struct bfp_rows){w->mantissas, w->exponents};
 }
 
 static void embed(struct device *dev, float *y, const int32_t *token_ids, const struct matrix *w,
                   int n_tokens) {
     (void)dev;
-    struct bfp_rows rows = narrow(w);
-    oracle_embed(y, token_ids, rows, n_tokens, w->k);
-    free(rows.mantissas);
+    oracle_embed(y, token_ids, rows_of(w), n_tokens, w->k);
 }
 
 static void take_rows(struct device *dev, float *y, const float *x, const int32_t *rows, int n_rows,
@@ -38,9 +30,7 @@ static void snap_rows(struct device *dev, struct bfp_rows y, const float *x, int
 static void linear(struct device *dev, float *y, struct bfp_rows x, const struct matrix *w,
                    int n_tokens) {
     (void)dev;
-    struct bfp_rows rows = narrow(w);
-    oracle_linear(y, x, rows, n_tokens, w->n, w->k);
-    free(rows.mantissas);
+    oracle_linear(y, x, rows_of(w), n_tokens, w->n, w->k);
 }
 
 static void linear_parts(struct device *dev, const struct linear_part *parts, int n_parts,
@@ -91,7 +81,7 @@ static void norm_rope(struct device *dev, const struct head_rows *q, const struc
     }
 }
 
-/* Of a contiguous bfp16 cache. */
+/* For a contiguous bfp16 cache. */
 static void kv_append(struct device *dev, const struct kv_views *kv, const float *k, const float *v,
                       const int64_t *slots, int n_tokens, int page_size, int n_kv_heads,
                       int head_dim, int site_k, int site_v) {

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The sanitizer's own allocator stops the program, unless told so, where malloc returns NULL. */
+/* The sanitizer's own allocator stops the program, unless it is set up otherwise, where malloc
+ * returns NULL. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";

@@ -11,7 +11,7 @@
  * N_DISTRIBUTIONS. The caller frees it. */
 float *random_rows(struct random *r, int n_rows, int n_cols, int kind);
 
-/* The same, snapped; for free_host_rows. */
+/* random_rows, snapped; for free_host_rows. */
 struct bfp_rows random_bfp_rows(struct random *r, int n_rows, int n_cols, int kind);
 
 /* Fills logits [vocab], of which many tie when `step` is not 0. */

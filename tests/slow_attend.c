@@ -71,8 +71,8 @@ static struct covering all_triples(void) {
 
 /* ---- how much work --------------------------------------------------------------------------- */
 
-/* Of the reference for the first sequence, in products of two numbers. A score costs it as much
- * beside them as 64. */
+/* The reference's work for the first sequence, counted in products of two numbers. Each score
+ * counts for 64 more. */
 static double work_of(const uint8_t *row) {
     double seen = value(row, KV_LEN), queries = value(row, QO_LEN);
     double window = value(row, WINDOW) + queries + ATTENTION_TILE;

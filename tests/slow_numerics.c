@@ -2,7 +2,7 @@
  * and signs; num_probability of every float that is not positive: to within 2^-17. Prints the worst
  * error of each. num_row_exponent of every float, and mantissas by a fused operation, which kernels
  * use. num_divide_near of every quotient that could be rounded to the wrong side. */
-#include "model/numerics.h"
+#include "model/attention/numerics.h"
 #include "tests/oracle.h"
 
 #include <pthread.h>

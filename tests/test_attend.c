@@ -280,7 +280,7 @@ static void test_rows_that_see_little(void **state) {
     }
 }
 
-/* A plan that was told another type of cache than there is, or none: prompts, and layouts that
+/* A plan made for another type of cache than there is, or for none: prompts, and layouts that
  * version 4 does not read. */
 static void test_plans_of_other_types(void **state) {
     struct test_device *t = *state;
@@ -358,7 +358,7 @@ static void test_vllm_layout(void **state) {
     }
 }
 
-/* A plan for another window than attend is told of: it is slower, not wrong. */
+/* A plan for another window than attend's: it is slower, not wrong. */
 static void test_another_plan(void **state) {
     struct test_device *t = *state;
     struct random r = {908};

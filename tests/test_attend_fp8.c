@@ -50,7 +50,7 @@ static float sign_of(int signs, int i, int n) {
     }
 }
 
-/* Of 4 query heads: one query is four rows, for which a row's scores are two lanes'. */
+/* A case with 4 query heads: one query is four rows, for which a row's scores are two lanes'. */
 static void make_case(struct attend_case *c, struct random *r, enum kv_type type, int dim,
                       int n_queries, int kv_len) {
     struct attend_wish wish = attend_anything(kv_len);

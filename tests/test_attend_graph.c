@@ -39,7 +39,8 @@ static size_t bytes_of(const struct attend_case *c) {
     return sizeof(float) * rows_of(c) * (size_t)c->shape.head_dim;
 }
 
-/* The same heads, layout and variant; other lengths, numbers and masks; pages behind the first's.
+/* Two cases with one set of heads, layout and variant, but other lengths, numbers and masks; pages
+ * behind the first's.
  */
 static void make_cases(struct recorded *g, struct random *r, struct attend_wish wish) {
     struct attend_case *a = &g->cases[0], *b = &g->cases[1];

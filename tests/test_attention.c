@@ -84,10 +84,11 @@ static void fill_key_and_value(struct random *r, float *k, float *v, int n, int 
 
 static struct problem make_problem(struct random *r, int n_heads, int n_kv_heads, int head_dim,
                                    int n_tokens, int kv_len, enum kind kind) {
-    struct problem p = {.n_tokens = n_tokens,
-                        .kv_len = kv_len,
-                        .n_slots = kv_len + SPARE,
-                        .shape = {n_heads, n_kv_heads, head_dim, 1 / sqrt((double)head_dim)}};
+    struct problem p = {
+        .n_tokens = n_tokens,
+        .kv_len = kv_len,
+        .n_slots = kv_len + SPARE,
+        .shape = {n_heads, n_kv_heads, head_dim, 1 / sqrt((double)head_dim), KV_BFP16}};
     float k[258], v[258];
     p.q = host_array((size_t)n_tokens * (size_t)q_cols(&p), sizeof *p.q);
     p.k = host_rows(p.n_slots * n_kv_heads, head_dim);

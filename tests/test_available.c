@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-/* Of the emulation (gpu/emu/controls.h). Weak, because tests on a GPU are linked without it. */
+/* Declared in gpu/emu/controls.h. Weak, because tests on a GPU are linked without it. */
 extern void emu_set_memory_limit(size_t bytes) __attribute__((weak));
 extern void emu_lose_device_at(int n, int error) __attribute__((weak));
 
@@ -29,7 +29,7 @@ static void test_device_says_how_much(void **state) {
     assert_true(left > (size_t)1 << 20 && left < SIZE_MAX / 2);
 }
 
-/* The emulation can be told exactly how much memory it has, and that it is broken. */
+/* A test sets exactly how much memory the emulation has, and that it is broken. */
 static void test_emulated_memory(void **state) {
     struct test_device *t = *state;
     struct error err;

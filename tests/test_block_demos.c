@@ -334,7 +334,8 @@ static void test_refused(void **state) {
 /* ---- phase 7 ----------------------------------------------------------------------------------
  */
 
-/* Pools of any size, blocks of any size, both ways to give way, with and without shared prefixes.
+/* Pools of any size, blocks of any size, both kinds of preemption, with and without shared
+ * prefixes.
  */
 static void test_paged_prompts(void **state) {
     (void)state;

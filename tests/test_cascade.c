@@ -283,7 +283,7 @@ static void test_queries_at_the_end_of_a_tile(void **state) {
     }
 }
 
-/* The emulation can have as little memory as it is told. */
+/* The emulation can have as little memory as a test wants. */
 extern void emu_set_memory_limit(size_t bytes) __attribute__((weak));
 extern size_t emu_memory_used(void) __attribute__((weak));
 
@@ -470,9 +470,9 @@ static struct kv_views fill_levels(struct test_device *t, const struct readers *
             slots[j] = own || i == 0 ? pages[at / LEVEL_PAGE] * LEVEL_PAGE + at % LEVEL_PAGE : -1;
         }
         t->ops->kv_append(t->dev, &kv, device_put(t, c->k + from, bytes),
-                         device_put(t, c->v + from, bytes), device_put(t, slots, sizeof slots),
-                         LEVEL_LENGTH, LEVEL_PAGE, c->shape.n_kv_heads, c->shape.head_dim,
-                         ATTEND_SITE, ATTEND_SITE);
+                          device_put(t, c->v + from, bytes), device_put(t, slots, sizeof slots),
+                          LEVEL_LENGTH, LEVEL_PAGE, c->shape.n_kv_heads, c->shape.head_dim,
+                          ATTEND_SITE, ATTEND_SITE);
     }
     return kv;
 }

@@ -178,7 +178,7 @@ static void test_no_sharing(void **state) {
     assert_int_equal(c.n_stretches, 0);
     cascade_end(&c);
 
-    /* The same pages in another order, or from another place on. */
+    /* Equal pages in another order, or from another place on. */
     struct table moved = {0};
     add(&moved, 16, 1000, 1, 0, 0);
     add(&moved, 16, 1000, 1, 0, 40);

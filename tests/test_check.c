@@ -1,6 +1,7 @@
 /* The checker of readers' kernels, `make check`: every op of ours passes, and broken kernels do
- * not, each for its own reason. The broken ones are tutorials/gpu-pair/mine.cu with one line
- * changed. And make itself: what another setting asks for is built again. */
+ * not, each for its own reason; those that cheat are refused. The broken ones are
+ * tutorials/gpu-pair/mine.cu with one line changed. And make itself: what another setting asks for
+ * is built again. */
 #include "tests/command.h"
 
 #include <setjmp.h>
@@ -25,12 +26,6 @@ static int remove_folder(void **state) {
     struct command c = command_runf("rm -rf %s", folder);
     command_free(&c);
     return 0;
-}
-
-/* A reader's kernel is always compiled as for a release: once is enough. */
-static void skip_in_other_builds(void) {
-    if (strcmp(build_folder(NULL), "build/release"))
-        skip();
 }
 
 static void write_file(const char *name, const char *text) {
@@ -91,7 +86,6 @@ static void every_op_of_ours_passes(void **state) {
 
 static void a_right_kernel_passes(void **state) {
     (void)state;
-    skip_in_other_builds();
     struct command c = command_run("env -u MAKEFLAGS -u MAKELEVEL make --no-print-directory check "
                                    "OP=rmsnorm KERNEL=tutorials/gpu-pair/mine.cu KERNELS=emu",
                                    NULL);
@@ -104,7 +98,6 @@ static void a_right_kernel_passes(void **state) {
 /* Whole vectors only: rows of 32 are right, rows of 33 are not. */
 static void a_missing_tail_fails_where_it_is(void **state) {
     (void)state;
-    skip_in_other_builds();
     write_changed("tail.cu", "i < n_cols; i += THREADS", "i < n_cols / 4 * 4; i += THREADS");
     struct command c = check("rmsnorm", "tail.cu");
     assert_says(&c, 1,
@@ -118,7 +111,6 @@ static void a_missing_tail_fails_where_it_is(void **state) {
 
 static void a_missing_barrier_is_found(void **state) {
     (void)state;
-    skip_in_other_builds();
     write_changed("race.cu", "__syncthreads(); /* all have read", "/* all have read");
     struct command c = check("rmsnorm", "race.cu");
     assert_says(&c, 1, "\nthe device stopped at this fault", "with no barrier between");
@@ -129,7 +121,6 @@ static void a_missing_barrier_is_found(void **state) {
 /* Behind the end of the last row, and in place, where the input is gone when the row is written. */
 static void writes_behind_the_end_are_found(void **state) {
     (void)state;
-    skip_in_other_builds();
     write_changed("behind.cu", "    float r = ", "    to[n_cols] = 1;\n    float r = ");
     struct command c = check("rmsnorm", "behind.cu");
     assert_says(&c, 1, "        1        1  FAIL  y: written to behind its end\n", "");
@@ -143,12 +134,159 @@ static void writes_behind_the_end_are_found(void **state) {
 
 static void a_fault_that_nobody_hears_of_is_found(void **state) {
     (void)state;
-    skip_in_other_builds();
     write_changed("silent.cu", "row / rows_per_token)", "row)");
     struct command c = check("rmsnorm", "silent.cu");
     assert_says(&c, 1, "  FAIL  a NaN in row ", "");
     assert_says(&c, 1, " of x: want a fault at site 7, token ", "");
     command_free(&c);
+}
+
+/* ---- cheats ---------------------------------------------------------------------------------- */
+
+/* The launcher of mine.cu with `begin` as its first line and `end` as its last. */
+static struct command check_cheat(const char *name, const char *begin, const char *end) {
+    char text[8192];
+    struct command c = command_run("cat tutorials/gpu-pair/mine.cu", NULL);
+    char *brace = strstr(c.out, "struct gpu_device *gpu = "), *last = strrchr(c.out, '}');
+    assert_true(brace && last && brace < last);
+    snprintf(text, sizeof text, "#include <stdio.h>\n#include <stdlib.h>\n%.*s%s\n    %.*s%s\n}\n",
+             (int)(brace - c.out), c.out, begin, (int)(last - brace), brace, end);
+    write_file(name, text);
+    command_free(&c);
+    return check("rmsnorm", name);
+}
+
+static void expect_cheat(const char *name, const char *begin, const char *end, int status,
+                         const char *out, const char *err) {
+    struct command c = check_cheat(name, begin, end);
+    assert_says(&c, status, out, err);
+    assert_null(strstr(c.out, "0 bits differ"));
+    command_free(&c);
+}
+
+static void zeros_fail(void **state) {
+    (void)state;
+    expect_cheat("zeros.cu",
+                 "cudaMemsetAsync(y, 0, sizeof *y * n_rows * n_cols, gpu_of(dev)->stream); return;",
+                 "", 1, "FAIL  y, token 0, index 0: want ", "");
+}
+
+/* Keeps the last result of this size, wherever it was asked for. */
+static void old_results_fail(void **state) {
+    (void)state;
+    expect_cheat("old.cu",
+                 "static float *old; static int rows, cols;\n"
+                 "    size_t bytes = sizeof *y * n_rows * n_cols;\n"
+                 "    if (rows == n_rows && cols == n_cols) {\n"
+                 "        cudaMemcpy(y, old, bytes, cudaMemcpyDeviceToDevice);\n"
+                 "        return;\n    }",
+                 "if (old) cudaFree(old);\n    cudaMalloc((void **)&old, bytes);\n"
+                 "    cudaMemcpy(old, y, bytes, cudaMemcpyDeviceToDevice);\n"
+                 "    rows = n_rows; cols = n_cols;",
+                 1, "FAIL  y over x: y, token 0, index 0: want ", "");
+}
+
+static void writes_before_the_beginning_fail(void **state) {
+    (void)state;
+    write_changed("before.cu", "    float r = ", "    to[-1] = 1;\n    float r = ");
+    struct command c = check("rmsnorm", "before.cu");
+    assert_says(&c, 1, "        1        1  FAIL  y: written to before its beginning\n", "");
+    command_free(&c);
+}
+
+static void writes_to_an_input_fail(void **state) {
+    (void)state;
+    expect_cheat("input.cu", "", "cudaMemset((float *)gain, 0x55, sizeof *gain);", 1,
+                 "        1        1  FAIL  gain, an input, was written to\n", "");
+}
+
+/* Right in the first three calls of a size (3 ... are those of batches, which are timed). */
+static void cheats_in_timed_calls_fail(void **state) {
+    (void)state;
+#define COUNT                                                                                      \
+    "static int rows, cols, calls;\n"                                                              \
+    "    calls = rows == n_rows && cols == n_cols ? calls + 1 : 0;\n"                              \
+    "    rows = n_rows; cols = n_cols;\n    "
+    expect_cheat("skips.cu", COUNT "if (calls > 5) return;", "", 1,
+                 "pass\nFAIL  timed as a batch: call 4 of 6: y, token 0, index 0: want ", "");
+    expect_cheat("keeps.cu",
+                 COUNT "static float *first;\n    if (calls <= 3) first = y;\n    else {\n"
+                       "        cudaMemcpy(y, first, sizeof *y * n_rows * n_cols, "
+                       "cudaMemcpyDeviceToDevice);\n        return;\n    }",
+                 "", 1, "pass\nFAIL  timed as a batch: call 2 of 6: y, token 0, index 0: want ",
+                 "");
+    expect_cheat("addresses.cu",
+                 COUNT "static float *ys[6]; static const float *xs[6], *gains[6];\n"
+                       "    int i = (calls + 3) % 6;\n    if (calls >= 9) y = ys[i], x = xs[i], "
+                       "gain = gains[i];\n    ys[i] = y; xs[i] = x; gains[i] = gain;",
+                 "", 1, "pass\nFAIL  timed as a batch: ", "");
+}
+
+static void replaced_timers_are_refused(void **state) {
+    (void)state;
+    static const char *const timers[] = {
+        "#include <time.h>\nextern \"C\" int clock_gettime(clockid_t, struct timespec *t) noexcept "
+        "{\n    *t = {};\n    return 0;\n}\n",
+        "cudaError_t cudaStreamSynchronize(cudaStream_t) {\n    return cudaSuccess;\n}\n"};
+    static const char *const says[] = {"/timer.cu defines clock_gettime: only C++ functions",
+                                       "/timer.cu defines cudaStreamSynchronize("};
+    for (int i = 0; i < 2; i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s\nvoid gpu_rmsnorm(", timers[i]);
+        write_changed("timer.cu", "void gpu_rmsnorm(", text);
+        struct command c = check("rmsnorm", "timer.cu");
+        assert_says(&c, 2, "", says[i]);
+        command_free(&c);
+    }
+}
+
+static void a_patched_checker_is_refused(void **state) {
+    (void)state;
+    write_changed("patch.cu", "void gpu_rmsnorm(",
+                  "extern \"C\" int compare_bits(const void *, const void *, char *, size_t) {\n"
+                  "    return 0;\n}\nvoid gpu_rmsnorm(");
+    struct command c = check("rmsnorm", "patch.cu");
+    assert_says(&c, 2, "", "/patch.cu defines compare_bits: only C++ functions");
+    command_free(&c);
+    expect_cheat("exits.cu", "exit(0);", "", 2, "", "/exits.cu calls exit: a kernel under check");
+    expect_cheat("at_exit.cu", "atexit([] { puts(\"all 56 sizes pass\"); });", "", 2, "",
+                 "/at_exit.cu calls atexit: a kernel under check");
+}
+
+/* System calls without a library: exit_group(0) after a verdict of its own, and the shared memory
+ * mapped and made to say that all is done (CHECK_ANSWERED). */
+static void what_a_kernel_prints_is_no_verdict(void **state) {
+    (void)state;
+    expect_cheat("prints.cu",
+                 "puts(\"all 56 sizes pass: 0 bits differ\");\n#ifdef __x86_64__\n"
+                 "    asm volatile(\"syscall\" : : \"a\"(231), \"D\"(0));\n#endif\n    abort();",
+                 "", 1, "FAIL  the process ended before its answer: status 0\n",
+                 "/prints.cu printed: all 56 sizes pass: 0 bits differ\n");
+    expect_cheat("answers.cu",
+                 "long at;\n    register long flags asm(\"r10\") = 1, fd asm(\"r8\") = 4, "
+                 "from asm(\"r9\") = 0;\n"
+                 "    asm volatile(\"syscall\" : \"=a\"(at) : \"a\"(9), \"D\"(0), \"S\"(4096), "
+                 "\"d\"(3), \"r\"(flags), \"r\"(fd), \"r\"(from) : \"rcx\", \"r11\", \"memory\");\n"
+                 "    for (;;)\n        *(volatile int *)at = 4;",
+                 "", 1, "FAIL  y, token 0, index 0: want ", "");
+}
+
+static void crashes_and_endless_output_are_named(void **state) {
+    (void)state;
+    expect_cheat("crash.cu", "*(volatile int *)8 = 1;", "", 1,
+                 "FAIL  the process ended before its answer: signal 11 (Segmentation fault)\n", "");
+    expect_cheat(
+        "output.cu", "for (;;) printf(\"%01000d\\n\", 1);", "", 1,
+        "FAIL  the process ended before its answer: signal 25 (File size limit exceeded)\n",
+        "/output.cu printed: 00000");
+}
+
+static void a_kernel_that_hangs_is_ended(void **state) {
+    (void)state;
+    setenv("CHECK_SECONDS", "3", 1);
+    expect_cheat("hangs.cu", "for (volatile int i = 0;;) (void)i;", "", 1,
+                 "FAIL  no answer within 3 seconds\n", "");
+    unsetenv("CHECK_SECONDS");
 }
 
 /* ---- what cannot be checked ------------------------------------------------------------------ */
@@ -164,10 +302,9 @@ static void bad_files_and_ops_are_named(void **state) {
         {"rmsnorm", "none.cu", "/none.cu: no such file\n"},
         {"rmsnorm", "broken.cu", "/broken.cu does not compile\n"},
         {"add", "mine.cu",
-         "/mine.cu defines no gpu_add with the arguments of gpu/gpu.h: void "
-         "gpu_add(struct device *, float *, const float *, const float *, size_t)"},
+         "/mine.cu defines no gpu_add with the arguments of model/ops.h: void "
+         "gpu_add(struct device *dev, float *y, const float *x, const float *z, size_t count)"},
     };
-    skip_in_other_builds();
     write_file("broken.cu", "__global__ void kernel(float *y) { y[0] = x[0]; }\n");
     write_changed("mine.cu", "mine", "mine");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -186,13 +323,15 @@ static void bad_files_and_ops_are_named(void **state) {
 /* The Makefile with sources that are empty and a compiler that writes nothing. */
 static void copy_makefile(void) {
     write_file("cc", "#!/bin/sh\nfor a; do [ \"$p\" = -o ] && : >\"$a\"; p=$a; done; true\n");
-    struct command c =
-        command_runf("cd %s && chmod +x cc && mkdir tests && for f in tests/compare.c gpu/add.cu "
-                     "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/sequence.c "
-                     "scheduler/pass.c scheduler/generate.c scheduler/workload.c; do "
-                     "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
-                     "cp $OLDPWD/tests/tests.mk tests",
-                     folder);
+    struct command c = command_runf(
+        "cd %s && chmod +x cc && mkdir tests && for f in tests/compare.c gpu/add.cu "
+        "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/logits_chain.c "
+        "scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c "
+        "scheduler/workload.c; do "
+        "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
+        "cp $OLDPWD/tests/tests.mk tests && mkdir tests/labs && "
+        "cp $OLDPWD/tests/labs/labs.mk tests/labs",
+        folder);
     assert_says(&c, 0, "", "");
     command_free(&c);
 }
@@ -210,7 +349,6 @@ static bool builds(const char *settings, const char *target, const char *word) {
 
 static void other_settings_are_built_again(void **state) {
     (void)state;
-    skip_in_other_builds();
     copy_makefile();
     const char *demo = "build/release/demo0", *object = "build/gpu/add.o";
     assert_true(builds("KERNELS=emu", demo, "-o build/release/demo0"));
@@ -226,15 +364,31 @@ static void other_settings_are_built_again(void **state) {
 int main(int argc, char **argv) {
     (void)argc;
     build_folder(argv[0]);
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest ours[] = {
         cmocka_unit_test(every_op_of_ours_passes),
+    };
+    const struct CMUnitTest readers[] = {
         cmocka_unit_test(a_right_kernel_passes),
         cmocka_unit_test(a_missing_tail_fails_where_it_is),
         cmocka_unit_test(a_missing_barrier_is_found),
         cmocka_unit_test(writes_behind_the_end_are_found),
         cmocka_unit_test(a_fault_that_nobody_hears_of_is_found),
+        cmocka_unit_test(zeros_fail),
+        cmocka_unit_test(old_results_fail),
+        cmocka_unit_test(writes_before_the_beginning_fail),
+        cmocka_unit_test(writes_to_an_input_fail),
+        cmocka_unit_test(cheats_in_timed_calls_fail),
+        cmocka_unit_test(replaced_timers_are_refused),
+        cmocka_unit_test(a_patched_checker_is_refused),
+        cmocka_unit_test(what_a_kernel_prints_is_no_verdict),
+        cmocka_unit_test(crashes_and_endless_output_are_named),
+        cmocka_unit_test(a_kernel_that_hangs_is_ended),
         cmocka_unit_test(bad_files_and_ops_are_named),
         cmocka_unit_test(other_settings_are_built_again),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    int n_failed = cmocka_run_group_tests(ours, NULL, NULL);
+    /* A reader's kernel is always compiled as for a release: once is enough. */
+    if (!strcmp(build_folder(NULL), "build/release"))
+        n_failed += cmocka_run_group_tests(readers, make_folder, remove_folder);
+    return n_failed;
 }

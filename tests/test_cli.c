@@ -37,8 +37,9 @@ static void bad_options_are_named(void **state) {
         {"--cache paged --prompt x", "--cache paged", "dynamic or static"},
         {"--device tpu --prompt x", "--device tpu", "cpu"},
         {"--kernel linear --prompt x", "--kernel linear", "OP=N"},
-        {"--kernel linear=2 --prompt x", "--kernel linear=2", "one version"},
-        {"--kernel nosuch=0 --prompt x", "\"nosuch\"", "attention_plan, which has 1 and 2"},
+        {"--kernel embed=2 --prompt x", "--kernel embed=2", "one version"},
+        {"--kernel linear=3 --prompt x", "--kernel linear=3", "versions 1 and 2"},
+        {"--kernel nosuch=0 --prompt x", "\"nosuch\"", "attention_plan have 1 and 2"},
         {"--kernel attention_plan=1 --kernel nosuch=1 --prompt x", "nosuch=1", "attention_plan"},
         {"--kernel nosuch=1 --kernel attention_plan=1 --prompt x", "nosuch=1", "attention_plan"},
         {"--kernel attention_plan=1 --kernel attention_plan=2 --prompt x",
@@ -74,6 +75,7 @@ static void bad_options_are_named(void **state) {
     assert_run_refused(0, "--cache static --prompt x", "--cache", "make phase1 ");
     assert_run_refused(0, "--chunk 3 --prompt x", "--chunk", "make phase1 ");
     assert_run_refused(7, "--cache static --prompt x", "--cache static", "must be paged");
+    assert_run_refused(14, "--speculate --prompt x", "--speculate", "make phase13 ");
     static const struct {
         int phase;
         const char *arguments, *word;
@@ -94,12 +96,13 @@ static void kernels_are_chosen_by_name(void **state) {
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "Ops with versions: snap_rows, linear, "));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel rope=9 --prompt x",
+    c = command_runf("%s/emu-demo1 --device emu --kernel linear=1 --kernel silu_mul=9 --prompt x",
                      build_folder(NULL));
     assert_int_equal(c.status, 2);
-    assert_non_null(strstr(c.err, "rope has versions 1 to 2"));
+    assert_non_null(strstr(c.err, "silu_mul has versions 1 to 2"));
     command_free(&c);
-    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x", build_folder(NULL));
+    c = command_runf("%s/emu-demo1 --device emu --kernel attention=2 --prompt x",
+                     build_folder(NULL));
     assert_int_equal(c.status, 2);
     assert_non_null(strstr(c.err, "attention has this version from phase 8 on: make phase8"));
     command_free(&c);
@@ -287,6 +290,69 @@ static void a_turn_that_another_id_ended_gets_its_mark(void **state) {
     command_free(&c);
 }
 
+/* A template that leaves out all but the last message: the second turn begins a new sequence, and
+ * has the answer that it has alone. */
+static void a_turn_whose_beginning_changed_starts_again(void **state) {
+    (void)state;
+    char line[700];
+    snprintf(
+        line, sizeof line,
+        "m=%s/last; cp -r data/model $m && echo '{%%- for m in messages[-1:] %%}<|im_start|>{{ "
+        "m.role }}\n{{ m.content }}<|im_end|>\n{%% endfor %%}<|im_start|>assistant\n' > "
+        "$m/chat_template.jinja && %s/demo1 --device cpu --ids --chat --model "
+        "$m",
+        command_folder, build_folder(NULL));
+    struct command c = command_run(line, "Hello!\nHello!\n");
+    assert_int_equal(c.status, 0);
+    size_t half = strlen(c.out) / 2; /* both turns are the same */
+    assert_memory_equal(c.out, "prompt: 4094 ", 13);
+    assert_true(half > 40);
+    assert_memory_equal(c.out, c.out + half, half);
+    command_free(&c);
+}
+
+/* A tokenizer that begins every text with a special token, and a template that writes it: there is
+ * one of it in either case. */
+static void a_template_writes_its_own_first_token(void **state) {
+    (void)state;
+    for (int raw = 0; raw < 2; raw++) {
+        struct command c = command_runf(
+            "m=%s/bos%d; cp -r data/model $m && tr '\\n' ' ' <data/model/tokenizer.json | sed "
+            "'s/\"post_processor\": {[^}]*}/\"post_processor\": {\"type\": \"TemplateProcessing\", "
+            "\"single\": [{\"SpecialToken\": {\"id\": \"<|endoftext|>\", \"type_id\": 0}}, "
+            "{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": [], \"special_tokens\": "
+            "{\"<|endoftext|>\": {\"id\": \"<|endoftext|>\", \"ids\": [4093], \"tokens\": "
+            "[\"<|endoftext|>\"]}}}/' >$m/tokenizer.json && echo '{\"bos_token\": {\"content\": "
+            "\"<|endoftext|>\"}}' >$m/tokenizer_config.json && echo '{{ bos_token }}"
+            "{{ messages[0].content }}<|im_end|>' >$m/chat_template.jinja && %s/demo1 --device cpu "
+            "--model $m --ids --max-new 1 --prompt 'Hello!' %s",
+            command_folder, raw, build_folder(NULL), raw ? "--raw" : "");
+        assert_int_equal(c.status, 0);
+        const char *wanted = raw ? "prompt: 4093 2578 0\n" : "prompt: 4093 2578 0 4095\n";
+        assert_memory_equal(c.out, wanted, strlen(wanted));
+        command_free(&c);
+    }
+}
+
+/* A template that cannot be read is an error, unless no prompt goes through it. */
+static void a_template_that_is_refused_is_told(void **state) {
+    (void)state;
+    static const char *const options[] = {"--prompt Hi", "--prompt Hi --raw", "--chat"};
+    for (int i = 0; i < 3; i++) {
+        struct command c =
+            command_runf("m=%s/refused%d; cp -r data/model $m && echo '{%% include 1 %%}' > "
+                         "$m/chat_template.jinja "
+                         "&& %s/demo1 --device cpu --model $m --max-new 2 %s </dev/null",
+                         command_folder, i, build_folder(NULL), options[i]);
+        assert_int_equal(c.status, i == 1 ? 0 : 2);
+        bool told =
+            strstr(c.err, "chat_template.jinja: line 1: the tag {% include %} is not supported");
+        assert_int_equal(told, i != 1);
+        assert_int_equal(strstr(c.err, "--raw continues prompts") != NULL, i == 0);
+        command_free(&c);
+    }
+}
+
 static void tokenize_prints_one_array_a_line(void **state) {
     (void)state;
     char arguments[400];
@@ -371,10 +437,10 @@ static void help_lists_every_option(void **state) {
     command_free(&c);
 }
 
-/* The reference keeps weights as doubles: 8 bytes a parameter, and nothing may come near them
+/* The reference keeps weights as mantissas: 2 bytes a parameter, and nothing may come near them
  * again while loading or in a pass. What the program takes before it loads a model, its code and
  * libraries, is not counted. */
-static void memory_stays_near_eight_bytes_a_parameter(void **state) {
+static void memory_stays_near_two_bytes_a_parameter(void **state) {
     (void)state;
     if (strcmp(build_folder(NULL), "build/release"))
         skip(); /* the sanitizers keep shadow memory */
@@ -395,7 +461,8 @@ static void memory_stays_near_eight_bytes_a_parameter(void **state) {
     struct command idle = command_runf("build/release/emu-demo1 --help");
     double bytes = (double)(c.max_rss_kb - idle.max_rss_kb) * 1024 - cache;
     print_message("%.2f bytes a parameter\n", bytes / 7607552);
-    assert_true(bytes <= 9.2 * 7607552);
+    /* The buffers of a pass are a quarter of so small a model. */
+    assert_true(bytes <= 2.9 * 7607552);
     command_free(&idle);
     command_free(&c);
 }
@@ -415,12 +482,15 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_model_without_a_template_is_told),
         cmocka_unit_test(a_chat_ends_with_its_context),
         cmocka_unit_test(a_turn_that_another_id_ended_gets_its_mark),
+        cmocka_unit_test(a_turn_whose_beginning_changed_starts_again),
+        cmocka_unit_test(a_template_writes_its_own_first_token),
+        cmocka_unit_test(a_template_that_is_refused_is_told),
         cmocka_unit_test(tokenize_prints_one_array_a_line),
         cmocka_unit_test(broken_utf8_still_gets_an_answer),
         cmocka_unit_test(verify_compares_with_the_reference),
         cmocka_unit_test(the_readme_prints_what_really_happens),
         cmocka_unit_test(help_lists_every_option),
-        cmocka_unit_test(memory_stays_near_eight_bytes_a_parameter),
+        cmocka_unit_test(memory_stays_near_two_bytes_a_parameter),
     };
     return cmocka_run_group_tests(tests, command_folder_make, command_folder_remove);
 }

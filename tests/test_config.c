@@ -16,6 +16,9 @@ static const char base[] =
     "{\"architectures\":[\"LlamaForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":64,"
     "\"num_attention_heads\":4,\"intermediate_size\":96,\"vocab_size\":128}";
 
+#define MISTRAL "{\"architectures\":[\"MistralForCausalLM\"],\"num_key_value_heads\":2"
+#define QWEN2 "{\"architectures\":[\"Qwen2ForCausalLM\"],\"num_key_value_heads\":2"
+
 /* The base with the fields of patch put in; a field whose value is "-" is taken out. */
 static char *patched(const char *patch) {
     json_t *config = json_loads(base, 0, NULL);
@@ -127,6 +130,37 @@ static void test_mistral(void **state) {
     assert_int_equal(c.n_kv_heads, 4);
 }
 
+/* Both layers of the base: what a query sees before itself. */
+static void expect_windows(const char *patch, int first, int second) {
+    struct model_config c = accept(patch);
+    assert_int_equal(model_config_window_left(&c, 0), first);
+    assert_int_equal(model_config_window_left(&c, 1), second);
+}
+
+static void test_windows(void **state) {
+    (void)state;
+    expect_windows("{}", -1, -1);
+    expect_windows("{\"sliding_window\":10}", -1, -1); /* Llama's class has no such field */
+    expect_windows(MISTRAL "}", 4095, 4095);
+    expect_windows(MISTRAL ",\"sliding_window\":null}", -1, -1);
+    expect_windows(MISTRAL ",\"sliding_window\":1}", 0, 0);
+    expect_windows(MISTRAL ",\"sliding_window\":4095,\"max_position_embeddings\":4096}", 4094,
+                   4094);
+    expect_windows(MISTRAL ",\"sliding_window\":4096,\"max_position_embeddings\":4096}", -1, -1);
+    expect_windows(MISTRAL ",\"layer_types\":[\"sliding_attention\",\"sliding_attention\"]}", 4095,
+                   4095);
+    expect_windows(QWEN2 ",\"sliding_window\":10,\"max_window_layers\":0}", -1, -1);
+#define QWEN2_WINDOW QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":10"
+    expect_windows(QWEN2_WINDOW "}", -1, -1); /* max_window_layers is 28 */
+    expect_windows(QWEN2_WINDOW ",\"max_window_layers\":0}", 9, 9);
+    expect_windows(QWEN2_WINDOW ",\"max_window_layers\":1}", -1, 9);
+    expect_windows(QWEN2_WINDOW ",\"max_window_layers\":2}", -1, -1);
+    expect_windows(QWEN2_WINDOW ",\"layer_types\":[\"sliding_attention\",\"full_attention\"]}", 9,
+                   -1);
+    expect_windows(QWEN2 ",\"use_sliding_window\":true,\"max_window_layers\":1}", -1, 4095);
+    expect_windows(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":null}", -1, -1);
+}
+
 static void test_qwen2(void **state) {
     (void)state;
     struct model_config c = accept(
@@ -190,9 +224,6 @@ static void test_architecture_names(void **state) {
     refuse("{\"architectures\":[7]}", "neither");
     refuse("{\"architectures\":\"LlamaForCausalLM\"}", "neither");
     refuse("{\"architectures\":[],\"model_type\":7}", "\"model_type\" must be a string");
-    assert_string_equal(arch_name(ARCH_LLAMA), "LlamaForCausalLM");
-    assert_string_equal(arch_name(ARCH_QWEN2), "Qwen2ForCausalLM");
-    assert_string_equal(arch_name(ARCH_QWEN3), "Qwen3ForCausalLM");
 }
 
 static void test_rope_forms(void **state) {
@@ -271,7 +302,6 @@ static void test_refuses_text_that_is_no_config(void **state) {
 #define LOW ",\"low_freq_factor\":1"
 #define HIGH ",\"high_freq_factor\":4"
 #define ORIGINAL ",\"original_max_position_embeddings\":16"
-#define MISTRAL "{\"architectures\":[\"MistralForCausalLM\"],\"num_key_value_heads\":2"
 
 static const char *const refused[][2] = {
     {"{\"num_hidden_layers\":\"-\"}", "\"num_hidden_layers\" is missing"},
@@ -341,9 +371,20 @@ static const char *const refused[][2] = {
     {"{\"rope_parameters\":{\"partial_rotary_factor\":0.25}}", "\"partial_rotary_factor\" is 0.25"},
     {"{\"hidden_act\":\"gelu\"}", "\"hidden_act\" is \"gelu\"; only \"silu\" is supported"},
     {"{\"hidden_act\":7}", "\"hidden_act\" must be a string"},
-    {"{\"use_sliding_window\":true}", "\"use_sliding_window\" is true; only full attention"},
+    {"{\"use_sliding_window\":true}",
+     "\"use_sliding_window\" is true, but LlamaForCausalLM has no windows"},
     {"{\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
-     "\"layer_types\"[1] is \"sliding_attention\"; only \"full_attention\" is supported"},
+     "\"layer_types\"[1] is \"sliding_attention\", but the layer has no sliding window"},
+    {"{\"layer_types\":[\"linear_attention\",\"full_attention\"]}",
+     "\"layer_types\"[0] is \"linear_attention\"; only \"full_attention\" and"},
+    {QWEN2 ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
+     "\"layer_types\"[1] is \"sliding_attention\", but the layer has no sliding window"},
+    {QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":null,"
+           "\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
+     "\"layer_types\"[1] is \"sliding_attention\", but the layer has no sliding window"},
+    {QWEN2 ",\"use_sliding_window\":1}", "\"use_sliding_window\" must be true or false"},
+    {QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":-1}", "\"sliding_window\" is -1"},
+    {QWEN2 ",\"use_sliding_window\":true,\"max_window_layers\":-1}", "\"max_window_layers\" is -1"},
     {"{\"layer_types\":[7,7]}", "\"layer_types\"[0] is \"?\""},
     {"{\"layer_types\":[\"full_attention\"]}",
      "\"layer_types\" has 1 entries, \"num_hidden_layers\" is 2"},
@@ -351,9 +392,8 @@ static const char *const refused[][2] = {
      "architecture \"LlamaForCausalLM\" has model_type \"llama\", not \"qwen3\""},
     {"{\"model_type\":7}", "\"model_type\" must be a string"},
     {"{\"layer_types\":\"full_attention\"}", "\"layer_types\" must be a list"},
-    {MISTRAL "}", "\"sliding_window\" is 4096 and \"max_position_embeddings\" 131072"},
-    {MISTRAL ",\"sliding_window\":4095,\"max_position_embeddings\":4096}",
-     "\"sliding_window\" is 4095 and \"max_position_embeddings\" 4096; only full attention"},
+    {MISTRAL ",\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+     "\"layer_types\"[1] is \"full_attention\", but the layer has a sliding window"},
     {MISTRAL ",\"sliding_window\":0}", "\"sliding_window\" is 0"},
     {"{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4}}",
      "\"quantization_config\" (\"awq\"): only BF16, F16 and F32 are supported"},
@@ -378,6 +418,7 @@ int main(void) {
         cmocka_unit_test(test_null_is_the_default),
         cmocka_unit_test(test_llama_3_1),
         cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_windows),
         cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_qwen3),
         cmocka_unit_test(test_biases_of_llama),

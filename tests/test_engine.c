@@ -336,6 +336,81 @@ static void a_request_can_be_cancelled_in_every_state(void **state) {
     tiny_model_close(&model);
 }
 
+/* ---- requests that come while others run ----------------------------------------------------- */
+
+enum { MANY = 40, ROOM = 3 };
+
+/* Sequences of random lengths, and what each has as its answer when it is alone. */
+static void many_sequences(struct tiny_model *model, struct sequence *asked,
+                           struct sequence *alone) {
+    struct random r = {98};
+    struct error err;
+    for (int i = 0; i < MANY; i++) {
+        int32_t ids[20];
+        int n = random_int(&r, 1, 20);
+        struct sampling_options sampling = {0.8f, 0, 1, (uint64_t)i, true, 0};
+        for (int k = 0; k < n; k++)
+            ids[k] = random_int(&r, 0, VOCAB - 1);
+        assert_int_equal(sequence_start(&asked[i], (uint32_t)i, &sampling, &err), 0);
+        assert_int_equal(sequence_add_prompt(&asked[i], ids, n, random_int(&r, 1, 12), &err), 0);
+        alone[i] = tiny_alone(model, &asked[i]);
+    }
+}
+
+/* Compares the answers of all that are done, and forgets them. of: whose number is which. */
+static int collect(struct engine *e, int of[ROOM], const struct sequence *alone) {
+    int n = 0;
+    for (int i = 0; i < e->n; i++)
+        if (of[i] >= 0 && e->scheduler.jobs[i].state == REQUEST_DONE) {
+            assert_same_answer(&alone[of[i]], &e->answers[i].sequence);
+            engine_forget(e, i);
+            of[i] = -1;
+            n++;
+        }
+    return n;
+}
+
+static void numbers_of_forgotten_requests_are_used_again(void **state) {
+    (void)state;
+    struct tiny_model model;
+    struct sequence asked[MANY], alone[MANY];
+    struct request requests[MANY];
+    struct own_caches memory;
+    struct engine e;
+    struct error err;
+    struct engine_options options = {.scheduler = {2, 8, 5, true}, .memory = &memory.base};
+    int of[ROOM] = {-1, -1, -1};
+    tiny_model_open(&model, 1);
+    many_sequences(&model, asked, alone);
+    own_caches_start(&memory, &model.model, kv_dynamic_new, kv_cache_free, 0);
+    assert_int_equal(engine_start(&e, &model.generator, &options, ROOM, &err), 0);
+    for (int begun = 0, done = 0; done < MANY;) {
+        while (begun < MANY && begun - done < ROOM) {
+            requests[begun] = (struct request){.prompt = asked[begun].tokens,
+                                               .n_prompt = asked[begun].n_prompt,
+                                               .max_new = asked[begun].max_new,
+                                               .sampling = asked[begun].sampling};
+            int i = engine_submit(&e, &requests[begun], -1, &err);
+            assert_in_range(i, 0, ROOM - 1);
+            assert_int_equal(of[i], -1);
+            of[i] = begun++;
+        }
+        if (begun - done == ROOM)
+            assert_int_equal(engine_submit(&e, &requests[0], -1, &err), -1);
+        assert_int_equal(engine_step(&e, &err), 1);
+        done += collect(&e, of, alone);
+    }
+    assert_int_equal(engine_step(&e, &err), 0);
+    assert_int_equal(memory.base.bytes, 0);
+    engine_end(&e);
+    own_caches_end(&memory);
+    for (int i = 0; i < MANY; i++) {
+        sequence_end(&asked[i]);
+        sequence_end(&alone[i]);
+    }
+    tiny_model_close(&model);
+}
+
 /* ---- metrics ---------------------------------------------------------------------------------
  */
 
@@ -388,7 +463,7 @@ static void metrics_are_what_their_names_say(void **state) {
         assert_spread(m.queue, mean, p50, p95, p99);
         assert_spread(m.ttft, mean + 1, p50 + 1, p95 + 1, p99 + 1);
         assert_true(fabs(m.latency.mean - (1.01 * n / 2 + (2 * n + 1) / (n + 1))) < 1e-9);
-        /* Of the n that drew more than one. */
+        /* Over the n that drew more than one token. */
         assert_spread(m.ms_per_token, (n + 1) / 2, ceil(n / 2), ceil(0.95 * n), ceil(0.99 * n));
     }
 }
@@ -398,6 +473,7 @@ int main(void) {
         cmocka_unit_test(metrics_are_what_their_names_say),
         cmocka_unit_test(an_answer_ends_in_front_of_a_stop_string),
         cmocka_unit_test(a_request_can_be_cancelled_in_every_state),
+        cmocka_unit_test(numbers_of_forgotten_requests_are_used_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

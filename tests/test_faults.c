@@ -253,7 +253,8 @@ static void test_attention_weights_overflow(void **state) {
     device_clear(t);
 }
 
-/* ---- which one is told ----------------------------------------------------------------------- */
+/* ---- which one is named -----------------------------------------------------------------------
+ */
 
 /* One row of NaN, reported as this token of this site. */
 static void fault_at(struct test_device *t, int site, int token) {

@@ -11,6 +11,7 @@
 #include "scheduler/generate.h"
 #include "scheduler/kv_contiguous.h"
 #include "tests/device.h"
+#include "tests/find_tensor.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -93,7 +94,7 @@ static int32_t *ids_of(const json_t *object, const char *field, int *n) {
 static void assert_close(const struct fixture *f, const char *name, const float *got, int rows,
                          int cols) {
     struct error err;
-    const struct tensor *t = safetensors_find(f->golden, name);
+    const struct tensor *t = find_tensor(f->golden, name);
     assert_non_null(t);
     assert_int_equal(t->n_elements, (int64_t)rows * cols);
     float *want = malloc(sizeof *want * (size_t)t->n_elements);

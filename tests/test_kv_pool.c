@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-/* Of the emulation (gpu/emu/controls.h). Weak, because tests on a GPU are linked without it. */
+/* Declared in gpu/emu/controls.h. Weak, because tests on a GPU are linked without it. */
 extern void emu_set_memory_limit(size_t bytes) __attribute__((weak));
 extern size_t emu_memory_used(void) __attribute__((weak));
 

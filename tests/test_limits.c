@@ -95,17 +95,19 @@ static struct bfp_rows random_mantissas(struct random *r, int n_rows, int n_cols
     return rows;
 }
 
-/* The largest sums of digits: signed digits of 32639 are 127 and 127; the unsigned low digit of
- * 32511 is 255. Around the lengths at which they no longer fit into 32 bits. */
+/* The largest sums of digits: signed digits of 32639 are 127 and 127, those of 32384 are 127 and
+ * -128; the unsigned low digit of 32511 is 255. Around the lengths at which they no longer fit into
+ * 32 bits. */
 static void test_digit_sums(void **state) {
-    static const int ks[] = {70000, 131008, 131009, 262144, 262145, 1 << 19};
-    enum { M = 3, N = 2 };
+    static const int ks[] = {65536, 65544, 70000, 131008, 131009, 262144, 262145, 1 << 19};
+    enum { M = 4, N = 3 };
     for (size_t i = 0; i < COUNT(ks); i++) {
         struct bfp_rows x = host_rows(M, ks[i]), w = host_rows(N, ks[i]);
         for (int j = 0; j < ks[i]; j++) {
             x.mantissas[j] = w.mantissas[j] = 32639;
             x.mantissas[ks[i] + j] = 32511;
             x.mantissas[2 * ks[i] + j] = w.mantissas[ks[i] + j] = -32639;
+            x.mantissas[3 * ks[i] + j] = w.mantissas[2 * ks[i] + j] = 32384;
         }
         for (int j = 0; j < M; j++)
             x.exponents[j] = w.exponents[j % N] = (int8_t)j;

@@ -1,5 +1,5 @@
-/* What numerics.h has for attention, against exact arithmetic: integers, or long double where each
- * step is exact in its 64 bits. */
+/* model/attention/numerics.h against exact arithmetic: integers, or long double where each step is
+ * exact in its 64 bits. */
 #include "model/attention/kv_type.h"
 #include "tests/assert_bits.h"
 #include "tests/oracle.h"

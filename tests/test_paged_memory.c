@@ -7,6 +7,7 @@
 #include "scheduler/paged_memory.h"
 #include "scheduler/scheduler.h"
 #include "tests/device.h"
+#include "tests/pool_waste.h"
 #include "tests/random.h"
 
 #include <setjmp.h>
@@ -99,7 +100,7 @@ static void check_blocks(struct simulation *sim) {
         sim->references += abs(held[b] - sim->held[b]);
         sim->held[b] = held[b];
     }
-    assert_true(paged_memory_waste(&sim->memory) <=
+    assert_true(pool_waste(&sim->memory) <=
                 (int64_t)sim->scheduler.n_running * (sim->pool.block_size - 1));
 }
 

@@ -118,7 +118,7 @@ static void test_kv_gather(void **state) {
                     check_gather(t, &r, lens[l], heads[h], dims[d]);
 }
 
-/* The same text, contiguous and scattered over a pool: the same attention. */
+/* Attention over a text is one and the same, contiguous or scattered over a pool. */
 static void test_attention_over_gathered(void **state) {
     struct test_device *t = *state;
     struct random r = {82};

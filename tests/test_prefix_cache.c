@@ -110,17 +110,18 @@ static void test_equal_hashes(void **state) {
     const int32_t a[SIZE] = {1, 2}, b[SIZE] = {3, 4}, c[SIZE] = {5, 6};
     assert_int_equal(prefix_cache_start(&p, 1, SIZE, &err), 0); /* one bucket */
     prefix_cache_add(&p, 0, -1, a);
-    p.hash[0] = XXH3_64bits_withSeed(b, sizeof b, 0);
+    p.entries[0].hash = XXH3_64bits_withSeed(b, sizeof b, 0);
     assert_int_equal(prefix_cache_find(&p, -1, b), -1);
     prefix_cache_end(&p);
     assert_int_equal(prefix_cache_start(&p, 3, SIZE, &err), 0);
     prefix_cache_add(&p, 0, -1, a);
     prefix_cache_add(&p, 1, -1, b);
     prefix_cache_add(&p, 2, 0, c);
-    p.hash[2] = XXH3_64bits_withSeed(c, sizeof c, p.serial[1]); /* as if it stood behind b */
+    p.entries[2].hash =
+        XXH3_64bits_withSeed(c, sizeof c, p.entries[1].serial); /* as if it stood behind b */
     for (int i = 0; i < p.n_buckets; i++)
         p.buckets[i] = 2;
-    p.next[2] = -1;
+    p.entries[2].next = -1;
     assert_int_equal(prefix_cache_find(&p, 1, c), -1);
     prefix_cache_end(&p);
 }

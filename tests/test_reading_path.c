@@ -1,7 +1,7 @@
 /*
  * test_reading_path - what the documents say about the files of the repository is so: the reading
  * path in tutorials/README.md has the right line counts, links lead somewhere, and the C code that
- * a document shows is in the sources.
+ * a document shows is in the sources. And files and functions are no longer than they may be.
  */
 #include "tests/command.h"
 
@@ -69,6 +69,14 @@ static void the_path_is_short_enough(void **state) {
     assert_int_equal(sscanf(page.out, "**Phases 0 to 7: %d,%d lines", &thousands, &rest), 2);
     assert_in_range(thousands * 1000 + rest, 1000, MOST_LINES);
     command_free(&page);
+}
+
+static void the_code_is_within_its_limits(void **state) {
+    (void)state;
+    struct command limits = command_run("tests/code_limits", NULL);
+    if (limits.status)
+        fail_msg("tests/code_limits:\n%s%s", limits.out, limits.err);
+    command_free(&limits);
 }
 
 /* ---- links ------------------------------------------------------------------------------------
@@ -162,6 +170,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_count_is_right),
         cmocka_unit_test(the_path_is_short_enough),
+        cmocka_unit_test(the_code_is_within_its_limits),
         cmocka_unit_test(every_link_leads_somewhere),
         cmocka_unit_test(code_that_is_shown_exists),
     };

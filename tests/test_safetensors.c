@@ -1,5 +1,6 @@
 /* model/files/safetensors.h: every rule of the format, from memory and from files. */
 #include "model/files/safetensors.h"
+#include "tests/find_tensor.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -78,10 +79,10 @@ static void test_reads_a_small_file(void **state) {
     assert_int_equal(w->n_elements, 6);
     assert_int_equal(w->data[0], 4);
     assert_false(w->mapped);
-    assert_ptr_equal(safetensors_find(s, "w"), w);
-    assert_ptr_equal(safetensors_find(s, "b"), b);
-    assert_null(safetensors_find(s, "__metadata__"));
-    assert_null(safetensors_find(s, ""));
+    assert_ptr_equal(find_tensor(s, "w"), w);
+    assert_ptr_equal(find_tensor(s, "b"), b);
+    assert_null(find_tensor(s, "__metadata__"));
+    assert_null(find_tensor(s, ""));
     tensor_drop_pages(w); /* must leave the caller's memory alone */
     assert_int_equal(w->data[11], 15);
     safetensors_close(s);
@@ -137,7 +138,7 @@ static void test_other_dtypes_are_kept_but_not_read(void **state) {
         struct error err = {""};
         if (safetensors_parse(&s, bytes, n, "mem", &err))
             fail_msg("%s", err.text);
-        const struct tensor *t = safetensors_find(s, "t");
+        const struct tensor *t = find_tensor(s, "t");
         assert_int_equal(t->dtype, DTYPE_OTHER);
         float unused[3];
         assert_int_equal(tensor_read_f32(unused, t, 0, 3, &err), -1);

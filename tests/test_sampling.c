@@ -231,8 +231,9 @@ static void test_boundaries_between_tokens(void **state) {
     free(logits);
 }
 
-/* The same logits and choice, but each row varies one of the things that make the key and the
- * counter. Few tokens may agree with those of another stream: 1 of 1000 by chance. */
+/* How many tokens agree. All rows have one set of logits and options, but each row varies one of
+ * the things that make the key and the counter. Few tokens may agree with those of another stream:
+ * 1 of 1000 by chance. */
 static int agreements(const int32_t *a, const int32_t *b, int n) {
     int same = 0;
     for (int i = 0; i < n; i++)

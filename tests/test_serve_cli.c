@@ -382,7 +382,7 @@ static void bad_files_are_named_with_their_line(void **state) {
         {"{\"prompt\": \"x\", \"id\": \"a\"}\n{\"prompt\": \"y\", \"id\": \"a\"}\n", "line 2",
          "taken"},
         {"{\"prompt\": \"x\", \"stops\": \"y\"}\n", "line 1", "stops: unknown"},
-        {"{\"messages\": [{\"role\": \"king\", \"content\": \"x\"}]}\n", "line 1", "king"},
+        {"{\"messages\": [{\"role\": 3, \"content\": \"x\"}]}\n", "line 1", "role"},
         {"", "work.jsonl", "no prompts"},
     };
     char arguments[128], where[96];
@@ -428,6 +428,19 @@ static void assert_interrupted(const struct command *c, const char *word) {
         fail_msg("status %d, expected 130 and \"%s\":\n%s%s", c->status, word, c->out, c->err);
 }
 
+/* The page, with a run in which requests were cancelled. */
+static void assert_whole_page(const char *path) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    ssize_t n = getdelim(&text, &size, 0, f);
+    fclose(f);
+    assert_true(n > 9 && !strcmp(text + n - 8, "</html>\n"));
+    assert_non_null(strstr(text, "\"finish\":\"cancelled\""));
+    free(text);
+}
+
 static void ctrl_c_ends_a_padded_batch(void **state) {
     (void)state;
     struct command c = interrupted_demo(2, "data/prompts/long.jsonl", "");
@@ -449,21 +462,23 @@ static double last_waiting(const json_t *trace) {
 }
 
 static void ctrl_c_ends_a_queue(void **state) {
-    (void)state;
+    (void)state; /* The song has no end of its own. */
     char arguments[200];
     struct error err;
     write_work("{\"id\": \"first\", \"prompt\": \"Hello!\", \"max_new\": 1}\n"
-               "{\"id\": \"runs\", \"prompt\": \"Write a long story about a brave mouse.\", "
+               "{\"id\": \"runs\", \"prompt\": \"la la la la la la la la la la la la\", "
                "\"max_new\": 4000}\n"
-               "{\"id\": \"runs, too\", \"prompt\": \"Describe the history of the Roman Empire in "
-               "significant detail.\", \"max_new\": 4000}\n"
+               "{\"id\": \"runs, too\", \"prompt\": \"la la la la la la la la la la la la\", "
+               "\"max_new\": 4000}\n"
                "{\"id\": \"waits\", \"prompt\": \"Hello!\"}\n"
                "{\"id\": \"comes later\", \"prompt\": \"Hello!\", \"arrival\": 100000}\n");
     for (int phase = 3; phase <= 4; phase++) {
-        char trace[64], json[64];
+        char trace[48], json[48], html[48];
         snprintf(trace, sizeof trace, "%s/trace.json", folder);
         snprintf(json, sizeof json, "%s/run.json", folder);
-        snprintf(arguments, sizeof arguments, "--max-running 2 --trace %s --json %s", trace, json);
+        snprintf(html, sizeof html, "%s/run.html", folder);
+        snprintf(arguments, sizeof arguments, "--max-running 2 --trace %s --json %s --html %s",
+                 trace, json, html);
         struct command c = interrupted_demo(phase, work, arguments);
         assert_interrupted(&c, "cancelled");
         assert_non_null(strstr(c.out, "states"));
@@ -480,6 +495,7 @@ static void ctrl_c_ends_a_queue(void **state) {
         root = json_read_file(trace, &err);
         assert_true(last_waiting(root) == 0);
         json_decref(root);
+        assert_whole_page(html);
     }
     /* While nobody runs and the next request is far away. */
     write_work("{\"prompt\": \"Hello!\", \"arrival\": 100000}\n");

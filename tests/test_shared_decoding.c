@@ -1,7 +1,9 @@
 /*
  * The engine with sequences that share a document: passes in which attention reads it once have the
  * bits of passes in which each sequence reads it, while sequences grow over the ends of tiles, come
- * and go, and, on a GPU, passes are recorded and replayed, or run as one op.
+ * and go, and, on a GPU, passes are recorded and replayed, or run as one op. Once more with a
+ * window in some layers, which leaves the first tile while they grow: its layers stop sharing that
+ * tile.
  */
 #include "scheduler/generate.h"
 #include "scheduler/kv_paged.h"
@@ -86,8 +88,7 @@ static void answer(enum plan_version version, uint64_t out[READERS]) {
     must(shipped.dev->ops->set_version(shipped.dev, "attention_plan", PLAN_BEST, &err), &err);
 }
 
-static void test_shared_and_single(void **state) {
-    (void)state;
+static void check_shared_and_single(void) {
     uint64_t single[READERS], shared[READERS], best[READERS];
     if (device_is_emulated()) /* minutes */
         skip();
@@ -113,6 +114,28 @@ static void test_shared_and_single(void **state) {
     assert_memory_equal(single, shared, sizeof single);
 }
 
+static void test_shared_and_single(void **state) {
+    (void)state;
+    check_shared_and_single();
+}
+
+static void test_windows(void **state) {
+    (void)state;
+    struct model_config *c = &shipped.model.config;
+    uint64_t without[READERS], with[READERS];
+    if (device_is_emulated())
+        skip();
+    answer(PLAN_SINGLE, without);
+    c->window = DOCUMENT + STEPS / 2 - 255; /* of position 255, the last of the first tile */
+    for (int i = 0; i < c->n_layers; i++)
+        c->windowed[i] = i % 2;
+    answer(PLAN_SINGLE, with);
+    for (int i = 0; i < READERS; i++) /* the windows do something */
+        assert_int_not_equal(with[i], without[i]);
+    check_shared_and_single();
+    c->window = 0;
+}
+
 static int load(void **state) {
     (void)state;
     shipped_model_open(&shipped);
@@ -129,6 +152,7 @@ static int unload(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_and_single),
+        cmocka_unit_test(test_windows),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

@@ -40,7 +40,7 @@ static struct attention_state state_of(struct test_device *t, const struct atten
     return s;
 }
 
-/* The same over all positions, of which a mask of bytes shows only some. */
+/* state_of over all positions, of which a mask of bytes shows only some. */
 static struct attention_state masked_state_of(struct test_device *t, const struct attend_case *c,
                                               int first, int end) {
     struct attend_case part = *c;
@@ -54,7 +54,7 @@ static struct attention_state masked_state_of(struct test_device *t, const struc
     return s;
 }
 
-/* Of positions 0 ... cut - 1, of the others, and of the sinks. */
+/* The states of positions 0 ... cut - 1, of the others, and of the sinks. */
 struct parts {
     struct attention_state state[3];
     int n;
@@ -120,7 +120,7 @@ static void test_states(void **state) {
     }
 }
 
-/* The same in parts that masks make, so that every position is where it was: with slopes, soft
+/* Parts that masks make, so that every position is where it was: with slopes, soft
  * caps, masks, and sinks, which are a state of their own. */
 static void test_masked_states(void **state) {
     static const enum kv_type types[] = {KV_E4M3, KV_BFP16, KV_E5M2, KV_FP16};

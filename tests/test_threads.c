@@ -84,7 +84,7 @@ static void test_threads_wake_up(void **state) {
 }
 
 /* Waits until the other item of the loop is at work, too (or gives up after a second). */
-static void meet(void *context, int item, int worker) {
+static void wait_for_other(void *context, int item, int worker) {
     struct count *c = context;
     (void)item, (void)worker;
     atomic_fetch_add(&c->n_together, 1);
@@ -99,7 +99,7 @@ static void test_two_items_run_at_once(void **state) {
     struct ref_threads *t = ref_threads_new(2);
     struct count c = {.n_threads = 2};
     assert_non_null(t);
-    ref_threads_run(t, 2, meet, &c);
+    ref_threads_run(t, 2, wait_for_other, &c);
     assert_int_equal(c.most_together, 2);
     ref_threads_free(t);
 }

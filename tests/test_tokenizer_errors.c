@@ -269,97 +269,6 @@ static void test_added_token_that_vanishes(void **state) {
            "added_tokens[0]: nothing is left of");
 }
 
-/* ---- the directory -------------------------------------------------------------------------- */
-
-static void write_file(const char *dir, const char *name, const char *text) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void remove_file(const char *dir, const char *name) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    assert_int_equal(unlink(path), 0);
-}
-
-/* Writes the file, loads the directory, and says whether its template is ChatML. */
-static bool has_chatml_with(const char *dir, const char *name, const char *text) {
-    write_file(dir, name, text);
-    struct tokenizer *t;
-    struct error err;
-    if (tokenizer_load(&t, dir, &err) != 0)
-        fail_msg("%s", err.text);
-    bool found = tokenizer_has_chatml(t);
-    tokenizer_free(t);
-    return found;
-}
-
-static void test_chat_template(void **state) {
-    (void)state;
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
-                                        "chat_template.jinja"};
-    static const char template_text[] = "<|im_start|>{{ m }}<|im_end|>";
-    static const char config[] = "{\"chat_template\":\"<|im_start|>{{ m }}<|im_end|>\"}";
-    static const char list[] = "{\"chat_template\":[{\"name\":\"rag\",\"template\":\"x\"},{"
-                               "\"name\":\"default\",\"template\":\"<|im_start|><|im_end|>\"}]}";
-    char dir[] = "/tmp/samebits-tokenizer-XXXXXX";
-    struct tokenizer *t;
-    struct error err = {""};
-    assert_non_null(mkdtemp(dir));
-    assert_false(
-        has_chatml_with(dir, names[0],
-                        "{\"added_tokens\":[{\"id\":0,\"content\":\"<|im_start|>\"},{\"id\":1,"
-                        "\"content\":\"<|im_end|>\"}],\"model\":{\"vocab\":{},\"merges\":[]}}"));
-    assert_true(has_chatml_with(dir, names[1], config));
-    assert_true(has_chatml_with(dir, names[1], list));
-    assert_false(has_chatml_with(dir, names[2], "[INST]"));
-    assert_true(has_chatml_with(dir, names[2], template_text));
-    /* Both must be tokens. */
-    assert_false(has_chatml_with(dir, names[0],
-                                 "{\"added_tokens\":[{\"id\":0,\"content\":\"<|im_start|>\"}],"
-                                 "\"model\":{\"vocab\":{},\"merges\":[]}}"));
-    remove_file(dir, names[2]);
-    write_file(dir, names[1], "{");
-    assert_int_equal(tokenizer_load(&t, dir, &err), -1);
-    assert_null(t);
-    assert_non_null(strstr(err.text, "tokenizer_config.json: line 1"));
-    remove_file(dir, names[0]);
-    remove_file(dir, names[1]);
-    assert_int_equal(rmdir(dir), 0);
-}
-
-/* Only a file that is not there is no template. */
-static void test_template_that_cannot_be_read(void **state) {
-    (void)state;
-    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
-    char dir[] = "/tmp/samebits-tokenizer-XXXXXX";
-    assert_non_null(mkdtemp(dir));
-    write_file(dir, "tokenizer.json", "{\"model\":{\"vocab\":{},\"merges\":[]}}");
-    for (size_t i = 0; i < COUNT(names); i++) {
-        const char *const targets[] = {names[i], "nowhere", "."};
-        static const char *const reasons[] = {"Too many levels of symbolic links",
-                                              "No such file or directory", "Is a directory"};
-        for (int j = 0; j < 3; j++) {
-            char path[256];
-            struct tokenizer *t;
-            struct error err = {""};
-            snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-            assert_int_equal(symlink(targets[j], path), 0);
-            assert_int_equal(tokenizer_load(&t, dir, &err), -1);
-            assert_null(t);
-            if (!strstr(err.text, names[i]) || !strstr(err.text, reasons[j]))
-                fail_msg("\"%s\" does not say %s: %s", err.text, names[i], reasons[j]);
-            remove_file(dir, names[i]);
-        }
-    }
-    remove_file(dir, "tokenizer.json");
-    assert_int_equal(rmdir(dir), 0);
-}
-
 static void test_nothing_to_load(void **state) {
     (void)state;
     struct tokenizer *t;
@@ -381,8 +290,6 @@ int main(void) {
         cmocka_unit_test(test_post_processor),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_added_token_that_vanishes),
-        cmocka_unit_test(test_chat_template),
-        cmocka_unit_test(test_template_that_cannot_be_read),
         cmocka_unit_test(test_nothing_to_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -115,7 +115,7 @@ static void test_long_words(void **state) {
 }
 
 /* Every merge doubles a token, so that half of the symbols go in each round; and tokens that take
- * all the spaces around them meet a text of spaces. */
+ * all the spaces around them are tried on a text of spaces. */
 static void test_many_merges(void **state) {
     (void)state;
     struct tokenizer *t = load_json(

@@ -218,7 +218,8 @@ static void a_run_is_told_without_gaps(void **state) {
         command_free(&c);
         check_trace();
     }
-    /* A path that cannot be opened is told before anything runs; a full disk behind the tables. */
+    /* A path that cannot be opened is refused before anything runs; a full disk behind the tables.
+     */
     static const char *const paths[] = {"/nosuch/t.json", "/tmp", "/dev/full"};
     for (int i = 0; i < 3; i++) {
         struct command c =

@@ -48,8 +48,9 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
 }
 
 /* One token for each message. */
-static int encode_messages(void *context, const json_t *messages, const char *where, int32_t **ids,
+static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
+    const json_t *messages = json_object_get(line, "messages");
     (void)context;
     if (!json_is_array(messages))
         return error_set(err, "%s: messages: must be a list", where);
@@ -90,7 +91,7 @@ static void what_a_line_does_not_say_is_the_default(void **state) {
         "\"stop\": null}",
     };
     for (size_t i = 0; i < COUNT(lines); i++) {
-        struct workload w;
+        struct workload w = {0};
         read_text(&w, lines[i]);
         const struct request *r = w.requests;
         assert_int_equal(w.n, 1);
@@ -103,14 +104,14 @@ static void what_a_line_does_not_say_is_the_default(void **state) {
         assert_int_equal(r->sampling.seed, 9);
         assert_false(r->sampling.has_seed);
         assert_int_equal(r->n_stops, 0);
-        assert_string_equal(w.titles[0], "Hi");
+        assert_string_equal(w.requests[0].title, "Hi");
         workload_free(&w);
     }
 }
 
 static void what_a_line_says_is_read(void **state) {
     (void)state;
-    struct workload w;
+    struct workload w = {0};
     read_text(&w, "{\"id\": \"first\", \"messages\": [1, 2, 3], \"max_new\": 1, \"arrival\": 0, "
                   "\"temperature\": 0, \"top_k\": 0, \"top_p\": 0.25, "
                   "\"seed\": 9223372036854775807, \"stop\": [\"a\", \"\\n\\n\"]}\n"
@@ -118,7 +119,7 @@ static void what_a_line_says_is_read(void **state) {
                   "\"arrival\": 1e9}");
     const struct request *r = w.requests;
     assert_int_equal(w.n, 2);
-    assert_string_equal(w.titles[0], "first");
+    assert_string_equal(w.requests[0].title, "first");
     assert_int_equal(r[0].n_prompt, 3);
     assert_int_equal(r[0].max_new, 1);
     assert_true(r[0].arrival == 0 && r[0].sampling.temperature == 0);
@@ -136,7 +137,7 @@ static void what_a_line_says_is_read(void **state) {
 /* At most 24 bytes of the first line, and no half character. */
 static void titles_are_the_beginning_of_the_prompt(void **state) {
     (void)state;
-    struct workload w;
+    struct workload w = {0};
     read_text(&w, "{\"prompt\": \"exactly 24 bytes of text\"}\n"
                   "{\"prompt\": \"this is 25 bytes of text.\"}\n"
                   "{\"prompt\": \"one line\\nand another\"}\n"
@@ -145,35 +146,32 @@ static void titles_are_the_beginning_of_the_prompt(void **state) {
                   "{\"prompt\": \"a\\u0080b\\u009b0m\\u00a0\"}\n"
                   "{\"messages\": [1]}\n"
                   "{\"id\": \"an id that is much too long\", \"prompt\": \"x\"}\n");
-    assert_string_equal(w.titles[0], "exactly 24 bytes of text");
-    assert_string_equal(w.titles[1], "this is 25 bytes of text...");
-    assert_string_equal(w.titles[2], "one line");
-    assert_string_equal(w.titles[3], "twenty-three letters + ...");
-    assert_string_equal(w.titles[4], "a b [0m ");
-    assert_string_equal(w.titles[5], "a  b  0m\u00a0");
-    assert_string_equal(w.titles[6], "(messages)");
-    assert_string_equal(w.titles[7], "an id that is much too l...");
+    assert_string_equal(w.requests[0].title, "exactly 24 bytes of text");
+    assert_string_equal(w.requests[1].title, "this is 25 bytes of text...");
+    assert_string_equal(w.requests[2].title, "one line");
+    assert_string_equal(w.requests[3].title, "twenty-three letters + ...");
+    assert_string_equal(w.requests[4].title, "a b [0m ");
+    assert_string_equal(w.requests[5].title, "a  b  0m\u00a0");
+    assert_string_equal(w.requests[6].title, "(messages)");
+    assert_string_equal(w.requests[7].title, "an id that is much too l...");
     workload_free(&w);
 }
 
 static void requests_come_in_order_of_arrival(void **state) {
     (void)state;
-    struct workload w, more;
-    struct error err;
+    struct workload w = {0};
     read_text(&w, "{\"prompt\": \"a\", \"arrival\": 2}\n{\"prompt\": \"b\", \"arrival\": 1}\n"
                   "{\"prompt\": \"c\", \"arrival\": 2}\n{\"prompt\": \"d\"}\n"
                   "{\"prompt\": \"e\", \"arrival\": 1}\n{\"prompt\": \"f\", \"arrival\": 0}\n");
     assert_int_equal(w.n, 6);
     for (int i = 0; i < 6; i++) {
-        assert_int_equal(w.titles[i][0], "fdbeac"[i]);
-        assert_int_equal(w.requests[i].prompt[0], w.titles[i][0]);
+        assert_int_equal(w.requests[i].title[0], "fdbeac"[i]);
+        assert_int_equal(w.requests[i].prompt[0], w.requests[i].title[0]);
     }
-    read_text(&more, "{\"prompt\": \"g\", \"arrival\": 1}\n{\"prompt\": \"h\", \"arrival\": 3}");
-    assert_int_equal(workload_append(&w, &more, &err), 0);
-    assert_int_equal(more.n, 0);
+    read_text(&w, "{\"prompt\": \"g\", \"arrival\": 1}\n{\"prompt\": \"h\", \"arrival\": 3}");
     assert_int_equal(w.n, 8);
     for (int i = 0; i < 8; i++)
-        assert_int_equal(w.titles[i][0], "fdbegach"[i]);
+        assert_int_equal(w.requests[i].title[0], "fdbegach"[i]);
     workload_free(&w);
 }
 
@@ -198,6 +196,7 @@ static const struct {
     {"{\"max_new\": 3}", "prompt", "messages"},
     {"{\"prompt\": null}", "prompt", "messages"},
     {"{\"prompt\": \"x\", \"messages\": []}", "prompt", "messages"},
+    {"{\"prompt\": \"x\", \"tools\": []}", "tools", "need messages"},
     {"{\"prompt\": \"x\", \"maxnew\": 3}", "maxnew", "unknown"},
     {"{\"prompt\": \"x\", \"\": 3}", "unknown", "max_new"},
     /* another type */
@@ -248,7 +247,7 @@ static void bad_lines_are_refused_by_line_and_field(void **state) {
     char content[512], where[80];
     snprintf(where, sizeof where, "%s: line 4", path);
     for (size_t i = 0; i < COUNT(refused); i++) {
-        struct workload w;
+        struct workload w = {0};
         struct error err = {""};
         snprintf(content, sizeof content, "%s%s\n{\"prompt\": \"behind\"}\n", good,
                  refused[i].line);
@@ -264,7 +263,7 @@ static void bad_lines_are_refused_by_line_and_field(void **state) {
 
 static void bad_files_are_refused_by_name(void **state) {
     (void)state;
-    struct workload w;
+    struct workload w = {0};
     struct error err;
     assert_int_equal(workload_read(&w, "/nosuch/file", &defaults, &encoder, &err), -1);
     assert_string_equal(err.text, "/nosuch/file: No such file or directory");
@@ -314,7 +313,7 @@ static uint64_t numbers_of(const struct workload *w) {
 }
 
 static uint64_t numbers_of_seed(int n, uint64_t seed) {
-    struct workload w;
+    struct workload w = {0};
     draw(&w, n, &workload_sharegpt, seed);
     uint64_t digest = numbers_of(&w);
     workload_free(&w);
@@ -329,7 +328,7 @@ static void a_seed_gives_the_same_workload_everywhere(void **state) {
     assert_true(numbers_of_seed(500, 1) == one);
     assert_true(numbers_of_seed(500, 2) != one);
     assert_true(numbers_of_seed(500, UINT64_C(1) << 63 | 1) != one);
-    struct workload few, many;
+    struct workload few = {0}, many = {0};
     draw(&few, 20, &workload_sharegpt, 1);
     draw(&many, 40, &workload_sharegpt, 1);
     many.n = 20; /* more requests begin like fewer */
@@ -363,7 +362,7 @@ static void arrivals_and_lengths_have_their_means(void **state) {
                                .answer_sigma = 0.5,
                                .most_prompt = 1 << 20,
                                .most_answer = 1 << 20};
-    struct workload w;
+    struct workload w = {0};
     double prompt = 0, answer = 0, last = 0, square = 0;
     draw(&w, N_DRAWS, &mix, 7);
     for (int i = 0; i < w.n; i++) {
@@ -375,7 +374,7 @@ static void arrivals_and_lengths_have_their_means(void **state) {
         prompt += (double)r->n_prompt / N_DRAWS;
         answer += (double)r->max_new / N_DRAWS;
         assert_true(r->sampling.temperature == 0.75f && r->sampling.seed == 5);
-        assert_string_equal(w.titles[i], "(random)");
+        assert_string_equal(w.requests[i].title, "(random)");
     }
     workload_free(&w);
     assert_mean("gap", last / N_DRAWS, 0.25, 0.25);
@@ -388,7 +387,7 @@ static void arrivals_and_lengths_have_their_means(void **state) {
 static void lengths_and_ids_stay_in_their_range(void **state) {
     (void)state;
     struct workload_mix mix = workload_sharegpt;
-    struct workload w;
+    struct workload w = {0};
     bool seen[4096] = {false};
     int n_seen = 0, shortest = 0, longest = 0;
     double prompt = 0, answer = 0;
@@ -434,7 +433,7 @@ static void lengths_and_ids_stay_in_their_range(void **state) {
 static void forks_stand_behind_their_request(void **state) {
     (void)state;
     enum { N = 3 };
-    struct workload w;
+    struct workload w = {0};
     struct error err;
     read_text(
         &w, "{\"id\": \"a\", \"prompt\": \"xyz\", \"stop\": [\"end\", \"stop\"], \"arrival\": 1}\n"
@@ -444,7 +443,7 @@ static void forks_stand_behind_their_request(void **state) {
     for (int i = 0; i < w.n; i++) {
         const struct request *r = &w.requests[i], *first = &w.requests[i / N * N];
         assert_int_equal(r->fork_back, i % N);
-        assert_string_equal(w.titles[i], i < N ? "a" : "b");
+        assert_string_equal(w.requests[i].title, i < N ? "a" : "b");
         assert_int_equal(r->n_prompt, i < N ? 3 : 1);
         assert_memory_equal(r->prompt, first->prompt, sizeof *r->prompt * (size_t)r->n_prompt);
         assert_true(r->arrival == (i < N ? 1 : 2));

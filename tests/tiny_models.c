@@ -10,17 +10,31 @@
 
 #include <cmocka.h>
 
-#define SIZES(heads, kv_heads, dim)                                                                \
-    "{\"architectures\":[\"LlamaForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":32,"        \
+#define SIZES(arch, heads, kv_heads, dim, more)                                                    \
+    "{\"architectures\":[\"" arch "ForCausalLM\"],\"num_hidden_layers\":2,\"hidden_size\":32,"     \
     "\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim     \
     ",\"intermediate_size\":48,\"vocab_size\":61,\"max_position_embeddings\":700,"                 \
-    "\"eos_token_id\":7}"
+    "\"eos_token_id\":7" more "}"
 
-static const char *const configs[N_TINY_MODELS] = {
-    SIZES("4", "4", "16"), /* MHA */
-    SIZES("6", "2", "32"), /* GQA */
-    SIZES("4", "1", "64"), /* MQA */
-    SIZES("2", "1", "128"),
+#define OTHER(arch, heads, kv_heads, dim, more)                                                    \
+    "{\"architectures\":[\"" arch "ForCausalLM\"],\"num_hidden_layers\":3,\"hidden_size\":40,"     \
+    "\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim     \
+    ",\"intermediate_size\":50,\"vocab_size\":67,\"max_position_embeddings\":700,"                 \
+    "\"eos_token_id\":7" more "}"
+
+static const char *const configs[N_SHARED_MODELS] = {
+    SIZES("Llama", "4", "4", "16", ""), /* MHA */
+    SIZES("Llama", "6", "2", "32", ""), /* GQA */
+    SIZES("Llama", "4", "1", "64", ""), /* MQA */
+    SIZES("Llama", "2", "1", "128", ""),
+    SIZES("Mistral", "4", "2", "32", ",\"sliding_window\":130"),
+    SIZES("Qwen2", "4", "2", "32",
+          ",\"use_sliding_window\":true,\"sliding_window\":20,\"max_window_layers\":1"),
+    /* Two or four ranks get 2 and 1 of these kv heads, and more of one's heads than of another's.
+     */
+    OTHER("Qwen3", "9", "3", "8", ",\"tie_word_embeddings\":true"),
+    OTHER("Qwen2", "8", "2", "16", ""),
+    OTHER("Llama", "8", "8", "4", ",\"attention_bias\":true,\"mlp_bias\":true"),
 };
 
 static void must(int result, const struct error *err) {
@@ -29,14 +43,20 @@ static void must(int result, const struct error *err) {
 }
 
 void tiny_model_open(struct tiny_model *t, int which) {
+    tiny_model_share(t, which, NULL, NULL);
+}
+
+void tiny_model_share(struct tiny_model *t, int which, struct tiny_model *whole,
+                      struct parallel *ranks) {
     struct error err = {""};
     struct device_options options = {.n_threads = 2};
     memset(t, 0, sizeof *t);
+    t->whole = whole;
     fixture_start(&t->fixture, configs[which]);
     writer_write(&t->fixture.writer, t->fixture.dir, configs[which]);
     t->dev = device_under_test()->open(&options, &err);
     must(!t->dev, &err);
-    must(model_load(&t->model, t->dev, t->fixture.dir, NULL, &err), &err);
+    must(model_load_part(&t->model, t->dev, t->fixture.dir, ranks, NULL, &err), &err);
     must(generator_start(&t->generator, &t->model, &err), &err);
 }
 
@@ -73,13 +93,16 @@ struct sequence tiny_request(struct random *r, const struct tiny_model *t, uint3
 struct sequence tiny_alone(struct tiny_model *t, const struct sequence *request) {
     struct error err;
     struct sequence s;
+    t = t->whole ? t->whole : t;
     /* With a seed of its own, the request's number among others must not matter. */
     uint32_t id = request->sampling.has_seed ? 0 : request->id;
     must(sequence_start(&s, id, &request->sampling, &err), &err);
     must(sequence_add_prompt(&s, request->tokens, request->n_prompt, request->max_new, &err), &err);
     struct kv_cache *cache = kv_static_new(&t->model, t->generator.context, &err);
     must(!cache, &err);
-    must(generate(&t->generator, &s, cache, &err), &err);
+    struct generator plain = t->generator;
+    plain.drafter = NULL;
+    must(generate(&plain, &s, cache, &err), &err);
     kv_cache_free(cache);
     return s;
 }

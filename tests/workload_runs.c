@@ -1,4 +1,5 @@
 #include "tests/workload_runs.h"
+#include "tests/pool_waste.h"
 
 #include "scheduler/engine.h"
 #include "scheduler/kv_contiguous.h"
@@ -87,7 +88,7 @@ static void check_pool(struct workload_run *w, const struct engine *e) {
     struct error err;
     if (block_allocator_check(&w->pool.blocks, &err))
         fail_msg("%s", err.text);
-    assert_true(paged_memory_waste(&w->paged) <=
+    assert_true(pool_waste(&w->paged) <=
                 (int64_t)e->scheduler.n_running * (w->pool.block_size - 1));
 }
 
@@ -206,6 +207,8 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
         counts->recomputed += w->paged.stats.recomputed;
         counts->swapped += w->paged.stats.swapped;
         counts->forks += w->counts.forks;
+        counts->proposed += e.proposed;
+        counts->accepted += e.accepted;
     }
     if (caches == OWN_CACHES)
         assert_int_equal(w->own.base.bytes, 0);

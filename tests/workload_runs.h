@@ -15,16 +15,17 @@
  * pass in every other workload.) */
 enum run_caches { OWN_CACHES, ONE_POOL, ONE_PASS };
 
-/* What happened in runs with a pool. */
+/* What happened: but for drafts, in runs with a pool. */
 struct run_counts {
     long preemptions, shared, recomputed, swapped, forks;
+    long proposed, accepted; /* tokens of drafts, where the model's generator has a drafter */
 };
 
 /* n workloads of 1 to 64 requests each; r goes on. counts (may be NULL) is added to. */
 void check_random_workloads(struct tiny_model *model, struct random *r, int n,
                             enum run_caches caches, struct run_counts *counts);
 
-/* The same on the model in data/model. */
+/* check_random_workloads on the model in data/model. */
 void check_shipped_workloads(uint64_t seed, int n, enum run_caches caches);
 
 /* A clock for the engine: context is a double, the time, which moves a little whenever somebody

@@ -3,39 +3,29 @@
 
 #include <cblas.h>
 
-struct cublasContext {
-    cublasMath_t mode;
-};
+struct cublasContext {};
 
 using namespace emu;
 
-const char *cublasGetStatusName(cublasStatus_t status) {
+const char *cublasGetStatusString(cublasStatus_t status) {
     switch (status) {
     case CUBLAS_STATUS_SUCCESS:
         return "CUBLAS_STATUS_SUCCESS";
     case CUBLAS_STATUS_NOT_INITIALIZED:
         return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_ALLOC_FAILED:
-        return "CUBLAS_STATUS_ALLOC_FAILED";
     case CUBLAS_STATUS_INVALID_VALUE:
         return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_EXECUTION_FAILED:
         return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case CUBLAS_STATUS_INTERNAL_ERROR:
-        return "CUBLAS_STATUS_INTERNAL_ERROR";
     case CUBLAS_STATUS_NOT_SUPPORTED:
         return "CUBLAS_STATUS_NOT_SUPPORTED";
     }
     return "unknown status";
 }
 
-const char *cublasGetStatusString(cublasStatus_t status) {
-    return cublasGetStatusName(status);
-}
-
 cublasStatus_t cublasCreate(cublasHandle_t *handle) {
     bool works = enter_api() == cudaSuccess;
-    *handle = works ? new cublasContext{CUBLAS_DEFAULT_MATH} : NULL;
+    *handle = works ? new cublasContext() : NULL;
     return works ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 
@@ -45,17 +35,6 @@ cublasStatus_t cublasDestroy(cublasHandle_t handle) {
 }
 
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t) {
-    return handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
-}
-
-cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
-    if (!handle)
-        return CUBLAS_STATUS_NOT_INITIALIZED;
-    handle->mode = mode;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *, size_t) {
     return handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 
@@ -92,6 +71,13 @@ struct operands {
     size_t input_bytes, output_bytes; /* of an element */
 };
 
+static struct operands operands_of(cublasOperation_t op_a, cublasOperation_t op_b, int m, int n,
+                                   int k, const void *a, int lda, const void *b, int ldb, void *c,
+                                   int ldc) {
+    return {
+        stored_shape(op_a, m, k, lda), stored_shape(op_b, k, n, ldb), {m, n, ldc}, a, b, c, 0, 0};
+}
+
 /* Computes the product, or lets a capture do it when its graph is launched. Checks operands before:
  * their addresses when it is computed. (Real cuBLAS does not look at those: the kernel crashes.) */
 template <class Product>
@@ -121,14 +107,8 @@ static cublasStatus_t multiply(cublasHandle_t handle, const struct operands &o, 
 cublasStatus_t cublasDgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,
                            int m, int n, int k, const double *alpha, const double *a, int lda,
                            const double *b, int ldb, const double *beta, double *c, int ldc) {
-    struct operands o = {stored_shape(op_a, m, k, lda),
-                         stored_shape(op_b, k, n, ldb),
-                         stored{m, n, ldc},
-                         a,
-                         b,
-                         c,
-                         sizeof *a,
-                         sizeof *c};
+    struct operands o = operands_of(op_a, op_b, m, n, k, a, lda, b, ldb, c, ldc);
+    o.input_bytes = o.output_bytes = sizeof *c;
     return multiply(handle, o, [=, alpha = *alpha, beta = *beta] {
         cblas_dgemm(CblasColMajor, transposition(op_a), transposition(op_b), m, n, k, alpha, a, lda,
                     b, ldb, beta, c, ldc);
@@ -154,14 +134,9 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (((uintptr_t)a | (uintptr_t)b | (unsigned)lda | (unsigned)ldb) % 4 != 0)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    struct operands o = {stored_shape(op_a, m, k, lda),
-                         stored_shape(op_b, k, n, ldb),
-                         stored{m, n, ldc},
-                         a,
-                         b,
-                         c,
-                         1,
-                         sizeof(int32_t)};
+    struct operands o = operands_of(op_a, op_b, m, n, k, a, lda, b, ldb, c, ldc);
+    o.input_bytes = 1;
+    o.output_bytes = sizeof(int32_t);
     int64_t scale = *static_cast<const int32_t *>(alpha);
     int64_t keep = *static_cast<const int32_t *>(beta);
     return multiply(handle, o, [=] {

@@ -1,5 +1,5 @@
 /*
- * cuda_types.h - CUDA's vector types and dim3, with CUDA's sizes and alignments.
+ * cuda_types.h - those of CUDA's vector types that are used here, with CUDA's sizes and alignments.
  *
  * Kernels read arrays of anything through pointers to vectors, so these may alias all types.
  */
@@ -18,13 +18,6 @@
     inline name##2 make_##name##2(type x, type y) {                                                \
         return {x, y};                                                                             \
     }
-#define EMU_VECTOR_3(name, type)                                                                   \
-    struct name##3 {                                                                               \
-        type x, y, z;                                                                              \
-    };                                                                                             \
-    inline name##3 make_##name##3(type x, type y, type z) {                                        \
-        return {x, y, z};                                                                          \
-    }
 #define EMU_VECTOR_4(name, type, alignment)                                                        \
     struct __attribute__((may_alias, aligned(alignment))) name##4 {                                \
         type x, y, z, w;                                                                           \
@@ -34,29 +27,24 @@
     }
 
 EMU_VECTOR_2(char, signed char, 2)
-EMU_VECTOR_2(uchar, unsigned char, 2)
-EMU_VECTOR_2(short, short, 4)
-EMU_VECTOR_2(ushort, unsigned short, 4)
 EMU_VECTOR_2(int, int, 8)
 EMU_VECTOR_2(uint, unsigned, 8)
 EMU_VECTOR_2(float, float, 8)
 EMU_VECTOR_2(double, double, 16)
-EMU_VECTOR_2(longlong, long long, 16)
-EMU_VECTOR_2(ulonglong, unsigned long long, 16)
-EMU_VECTOR_3(int, int)
-EMU_VECTOR_3(uint, unsigned)
-EMU_VECTOR_3(float, float)
 EMU_VECTOR_4(char, signed char, 4)
-EMU_VECTOR_4(uchar, unsigned char, 4)
-EMU_VECTOR_4(short, short, 8)
-EMU_VECTOR_4(ushort, unsigned short, 8)
 EMU_VECTOR_4(int, int, 16)
 EMU_VECTOR_4(uint, unsigned, 16)
 EMU_VECTOR_4(float, float, 16)
 
 #undef EMU_VECTOR_2
-#undef EMU_VECTOR_3
 #undef EMU_VECTOR_4
+
+struct uint3 {
+    unsigned x, y, z;
+};
+inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) {
+    return {x, y, z};
+}
 
 struct dim3 {
     unsigned x, y, z;

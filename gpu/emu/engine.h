@@ -1,7 +1,8 @@
 /*
  * engine.h - what the parts of the emulation share. Not for .cu files.
  *
- *   block.cpp         runs launches: workers, blocks, warps, barriers, warp operations
+ *   launch.cpp        runs launches: workers, faults
+ *   block.cpp         runs a block: warps, barriers, warp operations
  *   shared_memory.cpp a block's shared memory, and the shadow that finds its misuse
  *   memory_hooks.cpp  the functions that the compiler calls before loads and stores; atomics
  *   tensor_core.cpp   mma, ldmatrix, cp.async
@@ -90,7 +91,8 @@ void arena_clear_shadow(struct arena *a);
 void shared_access(struct cuda_thread *t, size_t offset, size_t bytes, enum access how,
                    code_address from);
 
-/* ---- blocks (block.cpp) --------------------------------------------------------------------- */
+/* ---- launches and blocks (launch.cpp, block.cpp)
+ * --------------------------------------------------------------------- */
 
 /* A 16-byte copy that cp.async started. */
 struct pending_copy {
@@ -164,11 +166,18 @@ extern bool memory_is_checked;
 
 size_t stack_bytes(void);
 
+void run_block(struct worker *w, uint64_t index);
+uint64_t next_random(uint64_t *state);
+
 /* Zeroed memory that takes room only where it is used. */
 void *map_memory(size_t bytes);
 
 /* Reports a fault of t and stops the block; called on the stack of a thread. */
 [[noreturn]] void fault(const struct cuda_thread *t, enum emu_fault kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Reports a fault that the scheduler found, and returns: it stops by itself. */
+void scheduler_fault(const struct cuda_thread *t, enum emu_fault kind, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Pieces of messages, by value so that one line can have several. */

@@ -1,4 +1,4 @@
-/* fiber.cpp - see fiber.h. The switch is written for x86-64 and AArch64; others use ucontext. */
+/* fiber.cpp - see fiber.h. The switch is written for x86-64; others use ucontext. */
 #include "gpu/emu/fiber.h"
 
 #include <stdint.h>
@@ -25,7 +25,7 @@ static void prepare_registers(struct fiber *f, void *stack, size_t stack_bytes,
     makecontext(&f->context, entry, 0);
 }
 
-#elif defined(__x86_64__)
+#else
 
 /* void samebits_fiber_swap(void **save (rdi), void *load (rsi)): the registers that a callee must
  * keep go on the old stack; ret takes the address to continue at from the new one. */
@@ -55,47 +55,6 @@ __asm__(".text\n"
 /* From the stack pointer upwards: six registers, where to continue, and that function's return
  * address. A function starts with the stack pointer 8 below a multiple of 16. */
 enum { FRAME_WORDS = 8, FRAME_ENTRY = 6 };
-
-#elif defined(__aarch64__)
-
-/* void samebits_fiber_swap(void **save (x0), void *load (x1)). x30 is where to continue. */
-__asm__(".text\n"
-        ".p2align 4\n"
-        ".globl samebits_fiber_swap\n"
-        ".hidden samebits_fiber_swap\n"
-        ".type samebits_fiber_swap, %function\n"
-        "samebits_fiber_swap:\n"
-        "    stp x19, x20, [sp, #-160]!\n"
-        "    stp x21, x22, [sp, #16]\n"
-        "    stp x23, x24, [sp, #32]\n"
-        "    stp x25, x26, [sp, #48]\n"
-        "    stp x27, x28, [sp, #64]\n"
-        "    stp x29, x30, [sp, #80]\n"
-        "    stp d8, d9, [sp, #96]\n"
-        "    stp d10, d11, [sp, #112]\n"
-        "    stp d12, d13, [sp, #128]\n"
-        "    stp d14, d15, [sp, #144]\n"
-        "    mov x9, sp\n"
-        "    str x9, [x0]\n"
-        "    mov sp, x1\n"
-        "    ldp x21, x22, [sp, #16]\n"
-        "    ldp x23, x24, [sp, #32]\n"
-        "    ldp x25, x26, [sp, #48]\n"
-        "    ldp x27, x28, [sp, #64]\n"
-        "    ldp x29, x30, [sp, #80]\n"
-        "    ldp d8, d9, [sp, #96]\n"
-        "    ldp d10, d11, [sp, #112]\n"
-        "    ldp d12, d13, [sp, #128]\n"
-        "    ldp d14, d15, [sp, #144]\n"
-        "    ldp x19, x20, [sp], #160\n"
-        "    ret\n"
-        ".size samebits_fiber_swap, . - samebits_fiber_swap\n");
-
-enum { FRAME_WORDS = 20, FRAME_ENTRY = 11 };
-
-#endif
-
-#ifndef FIBER_USES_UCONTEXT
 
 extern "C" void samebits_fiber_swap(void **save, void *load);
 

@@ -16,7 +16,7 @@
 #include <stddef.h>
 
 /* -DFIBER_USES_UCONTEXT takes the portable way everywhere, to test it. */
-#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(FIBER_USES_UCONTEXT)
+#if !defined(__x86_64__) && !defined(FIBER_USES_UCONTEXT)
 #define FIBER_USES_UCONTEXT
 #endif
 
@@ -51,7 +51,7 @@ void fiber_entered(void);
 /* Leaves `from`, which runs, and continues `to`. Returns when somebody switches to `from`. */
 void fiber_switch(struct fiber *from, struct fiber *to);
 
-/* The same, but nobody ever switches back. */
+/* Leaves `from` for good and continues `to`: nobody ever switches back. */
 [[noreturn]] void fiber_leave(struct fiber *from, struct fiber *to);
 
 /* Declares a stack free of the frames of a fiber that will not continue. */

@@ -1,18 +1,12 @@
-/* host_api.cpp - see host_api.h: memory, streams, events and errors of the emulated device. */
+/* host_api.cpp - see host_api.h: memory, streams and errors of the emulated device. */
 #include "gpu/emu/engine.h"
 
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 
-struct CUstream_st {
-    unsigned flags;
-};
-struct CUevent_st {
-    std::chrono::steady_clock::time_point recorded;
-};
+struct CUstream_st {};
 
 namespace emu {
 
@@ -209,47 +203,28 @@ cudaError_t cudaPeekAtLastError(void) {
 
 static const struct {
     cudaError_t error;
-    const char *name, *text;
+    const char *text;
 } error_texts[] = {
-    {cudaSuccess, "cudaSuccess", "no error"},
-    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
-     "invalid configuration argument"},
-    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection",
-     "invalid copy direction for memcpy"},
-    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "device busy or unavailable"},
-    {cudaErrorNoDevice, "cudaErrorNoDevice", "no device"},
-    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
-     "no kernel image is available for execution on the device"},
-    {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error"},
-    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
-    {cudaErrorIllegalState, "cudaErrorIllegalState",
-     "the operation cannot be performed in the present state"},
-    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "illegal memory access"},
-    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "launch failure"},
-    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
-     "operation not permitted when stream is capturing"},
-    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
-     "operation failed due to a previous error during capture"},
-    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+    {cudaSuccess, "no error"},
+    {cudaErrorInvalidValue, "invalid argument"},
+    {cudaErrorMemoryAllocation, "out of memory"},
+    {cudaErrorInvalidConfiguration, "invalid configuration argument"},
+    {cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"},
+    {cudaErrorNoDevice, "no device"},
+    {cudaErrorInvalidDevice, "invalid device ordinal"},
+    {cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"},
+    {cudaErrorECCUncorrectable, "uncorrectable ECC error"},
+    {cudaErrorIllegalState, "the operation cannot be performed in the present state"},
+    {cudaErrorIllegalAddress, "illegal memory access"},
+    {cudaErrorLaunchFailure, "launch failure"},
+    {cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"},
 };
 
 const char *cudaGetErrorString(cudaError_t error) {
     for (const auto &e : error_texts)
         if (e.error == error)
             return e.text;
-    return "unrecognized error code";
-}
-
-const char *cudaGetErrorName(cudaError_t error) {
-    for (const auto &e : error_texts)
-        if (e.error == error)
-            return e.name;
     return "unrecognized error code";
 }
 
@@ -261,74 +236,27 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return error == cudaSuccess && !*count ? set_error(cudaErrorNoDevice) : error;
 }
 
-cudaError_t cudaSetDevice(int number) {
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int number) {
     cudaError_t error = enter_api();
     if (error != cudaSuccess)
         return error;
-    return number == 0 && device.capability > 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
-}
-
-cudaError_t cudaGetDevice(int *number) {
-    *number = 0;
-    return enter_api();
-}
-
-enum { N_MULTIPROCESSORS = 4, SHARED_PER_MULTIPROCESSOR = 228 * 1024, L2_BYTES = 1 << 20 };
-
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int number) {
-    cudaError_t error = cudaSetDevice(number);
-    if (error != cudaSuccess)
-        return error;
-    *p = {};
-    snprintf(p->name, sizeof p->name, "emulated device (CPU)");
-    p->totalGlobalMem = device.limit;
-    p->sharedMemPerBlock = DEFAULT_SHARED;
-    p->sharedMemPerBlockOptin = MAX_SHARED;
-    p->sharedMemPerMultiprocessor = SHARED_PER_MULTIPROCESSOR;
-    p->major = device.capability / 10;
-    p->minor = device.capability % 10;
-    p->multiProcessorCount = N_MULTIPROCESSORS;
-    p->warpSize = WARP;
-    p->maxThreadsPerBlock = MAX_THREADS;
-    p->maxThreadsPerMultiProcessor = 2 * MAX_THREADS;
-    p->regsPerBlock = 65536;
-    p->l2CacheSize = L2_BYTES;
-    p->memoryBusWidth = 64;
-    const int grid[3] = {INT32_MAX, 65535, 65535}, block[3] = {MAX_THREADS, MAX_THREADS, 64};
-    memcpy(p->maxGridSize, grid, sizeof grid);
-    memcpy(p->maxThreadsDim, block, sizeof block);
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int number) {
-    struct cudaDeviceProp p;
-    cudaError_t error = cudaGetDeviceProperties(&p, number);
-    if (error != cudaSuccess)
-        return error;
+    if (number != 0 || device.capability <= 0)
+        return set_error(cudaErrorInvalidDevice);
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-        *value = p.maxThreadsPerBlock;
-        return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = (int)p.sharedMemPerBlock;
-        return cudaSuccess;
-    case cudaDevAttrWarpSize:
-        *value = p.warpSize;
-        return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
-        *value = p.multiProcessorCount;
+        *value = 4;
         return cudaSuccess;
     case cudaDevAttrL2CacheSize:
-        *value = p.l2CacheSize;
+        *value = 1 << 20;
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = p.major;
+        *value = device.capability / 10;
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-        *value = p.minor;
+        *value = device.capability % 10;
         return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = (int)p.sharedMemPerBlockOptin;
+        *value = MAX_SHARED;
         return cudaSuccess;
     }
     return set_error(cudaErrorInvalidValue);
@@ -411,26 +339,21 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t) {
     return cudaMemset(data, value, bytes);
 }
 
-cudaError_t emu_copy_symbol(void *to, const void *from, size_t offset, size_t bytes,
-                            size_t symbol_bytes) {
+cudaError_t emu_copy_symbol(void *to, const void *from, size_t bytes, size_t symbol_bytes) {
     cudaError_t error = enter_api();
     if (error != cudaSuccess)
         return error;
-    if (offset > symbol_bytes || bytes > symbol_bytes - offset)
+    if (bytes > symbol_bytes)
         return set_error(cudaErrorInvalidValue);
     memcpy(to, from, bytes);
     return cudaSuccess;
 }
 
-/* ---- streams and events --------------------------------------------------------------------- */
+/* ---- streams -------------------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     cudaError_t error = enter_api();
-    *stream = error == cudaSuccess ? new CUstream_st{flags} : NULL;
+    *stream = error == cudaSuccess ? new CUstream_st() : NULL;
     return error;
 }
 
@@ -441,48 +364,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
     return enter_outside_of_capture();
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t) {
-    return enter_outside_of_capture();
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-    return enter_api();
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    return cudaEventCreateWithFlags(event, cudaEventDefault);
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
-    cudaError_t error = enter_api();
-    *event = error == cudaSuccess ? new CUevent_st() : NULL;
-    return error;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    delete event;
-    return enter_api();
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-    event->recorded = std::chrono::steady_clock::now();
-    return enter_api();
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t) {
-    return enter_api();
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-    return enter_api();
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {
-    std::chrono::duration<float, std::milli> elapsed = stop->recorded - start->recorded;
-    *milliseconds = elapsed.count();
-    return enter_api();
 }
 
 /* ---- kernels -------------------------------------------------------------------------------- */
@@ -505,16 +386,4 @@ cudaError_t emu_function_attributes(struct cudaFuncAttributes *attributes) {
     if (error == cudaSuccess && !kernels_fit_device())
         error = set_error(cudaErrorNoKernelImageForDevice);
     return error;
-}
-
-cudaError_t emu_occupancy(int *n_blocks, int block_size, size_t shared_bytes) {
-    cudaError_t error = enter_api();
-    if (error != cudaSuccess)
-        return error;
-    if (block_size < 1)
-        return set_error(cudaErrorInvalidValue);
-    size_t reserved = 1024; /* that each block of a Hopper chip takes beside its own */
-    *n_blocks = (int)min((size_t)(2 * MAX_THREADS / block_size),
-                         SHARED_PER_MULTIPROCESSOR / (shared_bytes + reserved));
-    return cudaSuccess;
 }

@@ -3,9 +3,9 @@
  * emulation: same names, same values, same rules for errors.
  *
  * Device memory is host memory that cudaMalloc fills with a pattern which is a NaN as float and as
- * double and a useless index as integer. Everything runs at once, streams included, so an event
- * holds the time of its record. An error that a real device cannot recover from (a fault in a
- * kernel, a lost device) is returned by every call until cudaDeviceReset().
+ * double and a useless index as integer. Everything runs at once, streams included. An error that a
+ * real device cannot recover from (a fault in a kernel, a lost device) is returned by every call
+ * until cudaDeviceReset().
  */
 #ifndef SAMEBITS_HOST_API_H
 #define SAMEBITS_HOST_API_H
@@ -19,45 +19,27 @@ enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorInitializationError = 3,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidMemcpyDirection = 21,
-    cudaErrorDevicesUnavailable = 46,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
-    cudaErrorInvalidResourceHandle = 400,
     cudaErrorIllegalState = 401,
-    cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchFailure = 719,
-    cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorUnknown = 999,
 };
 typedef enum cudaError cudaError_t;
 
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
-const char *cudaGetErrorName(cudaError_t error);
 
 /* ---- devices -------------------------------------------------------------------------------- */
 
-struct cudaDeviceProp {
-    char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock;
-    int maxThreadsPerMultiProcessor, regsPerBlock, l2CacheSize, memoryBusWidth;
-    int maxGridSize[3], maxThreadsDim[3];
-};
-
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrWarpSize = 10,
     cudaDevAttrMultiProcessorCount = 16,
     cudaDevAttrL2CacheSize = 38,
     cudaDevAttrComputeCapabilityMajor = 75,
@@ -66,9 +48,6 @@ enum cudaDeviceAttr {
 };
 
 cudaError_t cudaGetDeviceCount(int *count);
-cudaError_t cudaSetDevice(int device);
-cudaError_t cudaGetDevice(int *device);
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize(void);
 
@@ -86,7 +65,6 @@ enum cudaMemcpyKind {
 };
 
 typedef struct CUstream_st *cudaStream_t;
-typedef struct CUevent_st *cudaEvent_t;
 
 cudaError_t emu_malloc(void **data, size_t bytes);
 cudaError_t emu_malloc_host(void **data, size_t bytes);
@@ -106,39 +84,16 @@ cudaError_t cudaMemset(void *data, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream = 0);
 
 /* A __device__ or __constant__ variable is a variable of the program. */
-cudaError_t emu_copy_symbol(void *to, const void *from, size_t offset, size_t bytes,
-                            size_t symbol_bytes);
-template <class T>
-cudaError_t cudaMemcpyToSymbol(T &symbol, const void *from, size_t bytes, size_t offset = 0,
-                               enum cudaMemcpyKind = cudaMemcpyHostToDevice) {
-    return emu_copy_symbol(reinterpret_cast<char *>(&symbol) + offset, from, offset, bytes,
-                           sizeof symbol);
-}
-template <class T>
-cudaError_t cudaMemcpyFromSymbol(void *to, const T &symbol, size_t bytes, size_t offset = 0,
-                                 enum cudaMemcpyKind = cudaMemcpyDeviceToHost) {
-    return emu_copy_symbol(to, reinterpret_cast<const char *>(&symbol) + offset, offset, bytes,
-                           sizeof symbol);
+cudaError_t emu_copy_symbol(void *to, const void *from, size_t bytes, size_t symbol_bytes);
+template <class T> cudaError_t cudaMemcpyFromSymbol(void *to, const T &symbol, size_t bytes) {
+    return emu_copy_symbol(to, reinterpret_cast<const void *>(&symbol), bytes, sizeof symbol);
 }
 
-/* ---- streams and events --------------------------------------------------------------------- */
-
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
-enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+/* ---- streams -------------------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaStreamQuery(cudaStream_t stream);
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
-cudaError_t cudaEventCreate(cudaEvent_t *event);
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
-cudaError_t cudaEventDestroy(cudaEvent_t event);
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0);
-cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop);
 
 /* ---- graphs --------------------------------------------------------------------------------- */
 
@@ -184,14 +139,6 @@ template <class T> cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *
     return emu_function_attributes(attributes);
 }
 
-/* As many as the threads and the shared memory of a multiprocessor allow; registers are ignored. */
-cudaError_t emu_occupancy(int *n_blocks, int block_size, size_t shared_bytes);
-template <class T>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_blocks, T *, int block_size,
-                                                          size_t shared_bytes) {
-    return emu_occupancy(n_blocks, block_size, shared_bytes);
-}
-
 /* ---- cuBLAS, answered by OpenBLAS ----------------------------------------------------------- */
 
 typedef struct cublasContext *cublasHandle_t;
@@ -199,27 +146,20 @@ typedef struct cublasContext *cublasHandle_t;
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
-    CUBLAS_STATUS_ALLOC_FAILED = 3,
     CUBLAS_STATUS_INVALID_VALUE = 7,
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
-    CUBLAS_STATUS_INTERNAL_ERROR = 14,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 } cublasStatus_t;
 
 typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
-typedef enum { CUBLAS_DEFAULT_MATH = 0, CUBLAS_PEDANTIC_MATH = 2 } cublasMath_t;
-typedef enum { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_8I = 3, CUDA_R_32I = 10 } cudaDataType_t;
-typedef cudaDataType_t cudaDataType;
+typedef enum { CUDA_R_32F = 0, CUDA_R_8I = 3, CUDA_R_32I = 10 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32I = 72, CUBLAS_COMPUTE_32I_PEDANTIC = 73 } cublasComputeType_t;
 typedef enum { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 } cublasGemmAlgo_t;
 
 const char *cublasGetStatusString(cublasStatus_t status);
-const char *cublasGetStatusName(cublasStatus_t status);
 cublasStatus_t cublasCreate(cublasHandle_t *handle);
 cublasStatus_t cublasDestroy(cublasHandle_t handle);
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream);
-cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
-cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *data, size_t bytes);
 
 /* C = alpha op(A) op(B) + beta C, all column-major; alpha and beta are host memory. */
 cublasStatus_t cublasDgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,
@@ -227,13 +167,13 @@ cublasStatus_t cublasDgemm(cublasHandle_t handle, cublasOperation_t op_a, cublas
                            const double *a, int lda,                 /* op(B) is [k, n] */
                            const double *b, int ldb, const double *beta, double *c, int ldc);
 
-/* The same for 8-bit integers into 32-bit integers, with cuBLAS's demand that a, b, lda and ldb
+/* Products of 8-bit integers into 32-bit integers, with cuBLAS's demand that a, b, lda and ldb
  * are multiples of 4; other types are CUBLAS_STATUS_NOT_SUPPORTED. Exact, like cuBLAS, while
  * k * 2^14 < 2^31. */
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,
                             int m, int n, int k, const void *alpha, const void *a,
-                            cudaDataType a_type, int lda, const void *b, cudaDataType b_type,
-                            int ldb, const void *beta, void *c, cudaDataType c_type, int ldc,
+                            cudaDataType_t a_type, int lda, const void *b, cudaDataType_t b_type,
+                            int ldb, const void *beta, void *c, cudaDataType_t c_type, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t algorithm);
 
 #endif

@@ -7,55 +7,24 @@
  * and checked the same way.
  *
  * A vector of which the compiler loads only some elements, or each by itself, has no 16-byte access
- * to check. So -fsanitize=alignment adds a test of every dereferenced pointer, by its type, and calls
- * the last function here when it fails.
+ * to check. So -fsanitize=alignment adds a test of every dereferenced pointer, by its type, and
+ * calls the last function here when it fails.
  */
 #include "gpu/emu/engine.h"
-
-#include <algorithm>
-#include <link.h>
 
 namespace emu {
 
 bool memory_is_checked;
 
-/* ---- the program's own data ----------------------------------------------------------------- */
+/* The program's own data, by the linker's names: a kernel may use __device__ and __constant__
+ * variables, tables and string literals, and write what can be written. */
+extern "C" char __executable_start[], __data_start[], _end[];
 
-/* A search for the part of the program that holds an address, in the object (the executable, or a
- * shared library) that holds the kernel: there lie its __device__ and __constant__ variables, its
- * tables and its string literals. */
-struct image_search {
-    uintptr_t kernel, address;
-    bool to_write;
-    struct address_range found;
-};
-
-static bool segment_holds(const struct dl_phdr_info *object, int i, uintptr_t address) {
-    const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
-    return segment->p_type == PT_LOAD &&
-           address - (object->dlpi_addr + segment->p_vaddr) < segment->p_memsz;
-}
-
-static int search_object(struct dl_phdr_info *object, size_t, void *data) {
-    struct image_search *search = static_cast<struct image_search *>(data);
-    bool holds_kernel = false;
-    for (int i = 0; i < object->dlpi_phnum; i++)
-        holds_kernel |= segment_holds(object, i, search->kernel);
-    for (int i = 0; holds_kernel && i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
-        uintptr_t begin = object->dlpi_addr + segment->p_vaddr;
-        if (segment_holds(object, i, search->address) &&
-            (!search->to_write || segment->p_flags & PF_W))
-            search->found = {begin, begin + segment->p_memsz};
-    }
-    return holds_kernel;
-}
-
-static struct address_range image_range(const struct emu_kernel *kernel, uintptr_t address,
-                                        enum access how) {
-    struct image_search search = {(uintptr_t)kernel->function, address, how != ACCESS_READ, {0, 0}};
-    dl_iterate_phdr(search_object, &search);
-    return search.found;
+static struct address_range image_range(uintptr_t address, size_t bytes, enum access how) {
+    uintptr_t begin = (uintptr_t)(how == ACCESS_READ ? __executable_start : __data_start);
+    uintptr_t end = (uintptr_t)_end;
+    return begin <= address && address + bytes <= end ? address_range{begin, end}
+                                                      : address_range{0, 0};
 }
 
 /* ---- one access ----------------------------------------------------------------------------- */
@@ -73,7 +42,7 @@ static void global_access(struct cuda_thread *t, uintptr_t address, size_t bytes
     if (address < found.begin || address + bytes > found.end)
         found = device_range((const void *)address, bytes);
     if (found.begin == found.end)
-        found = image_range(kernel, address, how);
+        found = image_range(address, bytes, how);
     if (found.begin == found.end)
         fault(t, EMU_DEVICE_BOUNDS, "%s %zu bytes at %p, which is not the device's%s%s",
               how == ACCESS_READ ? "reads" : "writes", bytes, (const void *)address,
@@ -96,6 +65,11 @@ void check_access(struct cuda_thread *t, const void *address, size_t bytes, enum
         any_access(t, (uintptr_t)address, bytes, how, from);
 }
 
+static void unaligned_access(uintptr_t address, size_t bytes, enum access how, code_address from) {
+    if (self)
+        any_access(self, address, bytes, how, from);
+}
+
 static void aligned_access(uintptr_t address, size_t bytes, enum access how, code_address from) {
     struct cuda_thread *t = self;
     if (!t)
@@ -115,27 +89,17 @@ using namespace emu;
 
 #define HERE __builtin_extract_return_addr(__builtin_return_address(0))
 
-#define HOOKS(bytes)                                                                               \
-    void __tsan_read##bytes(void *address) {                                                       \
-        aligned_access((uintptr_t)address, bytes, ACCESS_READ, HERE);                              \
-    }                                                                                              \
-    void __tsan_write##bytes(void *address) {                                                      \
-        aligned_access((uintptr_t)address, bytes, ACCESS_WRITE, HERE);                             \
-    }                                                                                              \
-    void __tsan_volatile_read##bytes(void *address) {                                              \
-        aligned_access((uintptr_t)address, bytes, ACCESS_READ, HERE);                              \
-    }                                                                                              \
-    void __tsan_volatile_write##bytes(void *address) {                                             \
-        aligned_access((uintptr_t)address, bytes, ACCESS_WRITE, HERE);                             \
-    }                                                                                              \
-    void __tsan_unaligned_read##bytes(void *address) {                                             \
-        if (self)                                                                                  \
-            any_access(self, (uintptr_t)address, bytes, ACCESS_READ, HERE);                        \
-    }                                                                                              \
-    void __tsan_unaligned_write##bytes(void *address) {                                            \
-        if (self)                                                                                  \
-            any_access(self, (uintptr_t)address, bytes, ACCESS_WRITE, HERE);                       \
+#define HOOK(name, function, how, bytes)                                                           \
+    void name##bytes(void *address) {                                                              \
+        function((uintptr_t)address, bytes, how, HERE);                                            \
     }
+#define HOOKS(bytes)                                                                               \
+    HOOK(__tsan_read, aligned_access, ACCESS_READ, bytes)                                          \
+    HOOK(__tsan_write, aligned_access, ACCESS_WRITE, bytes)                                        \
+    HOOK(__tsan_volatile_read, aligned_access, ACCESS_READ, bytes)                                 \
+    HOOK(__tsan_volatile_write, aligned_access, ACCESS_WRITE, bytes)                               \
+    HOOK(__tsan_unaligned_read, unaligned_access, ACCESS_READ, bytes)                              \
+    HOOK(__tsan_unaligned_write, unaligned_access, ACCESS_WRITE, bytes)
 
 extern "C" {
 
@@ -146,13 +110,11 @@ HOOKS(8)
 HOOKS(16)
 
 void __tsan_read_range(void *address, unsigned long bytes) {
-    if (self)
-        any_access(self, (uintptr_t)address, bytes, ACCESS_READ, HERE);
+    unaligned_access((uintptr_t)address, bytes, ACCESS_READ, HERE);
 }
 
 void __tsan_write_range(void *address, unsigned long bytes) {
-    if (self)
-        any_access(self, (uintptr_t)address, bytes, ACCESS_WRITE, HERE);
+    unaligned_access((uintptr_t)address, bytes, ACCESS_WRITE, HERE);
 }
 
 /* Called before main by each file that was compiled so. */
@@ -192,57 +154,7 @@ void emu_check_aligned(const void *address, size_t bytes) {
               address, bytes);
 }
 
-/* ---- atomics -------------------------------------------------------------------------------- */
-
-void emu_fence(void) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-template <class Signed, class Unsigned>
-static Unsigned changed(enum emu_atomic how, Unsigned old, Unsigned value, Unsigned expected) {
-    switch (how) {
-    case EMU_ATOMIC_ADD:
-        return old + value;
-    case EMU_ATOMIC_ADD_FLOAT:
-        return __float_as_uint(__uint_as_float((unsigned)old) + __uint_as_float((unsigned)value));
-    case EMU_ATOMIC_MAX:
-        return std::max(old, value);
-    case EMU_ATOMIC_MIN:
-        return std::min(old, value);
-    case EMU_ATOMIC_MAX_SIGNED:
-        return (Unsigned)std::max((Signed)old, (Signed)value);
-    case EMU_ATOMIC_MIN_SIGNED:
-        return (Unsigned)std::min((Signed)old, (Signed)value);
-    case EMU_ATOMIC_EXCHANGE:
-        return value;
-    case EMU_ATOMIC_COMPARE_SWAP:
-        return old == expected ? value : old;
-    }
-    return old;
-}
-
-template <class Signed, class Unsigned>
-static Unsigned change(enum emu_atomic how, void *address, Unsigned value, Unsigned expected,
-                       code_address from) {
-    typedef Unsigned __attribute__((may_alias)) any;
-    emu_check_aligned(address, sizeof value);
-    check_access(self, address, sizeof value, ACCESS_ATOMIC, from);
-    any *place = static_cast<any *>(address);
-    Unsigned old = __atomic_load_n(place, __ATOMIC_SEQ_CST);
-    for (;;) {
-        Unsigned next = changed<Signed, Unsigned>(how, old, value, expected);
-        any seen = old;
-        if (__atomic_compare_exchange_n(place, &seen, next, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST))
-            return old;
-        old = seen;
-    }
-}
-
-uint32_t emu_atomic_32(enum emu_atomic how, void *address, uint32_t value, uint32_t expected) {
-    return change<int32_t, uint32_t>(how, address, value, expected, HERE);
-}
-
-uint64_t emu_atomic_64(enum emu_atomic how, void *address, uint64_t value, uint64_t expected) {
-    return change<int64_t, uint64_t>(how, address, value, expected, HERE);
+void emu_atomic_access(const void *address, size_t bytes, const void *from) {
+    emu_check_aligned(address, bytes);
+    check_access(self, address, bytes, ACCESS_ATOMIC, from);
 }

@@ -70,7 +70,7 @@ void arena_begin_launch(struct arena *a, size_t dynamic_bytes) {
     a->n_variables = 0;
     a->used = SHARED_GAP;
     a->variable_bytes = 0;
-    add_variable(a, NULL, dynamic_bytes, 128);
+    add_variable(a, NULL, dynamic_bytes, 1024);
 }
 
 void arena_begin_block(struct arena *a) {

@@ -6,20 +6,6 @@ namespace emu {
 
 static const uint32_t all_lanes = 0xffffffffu;
 
-/* Visits the lanes of a set, lowest first: for (lane_set s = lanes; s; s.next()) ... s.lane(). */
-struct lane_set {
-    uint32_t bits;
-    explicit operator bool() const {
-        return bits != 0;
-    }
-    unsigned lane() const {
-        return (unsigned)__builtin_ctz(bits);
-    }
-    void next() {
-        bits &= bits - 1;
-    }
-};
-
 /* The thread behind lane `lane` of the running thread's warp. */
 static struct cuda_thread *lane_thread(unsigned lane) {
     return &self->worker->threads[self->number / WARP * WARP + lane];
@@ -39,22 +25,6 @@ static void need_instruction(const char *name) {
 
 /* ---- votes and sums ------------------------------------------------------------------------- */
 
-struct vote_op : emu_warp_op {
-    bool value;
-    uint32_t ballot, voters;
-};
-
-static void complete_vote(struct emu_warp_op *const *ops, uint32_t lanes) {
-    uint32_t ballot = 0;
-    for (lane_set s = {lanes}; s; s.next())
-        ballot |= (uint32_t) static_cast<struct vote_op *>(ops[s.lane()])->value << s.lane();
-    for (lane_set s = {lanes}; s; s.next()) {
-        struct vote_op *op = static_cast<struct vote_op *>(ops[s.lane()]);
-        op->ballot = ballot;
-        op->voters = lanes;
-    }
-}
-
 struct reduce_op : emu_warp_op {
     enum emu_reduce how;
     uint32_t value, result;
@@ -66,24 +36,24 @@ static uint32_t combine(enum emu_reduce how, uint32_t a, uint32_t b) {
         return a + b;
     case EMU_MAX:
         return max(a, b);
-    case EMU_MIN:
-        return min(a, b);
     case EMU_MAX_SIGNED:
         return (uint32_t)max((int32_t)a, (int32_t)b);
-    case EMU_MIN_SIGNED:
-        return (uint32_t)min((int32_t)a, (int32_t)b);
+    case EMU_OR:
+        return a | b;
+    case EMU_AND:
+        return a & b;
     }
     return 0;
 }
 
 static void complete_reduce(struct emu_warp_op *const *ops, uint32_t lanes) {
-    lane_set s = {lanes};
-    struct reduce_op *first = static_cast<struct reduce_op *>(ops[s.lane()]);
+    struct reduce_op *first = static_cast<struct reduce_op *>(ops[__builtin_ctz(lanes)]);
     uint32_t result = first->value;
-    for (s.next(); s; s.next())
-        result = combine(first->how, result, static_cast<struct reduce_op *>(ops[s.lane()])->value);
-    for (s = {lanes}; s; s.next())
-        static_cast<struct reduce_op *>(ops[s.lane()])->result = result;
+    for (uint32_t rest = lanes & (lanes - 1); rest; rest &= rest - 1)
+        result = combine(first->how, result,
+                         static_cast<struct reduce_op *>(ops[__builtin_ctz(rest)])->value);
+    for (uint32_t rest = lanes; rest; rest &= rest - 1)
+        static_cast<struct reduce_op *>(ops[__builtin_ctz(rest)])->result = result;
 }
 
 /* ---- shuffles ------------------------------------------------------------------------------- */
@@ -115,11 +85,12 @@ static unsigned shuffle_source(const struct shuffle_op *op, unsigned lane) {
 }
 
 static void complete_shuffle(struct emu_warp_op *const *ops, uint32_t lanes) {
-    for (lane_set s = {lanes}; s; s.next()) {
-        struct shuffle_op *op = static_cast<struct shuffle_op *>(ops[s.lane()]);
-        unsigned from = shuffle_source(op, s.lane());
+    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+        unsigned lane = (unsigned)__builtin_ctz(rest);
+        struct shuffle_op *op = static_cast<struct shuffle_op *>(ops[lane]);
+        unsigned from = shuffle_source(op, lane);
         if (!(lanes >> from & 1))
-            fault(lane_thread(s.lane()), EMU_WARP_LANE,
+            fault(lane_thread(lane), EMU_WARP_LANE,
                   "%s at %s:%d reads from lane %u, which takes no part (lanes %08x do)", op->name,
                   op->file, op->line, from, lanes);
         op->result = static_cast<struct shuffle_op *>(ops[from])->value;
@@ -134,6 +105,7 @@ struct mma_op : emu_warp_op {
     int32_t *d;
     const uint32_t *a, *b;
     bool a_signed, b_signed;
+    int n; /* matrices b */
 };
 
 /* Both operands by their k: the bytes that the lanes hold, and what they mean. */
@@ -148,6 +120,27 @@ static void widen(int16_t *to, const uint8_t *from, int n, bool is_signed) {
         to[i] = (int16_t)((from[i] ^ sign) - sign);
 }
 
+/* The product with matrix number `which` of b. */
+static void multiply(struct emu_warp_op *const *ops, struct mma_operands *x, bool b_signed,
+                     int which) {
+    for (int lane = 0; lane < WARP; lane++) {
+        const uint32_t *b = static_cast<const struct mma_op *>(ops[lane])->b + 2 * which;
+        memcpy(&x->b_bytes[lane / 4][lane % 4 * 4], &b[0], 4);
+        memcpy(&x->b_bytes[lane / 4][lane % 4 * 4 + 16], &b[1], 4);
+    }
+    widen(x->b[0], x->b_bytes[0], MMA_N * MMA_K, b_signed);
+    for (int lane = 0; lane < WARP; lane++) {
+        int32_t *d = static_cast<const struct mma_op *>(ops[lane])->d + 4 * which;
+        for (int i = 0; i < 4; i++) {
+            const int16_t *row = x->a[lane / 4 + i / 2 * 8], *column = x->b[lane % 4 * 2 + i % 2];
+            int32_t sum = 0;
+            for (int k = 0; k < MMA_K; k++)
+                sum += row[k] * column[k];
+            d[i] = (int32_t)((uint32_t)d[i] + (uint32_t)sum);
+        }
+    }
+}
+
 /* Collects a and b from all lanes, multiplies, and hands out d. */
 static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
     const struct mma_op *first = static_cast<struct mma_op *>(ops[__builtin_ctz(lanes)]);
@@ -160,21 +153,10 @@ static void complete_mma(struct emu_warp_op *const *ops, uint32_t lanes) {
         memcpy(&x.a_bytes[g + 8][k], &op->a[1], 4);
         memcpy(&x.a_bytes[g][k + 16], &op->a[2], 4);
         memcpy(&x.a_bytes[g + 8][k + 16], &op->a[3], 4);
-        memcpy(&x.b_bytes[g][k], &op->b[0], 4);
-        memcpy(&x.b_bytes[g][k + 16], &op->b[1], 4);
     }
     widen(x.a[0], x.a_bytes[0], MMA_M * MMA_K, first->a_signed);
-    widen(x.b[0], x.b_bytes[0], MMA_N * MMA_K, first->b_signed);
-    for (int lane = 0; lane < WARP; lane++) {
-        struct mma_op *op = static_cast<struct mma_op *>(ops[lane]);
-        for (int i = 0; i < 4; i++) {
-            const int16_t *row = x.a[lane / 4 + i / 2 * 8], *column = x.b[lane % 4 * 2 + i % 2];
-            int32_t sum = 0;
-            for (int k = 0; k < MMA_K; k++)
-                sum += row[k] * column[k];
-            op->d[i] = (int32_t)((uint32_t)op->d[i] + (uint32_t)sum);
-        }
-    }
+    for (int i = 0; i < first->n; i++)
+        multiply(ops, &x, first->b_signed, i);
 }
 
 enum { MMA_F16_K = 16 };
@@ -229,14 +211,13 @@ static void complete_mma_f16(struct emu_warp_op *const *ops, uint32_t lanes) {
 struct load_op : emu_warp_op {
     uint32_t *out;
     const void *row;
-    int n_matrices;
     bool transpose;
 };
 
 static void complete_load(struct emu_warp_op *const *ops, uint32_t lanes) {
     need_all_lanes(ops[__builtin_ctz(lanes)], lanes);
     const struct load_op *first = static_cast<struct load_op *>(ops[0]);
-    for (int i = 0; i < first->n_matrices; i++) {
+    for (int i = 0; i < 4; i++) {
         uint16_t matrix[8][8];
         for (int row = 0; row < 8; row++) {
             struct load_op *op = static_cast<struct load_op *>(ops[8 * i + row]);
@@ -260,21 +241,6 @@ static void complete_load(struct emu_warp_op *const *ops, uint32_t lanes) {
 
 using namespace emu;
 
-uint32_t emu_warp_vote(enum emu_vote how, uint32_t mask, bool value, const char *file, int line) {
-    static const char *const names[] = {"__ballot_sync", "__any_sync", "__all_sync"};
-    struct vote_op op = {{names[how], file, line, mask, complete_vote, false}, value, 0, 0};
-    emu_warp_wait(&op);
-    switch (how) {
-    case EMU_BALLOT:
-        return op.ballot;
-    case EMU_ANY:
-        return op.ballot != 0;
-    case EMU_ALL:
-        return op.ballot == op.voters;
-    }
-    return 0;
-}
-
 uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, int operand,
                           int width, const char *file, int line) {
     static const char *const names[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
@@ -288,14 +254,15 @@ uint64_t emu_warp_shuffle(enum emu_shuffle how, uint32_t mask, uint64_t value, i
     return op.result;
 }
 
-uint32_t emu_warp_reduce(enum emu_reduce how, uint32_t mask, uint32_t value, const char *file,
-                         int line) {
-    static const char *const names[] = {"__reduce_add_sync", "__reduce_max_sync",
-                                        "__reduce_min_sync", "__reduce_max_sync",
-                                        "__reduce_min_sync"};
-    struct reduce_op op = {{names[how], file, line, mask, complete_reduce, false}, how, value, 0};
+uint32_t emu_warp_reduce(enum emu_reduce how, const char *name, uint32_t mask, uint32_t value,
+                         const char *file, int line) {
+    struct reduce_op op = {{name, file, line, mask, complete_reduce, false}, how, value, 0};
     emu_warp_wait(&op);
     return op.result;
+}
+
+unsigned emu_lane(void) {
+    return self->number % WARP;
 }
 
 void emu_warp_sync(uint32_t mask, const char *file, int line) {
@@ -304,10 +271,10 @@ void emu_warp_sync(uint32_t mask, const char *file, int line) {
 }
 
 void emu_mma(int32_t *d, const uint32_t *a, bool a_signed, const uint32_t *b, bool b_signed,
-             const char *file, int line) {
+             const char *file, int line, int n) {
     need_instruction("mma");
     struct mma_op op = {
-        {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed};
+        {"mma", file, line, all_lanes, complete_mma, false}, d, a, b, a_signed, b_signed, n};
     emu_warp_wait(&op);
 }
 
@@ -317,11 +284,10 @@ void emu_mma_f16(float *d, const uint32_t *a, const uint32_t *b, const char *fil
     emu_warp_wait(&op);
 }
 
-void emu_load_matrices(uint32_t *out, int n_matrices, bool transpose, const void *row,
-                       const char *file, int line) {
+void emu_load_matrices(uint32_t *out, bool transpose, const void *row, const char *file, int line) {
     need_instruction("ldmatrix");
     struct load_op op = {
-        {"ldmatrix", file, line, all_lanes, complete_load, false}, out, row, n_matrices, transpose};
+        {"ldmatrix", file, line, all_lanes, complete_load, false}, out, row, transpose};
     emu_warp_wait(&op);
 }
 

@@ -8,6 +8,8 @@
  *                                        the same variables lie at the same places; its barrier b
  *                                        counts the bytes
  *
+ *     load_from_peer(&there, rank)       what a peer wrote there itself, before a barrier
+ *
  * Who gets something waits for its bytes, which is the only thing to wait for: a barrier of the
  * cluster would wait until all stores are acknowledged, and then for the others. A peer_barrier
  * stands for a series of rounds:
@@ -58,7 +60,12 @@ template <class T> static inline void store_to_peer(T *there, int, T x, struct p
     *there = x;
 }
 
-/* Of one block each. At once: so many that tests have several, and several rows in one. */
+template <class T> static inline T load_from_peer(const T *there, int) {
+    return *there;
+}
+
+/* A cluster has one block here, and two run at once: so tests have several clusters, and several
+ * rows in one. */
 template <class... P>
 static inline cudaError_t cluster_prepare(void (*kernel)(P...), int *n_blocks, int, int bytes,
                                           int *n_at_once) {
@@ -130,6 +137,15 @@ static __device__ __forceinline__ void store_to_peer(float4 *there, int rank, fl
                 "{%1, %2, %3, %4}, [%5];" ::"r"(peer_address(there, rank)),
                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(peer_address(b, rank))
                 : "memory");
+}
+
+static __device__ __forceinline__ double2 load_from_peer(const double2 *there, int rank) {
+    double2 x = {};
+    CLUSTER_PTX("ld.shared::cluster.v2.f64 {%0, %1}, [%2];"
+                : "=d"(x.x), "=d"(x.y)
+                : "r"(peer_address(there, rank))
+                : "memory");
+    return x;
 }
 
 #undef CLUSTER_PTX

@@ -50,13 +50,14 @@ static inline uint32_t halves_of_floats(float low, float high) {
     return half_of_float(high) << 16 | half_of_float(low);
 }
 
-/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. */
+/* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
+ * largest. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
     return high | low;
 }
 
-/* Of each half, an unsigned number: the largest of three, and the larger of a + b and c. */
+/* For each half, an unsigned number: the largest of three, and the larger of a + b and c. */
 static inline uint32_t largest_halves(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t high = max(max(a >> 16, b >> 16), c >> 16);
     return high << 16 | max(max(a & 0xffff, b & 0xffff), c & 0xffff);
@@ -92,8 +93,8 @@ static __device__ __forceinline__ uint32_t halves_of_floats(float low, float hig
     return halves;
 }
 
-/* Of each half, the larger of a, a magnitude, and the magnitude of b; a NaN is the largest. Compute
- * capability 8.0 and later. */
+/* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
+ * largest. Compute capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;
@@ -108,7 +109,7 @@ static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_
     return larger;
 }
 
-/* Of each half, an unsigned number: the largest of three, and the larger of a + b and c. */
+/* For each half, an unsigned number: the largest of three, and the larger of a + b and c. */
 static __device__ __forceinline__ uint32_t largest_halves(uint32_t a, uint32_t b, uint32_t c) {
     return __vimax3_u16x2(a, b, c);
 }

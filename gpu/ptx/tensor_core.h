@@ -132,48 +132,34 @@ static __device__ __forceinline__ void mma_f16_first(float d[4], const uint32_t 
 #endif
 
 /*
- * ldmatrix: loads n 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 give the
- * addresses of the rows of matrix i, 16 bytes each, 16-byte aligned (x2 ignores those of lanes
- * 16..31). Afterwards r[i] of lane 4g + t holds, low half first,
+ * ldmatrix: loads four 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 give
+ * the addresses of the rows of matrix i, 16 bytes each, 16-byte aligned. Afterwards r[i] of lane 4g
+ * + t holds, low half first,
  *
  *     plain:      row g, columns 2t and 2t+1   of matrix i
  *     transposed: rows 2t and 2t+1, column g   of matrix i
  *
  * Plain, a row of 16 bytes is also 16 8-bit elements along k, four per lane: with matrices 0..3 at
- * (rows 0-7, k 0-15), (rows 8-15, k 0-15), (rows 0-7, k 16-31), (rows 8-15, k 16-31), x4 gives an
- * mma's a[0..3]; with the columns of b as rows, x2 gives b[0..1].
+ * (rows 0-7, k 0-15), (rows 8-15, k 0-15), (rows 0-7, k 16-31), (rows 8-15, k 16-31), it gives an
+ * mma's a[0..3].
  */
 #ifdef SAMEBITS_EMU
-#define SAMEBITS_LDMATRIX(name, n, transpose)                                                      \
-    inline void name(uint32_t r[n], const void *row, const char *file = __builtin_FILE(),          \
+#define SAMEBITS_LDMATRIX(name, transpose)                                                         \
+    inline void name(uint32_t r[4], const void *row, const char *file = __builtin_FILE(),          \
                      int line = __builtin_LINE()) {                                                \
-        emu_load_matrices(r, n, transpose, row, file, line);                                       \
+        emu_load_matrices(r, transpose, row, file, line);                                          \
     }
-SAMEBITS_LDMATRIX(ldmatrix_x2, 2, false)
-SAMEBITS_LDMATRIX(ldmatrix_x4, 4, false)
-SAMEBITS_LDMATRIX(ldmatrix_x2_trans, 2, true)
-SAMEBITS_LDMATRIX(ldmatrix_x4_trans, 4, true)
+SAMEBITS_LDMATRIX(ldmatrix_x4, false)
+SAMEBITS_LDMATRIX(ldmatrix_x4_trans, true)
 #undef SAMEBITS_LDMATRIX
 #else
 static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-static __device__ __forceinline__ void ldmatrix_x2(uint32_t r[2], const void *row) {
-    SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
 static __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], const void *row) {
     SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
-static __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t r[2], const void *row) {
-    SAMEBITS_PTX("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
                  : "r"(shared_address(row))
                  : "memory");
 }

@@ -85,8 +85,8 @@ NUM_FN uint32_t small_float_nearest(struct small_float f, float x) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* The value of a float, which is finite. A small one's fields, where those of a float32 are, make a
- * number that is too small by a power of 2, subnormal numbers included. */
+/* The value of a finite float. Its fields, moved to where a float32 has them, make a number that is
+ * too small by a power of 2; that is true of subnormal numbers, too. */
 NUM_FN float kv_float(enum kv_type t, uint32_t bits) {
     if (t == KV_BF16)
         return num_float(bits << 16);
@@ -107,8 +107,8 @@ NUM_FN int kv_integer(enum kv_type t, uint32_t bits, float scale) {
     return num_mantissa(kv_float(t, bits), scale);
 }
 
-/* The bits of an element without its sign. Of every float they order like the magnitude, with
- * infinity and NaN above everything. */
+/* The bits of an element without its sign. Those of floats order like the magnitude, with infinity
+ * and NaN above everything. */
 NUM_FN uint32_t kv_magnitude(enum kv_type t, uint32_t bits) {
     return bits & (kv_type_bytes(t) == 1 ? 0x7fu : 0x7fffu);
 }
@@ -122,13 +122,13 @@ NUM_FN int kv_read_exponent(enum kv_type t, uint32_t largest) {
     return num_row_exponent(num_bits(kv_float(t, largest)));
 }
 
-/* 2^e, or a NaN for a row that cannot be read: it makes one of a value's weight, or of a key's
- * score, and that is a fault of every query row that sees it. */
+/* The unit of a value row, 2^e; a NaN for a row that cannot be read, whose weight is then a NaN,
+ * too: a fault of every query row that sees it. */
 NUM_FN double kv_unit(int e) {
     return e > BFP_MAX_EXPONENT ? (double)NAN : num_pow2(e);
 }
 
-/* What num_score wants of a key, with a NaN for the same. */
+/* The unit of a key for num_score; a NaN, as above, for a row that cannot be read. */
 NUM_FN float kv_score_unit(int e) {
     return e > BFP_MAX_EXPONENT ? NAN : (float)num_pow2(e - 38);
 }
@@ -143,9 +143,9 @@ NUM_FN int kv_bfp8_exponent(uint32_t largest) {
     return num_rint(num_float(largest) * num_pow2f(7 - e)) > 127 ? e + 1 : e;
 }
 
-/* How a row is stored: its exponent, 0 for types without one; more than BFP_MAX_EXPONENT: it cannot
- * be, because of a NaN, an infinity or, of bfp and 16-bit floats, a number that is too large (for
- * the snapping when it is read, too). */
+/* The exponent that a row is stored with, 0 for types without one. More than BFP_MAX_EXPONENT: it
+ * cannot be stored, because of a NaN, an infinity or, for bfp and 16-bit floats, a number that is
+ * too large to be stored, or to be snapped when it is read. */
 NUM_FN int kv_stored_exponent(enum kv_type t, uint32_t largest) {
     if (t == KV_BFP16)
         return num_row_exponent(largest);

@@ -1,6 +1,6 @@
 #include "model/attention/paged_batch.h"
 
-#include "model/numerics.h"
+#include "model/attention/numerics.h"
 
 #include <stdbool.h>
 

@@ -1,5 +1,5 @@
 /*
- * paged_batch.h - how the sequences of a batch lie in a paged KV cache: what attention is told.
+ * paged_batch.h - where the sequences of a batch lie in a paged KV cache.
  *
  * The page table is in CSR form (compressed sparse rows), with the names that FlashInfer gives its
  * parts: sequence i has the pages kv_page_indices[kv_indptr[i]] ... kv_page_indices[kv_indptr[i+1]

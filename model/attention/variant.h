@@ -23,9 +23,9 @@
 #ifndef SAMEBITS_MODEL_ATTENTION_VARIANT_H
 #define SAMEBITS_MODEL_ATTENTION_VARIANT_H
 
-#include "model/error.h"
-#include "model/numerics.h"
+#include "model/attention/numerics.h"
 #include "model/attention/paged_batch.h"
+#include "model/error.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -94,7 +94,7 @@ enum bit_order { BITS_LITTLE, BITS_BIG };
 void packbits(uint8_t *out, const uint8_t *x, size_t n, enum bit_order order);
 
 /*
- * The same for n segments x[indptr[i]] ... x[indptr[i + 1] - 1], each of which begins a new byte:
+ * packbits for n segments x[indptr[i]] ... x[indptr[i + 1] - 1], each of which begins a new byte:
  * out_indptr [n + 1] says which. All of it host memory; out has room for the sum of ceil(length /
  * 8) over all segments. Returns 0, or -1 with err set: indptr does not begin at 0, or falls.
  */

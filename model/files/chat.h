@@ -1,56 +1,44 @@
 /*
- * chat.h - ChatML, the plain layout that many chat models are trained on:
+ * chat.h - conversations as JSON, and their text by a checkpoint's own template.
  *
- *     <|im_start|>system\nYou are helpful.<|im_end|>\n
- *     <|im_start|>user\nHello<|im_end|>\n
- *     <|im_start|>assistant\n
+ * A conversation is an object with "messages" and, if wanted, "tools" (a list of descriptions). A
+ * message is an object with "role" (a string), "content" (a string, or a list of parts of which
+ * each is {"type": "text", "text": ...}) and whatever else the template reads (tool_calls, name,
+ * reasoning_content, ...). With tool_calls there may be no content.
  *
- * tokenizer_has_chatml says whether a checkpoint uses it. Templates are not executed: a default
- * system message that some insert is not, and contents go in as they are (so "<|im_end|>" inside
- * one does end it, as it does there).
+ * The template sees what transformers shows it: fields that are null are left out, reasoning has
+ * the names reasoning_content and thinking. Parts are joined with newlines, as vLLM does, unless
+ * the template has a loop over them. Contents go in as they are (so "<|im_end|>" inside one does
+ * end it, as it does there).
  */
 #ifndef SAMEBITS_MODEL_FILES_CHAT_H
 #define SAMEBITS_MODEL_FILES_CHAT_H
 
 #include "model/error.h"
+#include "model/files/chat_template.h"
 #include "model/files/json.h"
 
 #include <stddef.h>
 
-struct chat_message {
-    char *role; /* system, user, assistant or tool */
-    char *content;
-};
+/* Reads a JSON file that holds a conversation, or only its list of messages. Returns it as a new
+ * reference, or NULL with err set: the file, and which message is wrong and why. */
+json_t *chat_read(const char *path, struct error *err);
 
-/*
- * Reads a JSON file with a list of {"role": ..., "content": ...}. On success *out is an array of
- * *n > 0 messages, the caller's to give to chat_free_messages. Returns 0, or -1 with err set (the
- * file, and which message is wrong and why), *out NULL and *n 0.
- */
-int chat_read_messages(const char *path, struct chat_message **out, size_t *n, struct error *err);
+/* A conversation of one message of the user: n bytes, which need not be UTF-8. Returns a new
+ * reference, or NULL with err set (out of memory). */
+json_t *chat_of_prompt(const char *prompt, size_t n, struct error *err);
 
-/* chat_read_messages for a list that is already parsed; where names it in errors. The messages are
- * copies:
- * list may be freed before them. */
-int chat_messages_from_json(const json_t *list, const char *where, struct chat_message **out,
-                            size_t *n, struct error *err);
-
-/* Frees n messages and the array. NULL is fine. */
-void chat_free_messages(struct chat_message *messages, size_t n);
-
-/*
- * The text of a conversation, with "<|im_start|>assistant\n" at the end for the model to go on. On
- * success *out is malloc'ed, the caller's to free, with a NUL behind its *n_bytes bytes. Returns 0,
- * or -1 with err set (out of memory).
- */
-int chat_render(const struct chat_message *messages, size_t n, char **out, size_t *n_bytes,
+/* Appends a message to a conversation. Returns 0, or -1 with err set (out of memory). */
+int chat_append(json_t *conversation, const char *role, const char *content, size_t n,
                 struct error *err);
 
 /*
- * What to append for the next user turn once the assistant's answer ended with <|im_end|>: the
- * newline that belongs behind that token, the user's message, and the opening of the next answer.
- * *out, *n_bytes and the result as for chat_render.
+ * The text of a conversation, ready for the model's answer (add_generation_prompt). where names the
+ * conversation in errors; its other fields are not looked at. On success *out is malloc'ed, the
+ * caller's to free, with a NUL behind its *n_bytes bytes. Returns 0, or -1 with err set: what is no
+ * message, or what the template says.
  */
-int chat_render_turn(const char *content, char **out, size_t *n_bytes, struct error *err);
+int chat_render(const struct chat_template *t, const json_t *conversation, const char *where,
+                char **out, size_t *n_bytes, struct error *err);
 
 #endif

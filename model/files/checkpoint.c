@@ -37,12 +37,18 @@ static int open_shard(struct checkpoint *c, const char *name, struct error *err)
     if (!grown)
         return error_set(err, "%s: out of memory", path);
     c->shards = grown;
-    struct shard *shard = &c->shards[c->n_shards];
-    shard->name = name;
-    if (safetensors_open(&shard->file, path, err))
+    c->shards[c->n_shards].name = name;
+    if (safetensors_open(&c->shards[c->n_shards].file, path, err))
         return -1;
     c->n_shards++;
     return 0;
+}
+
+static bool is_open(const struct checkpoint *c, const char *name) {
+    for (size_t i = c->n_shards; i-- > 0;) /* neighbours in the index are mostly in one shard */
+        if (!strcmp(c->shards[i].name, name))
+            return true;
+    return false;
 }
 
 /* A name that cannot lead out of the folder. */
@@ -52,14 +58,7 @@ static bool is_plain_name(const json_t *value) {
            !strchr(name, '/') && !strstr(name, "..");
 }
 
-/* The shard of that name, opened when it is named for the first time. */
-static struct shard *find_shard(struct checkpoint *c, const char *name, struct error *err) {
-    for (size_t i = c->n_shards; i-- > 0;) /* neighbours in the index are mostly in one shard */
-        if (!strcmp(c->shards[i].name, name))
-            return &c->shards[i];
-    return open_shard(c, name, err) ? NULL : &c->shards[c->n_shards - 1];
-}
-
+/* Opens the shards that the index names. */
 static int open_index(struct checkpoint *c, struct error *err) {
     char path[PATH_MAX];
     if (model_folder_path(path, sizeof path, c->dir, INDEX_FILE, err))
@@ -72,14 +71,25 @@ static int open_index(struct checkpoint *c, struct error *err) {
         return error_set(err, "%s: \"weight_map\" must be an object", path);
     const char *name;
     json_object_foreach(map, name, value) {
+        const char *shard = json_string_value(value);
         if (!is_plain_name(value))
             return error_set(err, "%s: tensor \"%s\" must be in a file of this folder, not \"%s\"",
-                             path, name, json_is_string(value) ? json_string_value(value) : "?");
-        const struct shard *shard = find_shard(c, json_string_value(value), err);
-        if (!shard)
+                             path, name, shard ? shard : "?");
+        if (!is_open(c, shard) && open_shard(c, shard, err))
             return -1;
-        if (!safetensors_find(shard->file, name))
-            return error_set(err, "%s: tensor \"%s\" is not in %s", path, name, shard->name);
+    }
+    return 0;
+}
+
+/* Is each tensor of the index in the shard that the index says? */
+static int check_index(const struct checkpoint *c, struct error *err) {
+    json_t *map = json_object_get(c->index, "weight_map"), *value;
+    const char *name;
+    json_object_foreach(map, name, value) {
+        const struct tensor *t = checkpoint_find(c, name);
+        if (!t || strcmp(strrchr(t->file, '/') + 1, json_string_value(value)))
+            return error_set(err, "%s/%s: tensor \"%s\" is not in %s", c->dir, INDEX_FILE, name,
+                             json_string_value(value));
     }
     return 0;
 }
@@ -106,7 +116,7 @@ static int list_tensors(struct checkpoint *c, struct error *err) {
     for (size_t i = 1; i < n; i++) {
         const struct tensor *a = c->tensors[i - 1], *b = c->tensors[i];
         if (!strcmp(a->name, b->name))
-            return error_set(err, "%s: tensor \"%s\" is also in %s", a->file, a->name, b->file);
+            return tensor_refuse(a, err, " is also in %s", b->file);
     }
     return 0;
 }
@@ -134,7 +144,7 @@ int checkpoint_open(struct checkpoint **out, const char *dir, struct error *err)
         error_set(err, "%s: out of memory", dir);
         goto fail;
     }
-    if (open_files(c, err) || list_tensors(c, err))
+    if (open_files(c, err) || list_tensors(c, err) || check_index(c, err))
         goto fail;
     *out = c;
     return 0;
@@ -203,18 +213,15 @@ const struct tensor *checkpoint_need(struct checkpoint *c, const char *name, int
     }
     t = *found;
     if (t->dtype == DTYPE_OTHER) {
-        error_set(err, "%s: tensor \"%s\" is %s; BF16, F16 and F32 are supported", t->file, name,
-                  t->dtype_name);
+        tensor_refuse(t, err, " is %s; BF16, F16 and F32 are supported", t->dtype_name);
         return NULL;
     }
     if (!has_shape(t, n_dims, shape)) {
         char is[SHAPE_TEXT], expected[SHAPE_TEXT];
         write_shape(is, t->n_dims, t->shape);
         write_shape(expected, n_dims, shape);
-        error_set(err,
-                  "%s: tensor \"%s\" is %s, config.json says %s. Is this checkpoint for another "
-                  "config?",
-                  t->file, name, is, expected);
+        tensor_refuse(t, err, " is %s, config.json says %s. Is this checkpoint for another config?",
+                      is, expected);
         return NULL;
     }
     c->needed[found - c->tensors] = true;

@@ -1,6 +1,7 @@
 #include "model/files/json.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,73 +34,66 @@ json_t *json_parse(const char *text, size_t n, const char *where, struct error *
     return root;
 }
 
-static bool present(const json_t *object, const char *field, json_t **value) {
-    *value = json_object_get(object, field);
-    return *value && !json_is_null(*value);
+int json_refuse(const struct json_source *s, const char *format, ...) {
+    struct error why;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why.text, sizeof why.text, format, args);
+    va_end(args);
+    return error_set(s->err, "%s: %s", s->where, why.text);
 }
 
-int json_get_int(const json_t *object, const char *field, int min, int max, int *out,
-                 const char *where, struct error *err) {
-    json_t *value;
-    if (!present(object, field, &value))
+json_t *json_field(const struct json_source *s, const char *field) {
+    json_t *value = json_object_get(s->object, field);
+    return json_is_null(value) ? NULL : value;
+}
+
+int json_get_int(const struct json_source *s, const char *field, int min, int max, int *out) {
+    const json_t *value = json_field(s, field);
+    if (!value)
         return 0;
     if (!json_is_integer(value))
-        return error_set(err, "%s: \"%s\" must be a whole number", where, field);
+        return json_refuse(s, "\"%s\" must be a whole number", field);
     json_int_t number = json_integer_value(value);
     if (number < min || number > max)
-        return error_set(err, "%s: \"%s\" is %lld, must be %d to %d", where, field,
-                         (long long)number, min, max);
+        return json_refuse(s, "\"%s\" is %lld, must be %d to %d", field, (long long)number, min,
+                           max);
     *out = (int)number;
     return 0;
 }
 
-int json_get_int_required(const json_t *object, const char *field, int min, int max, int *out,
-                          const char *where, struct error *err) {
-    json_t *value;
-    if (!present(object, field, &value))
-        return error_set(err, "%s: \"%s\" is missing", where, field);
-    return json_get_int(object, field, min, max, out, where, err);
+int json_get_required_int(const struct json_source *s, const char *field, int min, int max,
+                          int *out) {
+    return json_field(s, field) ? json_get_int(s, field, min, max, out)
+                                : json_refuse(s, "\"%s\" is missing", field);
 }
 
-int json_get_double(const json_t *object, const char *field, double *out, const char *where,
-                    struct error *err) {
-    json_t *value;
-    if (!present(object, field, &value))
-        return 0;
-    if (!json_is_number(value))
-        return error_set(err, "%s: \"%s\" must be a number", where, field);
-    *out = json_number_value(value);
+int json_get_double(const struct json_source *s, const char *field, double *out) {
+    const json_t *value = json_field(s, field);
+    if (value && !json_is_number(value))
+        return json_refuse(s, "\"%s\" must be a number", field);
+    *out = value ? json_number_value(value) : *out;
     return 0;
 }
 
-int json_get_bool(const json_t *object, const char *field, bool *out, const char *where,
-                  struct error *err) {
-    json_t *value;
-    if (!present(object, field, &value))
-        return 0;
-    if (!json_is_boolean(value))
-        return error_set(err, "%s: \"%s\" must be true or false", where, field);
-    *out = json_is_true(value);
+int json_get_bool(const struct json_source *s, const char *field, bool *out) {
+    const json_t *value = json_field(s, field);
+    if (value && !json_is_boolean(value))
+        return json_refuse(s, "\"%s\" must be true or false", field);
+    *out = value ? json_is_true(value) : *out;
     return 0;
 }
 
-int json_get_string(const json_t *object, const char *field, const char **out, const char *where,
-                    struct error *err) {
-    json_t *value;
-    if (!present(object, field, &value))
+int json_get_string(const struct json_source *s, const char *field, const char **out) {
+    const json_t *value = json_field(s, field);
+    if (!value)
         return 0;
     if (!json_is_string(value))
-        return error_set(err, "%s: \"%s\" must be a string", where, field);
+        return json_refuse(s, "\"%s\" must be a string", field);
     *out = json_string_value(value);
     if (strlen(*out) != json_string_length(value))
-        return error_set(err, "%s: \"%s\" has a NUL character", where, field);
+        return json_refuse(s, "\"%s\" has a NUL character", field);
     return 0;
-}
-
-int json_get_text(const json_t *object, const char *field, const char **out, const char *where,
-                  struct error *err) {
-    *out = NULL;
-    return json_get_string(object, field, out, where, err);
 }
 
 /* Reads a line into *line [*capacity], with its newline if it has one. Returns its length; 0 at the
@@ -129,9 +123,7 @@ static bool is_blank(const char *line, int n) {
     return i == n;
 }
 
-int json_for_each_line(const char *path,
-                       int (*each)(void *context, const json_t *value, const char *where,
-                                   struct error *err),
+int json_for_each_line(const char *path, int (*each)(void *context, const struct json_source *line),
                        void *context, struct error *err) {
     FILE *file = fopen(path, "rb");
     if (!file)
@@ -150,7 +142,7 @@ int json_for_each_line(const char *path,
             continue;
         json_error_t why;
         json_t *value = json_loadb(line, (size_t)n, PARSE_FLAGS, &why);
-        result = value ? each(context, value, where, err)
+        result = value ? each(context, &(struct json_source){value, where, err})
                        : error_set(err, "%s, column %d: %s", where, why.column, why.text);
         json_decref(value);
     }

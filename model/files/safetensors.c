@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,9 +20,8 @@ enum { LENGTH_BYTES = 8, MAX_HEADER_BYTES = 100 * 1000 * 1000 };
 
 struct safetensors {
     char *path;
-    json_t *header;          /* owns the names that the tensors point to */
-    struct tensor *tensors;  /* [count], in the order of their data */
-    struct tensor **by_name; /* [count] */
+    json_t *header;         /* owns the names that the tensors point to */
+    struct tensor *tensors; /* [count], in the order of their data */
     size_t count;
     void *mapping; /* NULL: the bytes are the caller's */
     size_t mapping_bytes;
@@ -42,6 +43,15 @@ static const struct {
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 
+int tensor_refuse(const struct tensor *t, struct error *err, const char *format, ...) {
+    struct error why;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why.text, sizeof why.text, format, args);
+    va_end(args);
+    return error_set(err, "%s: tensor \"%s\"%s", t->file, t->name, why.text);
+}
+
 /* Sets t's dtype; returns its size in bits, or -1 for a name the format does not have. */
 static int read_dtype(struct tensor *t, const json_t *entry) {
     const json_t *value = json_object_get(entry, "dtype");
@@ -60,19 +70,17 @@ static int read_shape(struct tensor *t, const json_t *entry, struct error *err) 
     const json_t *shape = json_object_get(entry, "shape");
     size_t n = json_array_size(shape);
     if (!json_is_array(shape) || n > TENSOR_MAX_DIMS)
-        return error_set(err, "%s: tensor \"%s\": \"shape\" must be a list of at most %d numbers",
-                         t->file, t->name, TENSOR_MAX_DIMS);
+        return tensor_refuse(t, err, ": \"shape\" must be a list of at most %d numbers",
+                             TENSOR_MAX_DIMS);
     t->n_dims = (int)n;
     t->n_elements = 1;
     for (size_t i = 0; i < n; i++) {
         const json_t *dim = json_array_get(shape, i);
         if (!json_is_integer(dim) || json_integer_value(dim) < 0)
-            return error_set(err, "%s: tensor \"%s\": \"shape\" must hold whole numbers >= 0",
-                             t->file, t->name);
+            return tensor_refuse(t, err, ": \"shape\" must hold whole numbers >= 0");
         t->shape[i] = json_integer_value(dim);
         if (__builtin_mul_overflow(t->n_elements, t->shape[i], &t->n_elements))
-            return error_set(err, "%s: tensor \"%s\": the shape's product overflows", t->file,
-                             t->name);
+            return tensor_refuse(t, err, ": the shape's product overflows");
     }
     return 0;
 }
@@ -83,17 +91,16 @@ static int read_offsets(struct tensor *t, const json_t *entry, const unsigned ch
     const json_t *pair = json_object_get(entry, "data_offsets");
     const json_t *first = json_array_get(pair, 0), *last = json_array_get(pair, 1);
     if (json_array_size(pair) != 2 || !json_is_integer(first) || !json_is_integer(last))
-        return error_set(err, "%s: tensor \"%s\": \"data_offsets\" must be [begin, end]", t->file,
-                         t->name);
+        return tensor_refuse(t, err, ": \"data_offsets\" must be [begin, end]");
     json_int_t begin = json_integer_value(first), end = json_integer_value(last);
     if (begin < 0 || end < begin)
-        return error_set(err, "%s: tensor \"%s\": \"data_offsets\" are [%lld,%lld]", t->file,
-                         t->name, (long long)begin, (long long)end);
+        return tensor_refuse(t, err, ": \"data_offsets\" are [%lld,%lld]", (long long)begin,
+                             (long long)end);
     if ((uint64_t)end > data_bytes)
-        return error_set(err,
-                         "%s: tensor \"%s\" ends at byte %lld of the data, but there are only %zu. "
-                         "Is the download complete?",
-                         t->file, t->name, (long long)end, data_bytes);
+        return tensor_refuse(t, err,
+                             " ends at byte %lld of the data, but there are only %zu. "
+                             "Is the download complete?",
+                             (long long)end, data_bytes);
     t->data = data + begin;
     t->n_bytes = (size_t)(end - begin);
     return 0;
@@ -102,22 +109,20 @@ static int read_offsets(struct tensor *t, const json_t *entry, const unsigned ch
 static int read_tensor(struct tensor *t, const json_t *entry, const unsigned char *data,
                        size_t data_bytes, struct error *err) {
     if (!json_is_object(entry))
-        return error_set(err, "%s: tensor \"%s\": not a JSON object", t->file, t->name);
+        return tensor_refuse(t, err, ": not a JSON object");
     int bits = read_dtype(t, entry);
     if (bits < 0)
-        return error_set(err, "%s: tensor \"%s\": dtype \"%s\" is unknown", t->file, t->name,
-                         t->dtype_name ? t->dtype_name : "?");
+        return tensor_refuse(t, err, ": dtype \"%s\" is unknown",
+                             t->dtype_name ? t->dtype_name : "?");
     if (read_shape(t, entry, err) || read_offsets(t, entry, data, data_bytes, err))
         return -1;
     int64_t total_bits;
     if (__builtin_mul_overflow(t->n_elements, (int64_t)bits, &total_bits))
-        return error_set(err, "%s: tensor \"%s\": its size in bits overflows", t->file, t->name);
+        return tensor_refuse(t, err, ": its size in bits overflows");
     if (total_bits % 8 || (uint64_t)total_bits / 8 != t->n_bytes)
-        return error_set(err,
-                         "%s: tensor \"%s\": %" PRId64 " elements of %s are %" PRId64
-                         " bytes, its data_offsets span %zu",
-                         t->file, t->name, t->n_elements, t->dtype_name, total_bits / 8,
-                         t->n_bytes);
+        return tensor_refuse(
+            t, err, ": %" PRId64 " elements of %s are %" PRId64 " bytes, its data_offsets span %zu",
+            t->n_elements, t->dtype_name, total_bits / 8, t->n_bytes);
     return 0;
 }
 
@@ -126,11 +131,6 @@ static int by_data(const void *a, const void *b) {
     if (x->data != y->data)
         return x->data < y->data ? -1 : 1;
     return (x->n_bytes > y->n_bytes) - (x->n_bytes < y->n_bytes);
-}
-
-static int by_name(const void *a, const void *b) {
-    const struct tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
 }
 
 /* In the order of their data, each tensor must begin where the one before ends. */
@@ -172,8 +172,7 @@ static int read_tensors(struct safetensors *s, const unsigned char *data, size_t
                         struct error *err) {
     size_t n = json_object_size(s->header);
     s->tensors = calloc(n + 1, sizeof *s->tensors);
-    s->by_name = calloc(n + 1, sizeof *s->by_name);
-    if (!s->tensors || !s->by_name)
+    if (!s->tensors)
         return error_set(err, "%s: out of memory", s->path);
     const char *name;
     json_t *entry;
@@ -191,9 +190,6 @@ static int read_tensors(struct safetensors *s, const unsigned char *data, size_t
             return -1;
     }
     qsort(s->tensors, s->count, sizeof *s->tensors, by_data);
-    for (size_t i = 0; i < s->count; i++)
-        s->by_name[i] = &s->tensors[i];
-    qsort(s->by_name, s->count, sizeof *s->by_name, by_name);
     return check_cover(s, data, data_bytes, err);
 }
 
@@ -225,67 +221,50 @@ static int read_file(struct safetensors *s, const unsigned char *bytes, size_t n
     return read_tensors(s, bytes + start, n - start, err);
 }
 
-static struct safetensors *safetensors_new(const char *path, struct error *err) {
+/* Maps s->path. */
+static int map_file(struct safetensors *s, struct error *err) {
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block us */
+    struct stat info = {0};
+    int rc = 0;
+    if (fd < 0 || fstat(fd, &info))
+        rc = error_set(err, "%s: %s", s->path, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        rc = error_set(err, "%s: not a file%s", s->path,
+                       S_ISDIR(info.st_mode) ? " but a folder" : "");
+    else if (!info.st_size)
+        rc = error_set(err, "%s: the file is empty", s->path);
+    s->mapping_bytes = (size_t)info.st_size;
+    void *mapping = rc ? MAP_FAILED : mmap(NULL, s->mapping_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (!rc && mapping == MAP_FAILED)
+        rc = error_set(err, "%s: %s", s->path, strerror(errno));
+    s->mapping = mapping == MAP_FAILED ? NULL : mapping;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* The file at path, or n bytes if there are any. */
+static int read_from(struct safetensors **out, const char *path, const unsigned char *bytes,
+                     size_t n, struct error *err) {
     struct safetensors *s = calloc(1, sizeof *s);
-    if (s && (s->path = strdup(path)))
-        return s;
-    free(s);
-    error_set(err, "%s: out of memory", path);
-    return NULL;
+    int rc = s && (s->path = strdup(path)) ? 0 : error_set(err, "%s: out of memory", path);
+    if (!rc && !bytes)
+        rc = map_file(s, err);
+    if (!rc)
+        rc = bytes ? read_file(s, bytes, n, err) : read_file(s, s->mapping, s->mapping_bytes, err);
+    if (rc)
+        safetensors_close(s);
+    *out = rc ? NULL : s;
+    return rc;
 }
 
 int safetensors_parse(struct safetensors **out, const unsigned char *bytes, size_t n,
                       const char *where, struct error *err) {
-    *out = NULL;
-    struct safetensors *s = safetensors_new(where, err);
-    if (!s)
-        return -1;
-    if (read_file(s, bytes, n, err)) {
-        safetensors_close(s);
-        return -1;
-    }
-    *out = s;
-    return 0;
-}
-
-/* Maps s->path. */
-static int map_file(struct safetensors *s, struct error *err) {
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block us */
-    if (fd < 0)
-        return error_set(err, "%s: %s", s->path, strerror(errno));
-    struct stat info;
-    int rc = -1;
-    if (fstat(fd, &info)) {
-        error_set(err, "%s: %s", s->path, strerror(errno));
-    } else if (!S_ISREG(info.st_mode)) {
-        error_set(err, "%s: not a file%s", s->path, S_ISDIR(info.st_mode) ? " but a folder" : "");
-    } else if (!info.st_size) {
-        error_set(err, "%s: the file is empty", s->path);
-    } else {
-        void *mapping = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (mapping == MAP_FAILED) {
-            error_set(err, "%s: %s", s->path, strerror(errno));
-        } else {
-            s->mapping = mapping;
-            s->mapping_bytes = (size_t)info.st_size;
-            rc = 0;
-        }
-    }
-    close(fd);
-    return rc;
+    return read_from(out, where, bytes, n, err);
 }
 
 int safetensors_open(struct safetensors **out, const char *path, struct error *err) {
-    *out = NULL;
-    struct safetensors *s = safetensors_new(path, err);
-    if (!s)
-        return -1;
-    if (map_file(s, err) || read_file(s, s->mapping, s->mapping_bytes, err)) {
-        safetensors_close(s);
-        return -1;
-    }
-    *out = s;
-    return 0;
+    return read_from(out, path, NULL, 0, err);
 }
 
 void safetensors_close(struct safetensors *s) {
@@ -294,7 +273,6 @@ void safetensors_close(struct safetensors *s) {
     if (s->mapping)
         munmap(s->mapping, s->mapping_bytes);
     json_decref(s->header);
-    free(s->by_name);
     free(s->tensors);
     free(s->path);
     free(s);
@@ -306,12 +284,6 @@ size_t safetensors_count(const struct safetensors *s) {
 
 const struct tensor *safetensors_at(const struct safetensors *s, size_t i) {
     return i < s->count ? &s->tensors[i] : NULL;
-}
-
-const struct tensor *safetensors_find(const struct safetensors *s, const char *name) {
-    const struct tensor key = {.name = name}, *wanted = &key;
-    struct tensor **found = bsearch(&wanted, s->by_name, s->count, sizeof *s->by_name, by_name);
-    return found ? *found : NULL;
 }
 
 /* The float32 bits with the value of a binary16: 1 sign, 5 exponent, 10 fraction bits. */
@@ -331,11 +303,10 @@ static uint32_t widen_f16(uint16_t half) {
 int tensor_read_f32(float *dst, const struct tensor *t, int64_t first, int64_t count,
                     struct error *err) {
     if (t->dtype == DTYPE_OTHER)
-        return error_set(err, "%s: tensor \"%s\" is %s; BF16, F16 and F32 are supported", t->file,
-                         t->name, t->dtype_name);
+        return tensor_refuse(t, err, " is %s; BF16, F16 and F32 are supported", t->dtype_name);
     if (first < 0 || count < 0 || first > t->n_elements || count > t->n_elements - first)
-        return error_set(err, "%s: tensor \"%s\": elements %" PRId64 " + %" PRId64 " of %" PRId64,
-                         t->file, t->name, first, count, t->n_elements);
+        return tensor_refuse(t, err, ": elements %" PRId64 " + %" PRId64 " of %" PRId64, first,
+                             count, t->n_elements);
     if (!count) /* dst may be NULL then */
         return 0;
     if (t->dtype == DTYPE_F32) {
@@ -343,10 +314,11 @@ int tensor_read_f32(float *dst, const struct tensor *t, int64_t first, int64_t c
         return 0;
     }
     const unsigned char *from = t->data + first * 2;
+    bool is_bf16 = t->dtype == DTYPE_BF16;
     for (int64_t i = 0; i < count; i++) {
         uint16_t half;
         memcpy(&half, from + i * 2, sizeof half); /* the format aligns nothing */
-        uint32_t bits = t->dtype == DTYPE_BF16 ? (uint32_t)half << 16 : widen_f16(half);
+        uint32_t bits = is_bf16 ? (uint32_t)half << 16 : widen_f16(half);
         memcpy(&dst[i], &bits, sizeof bits);
     }
     return 0;

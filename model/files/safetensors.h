@@ -61,8 +61,9 @@ void safetensors_close(struct safetensors *s);
 size_t safetensors_count(const struct safetensors *s);
 const struct tensor *safetensors_at(const struct safetensors *s, size_t i);
 
-/* The tensor of that name, or NULL. */
-const struct tensor *safetensors_find(const struct safetensors *s, const char *name);
+/* Sets err to a message that begins with "FILE: tensor "NAME"". Always returns -1. */
+int tensor_refuse(const struct tensor *t, struct error *err, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /*
  * Writes elements first to first+count-1 of t, in row-major order, to dst[count] as float32. bf16

@@ -7,16 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int tok_finder_add(struct finder *f, size_t at, size_t n, int32_t added) {
-    struct added_text *grown = tok_grow(f->items, &f->cap, f->n + 1, sizeof *grown);
-    if (!grown)
-        return -1;
-    f->items = grown;
-    f->items[f->n] = (struct added_text){at, n, f->n, added};
-    f->n++;
-    return 0;
-}
-
 /* By text. Two tokens can be the same text once normalised. Which one the library finds then
  * differs from run to run; here it is the one that was added first. */
 static int by_text(const void *x, const void *y, void *texts) {

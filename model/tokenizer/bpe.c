@@ -133,7 +133,7 @@ static void merge_all(struct work *w, int32_t n_symbols) {
 int tok_bpe(struct work *w, const char *text, size_t n) {
     int32_t whole = w->t->ignore_merges ? tok_vocab_find_model(&w->t->vocab, text, n) : -1;
     if (whole >= 0) {
-        tok_ids_add(&w->ids, whole);
+        TOK_ADD(&w->ids, whole);
         return 0;
     }
     /* Each join takes one candidate and adds two at most, and there are fewer joins than symbols.
@@ -145,10 +145,10 @@ int tok_bpe(struct work *w, const char *text, size_t n) {
     if (heap)
         w->heap = heap;
     if (!symbols || !heap)
-        return tok_out_of_memory(w->err);
+        return tok_out_of_memory(w->matcher.err);
     int32_t n_symbols = first_symbols(w, text, n);
     merge_all(w, n_symbols);
     for (int32_t i = n_symbols > 0 ? 0 : -1; i >= 0; i = w->symbols[i].next)
-        tok_ids_add(&w->ids, w->symbols[i].id);
+        TOK_ADD(&w->ids, w->symbols[i].id);
     return 0;
 }

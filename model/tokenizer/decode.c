@@ -28,9 +28,7 @@ struct decode_stream {
     size_t n_stages;
     size_t n_tokens;
     struct bytes out;
-    struct spans spans;
     struct matcher matcher;
-    struct error *err; /* of the call that is running */
 };
 
 static int feed(struct decode_stream *s, size_t i, const char *text, size_t n);
@@ -38,6 +36,11 @@ static int end_token(struct decode_stream *s, size_t i);
 
 static int pass_token(struct decode_stream *s, size_t i, const char *text, size_t n) {
     return feed(s, i, text, n) != 0 ? -1 : end_token(s, i);
+}
+
+/* Passes on what stage i has put together in a buffer. */
+static int pass_on(struct decode_stream *s, size_t i, const struct bytes *text) {
+    return text->failed ? tok_out_of_memory(s->matcher.err) : feed(s, i + 1, text->data, text->n);
 }
 
 /* ---- ByteFallback --------------------------------------------------------------------------- */
@@ -64,7 +67,7 @@ static int end_byte_fallback(struct decode_stream *s, size_t i) {
         isxdigit((unsigned char)text[4]) && text[5] == '>') {
         char byte = (char)strtol(text + 3, NULL, 16);
         tok_bytes_add(&stage->held, &byte, 1);
-        return stage->held.failed ? tok_out_of_memory(s->err) : 0;
+        return stage->held.failed ? tok_out_of_memory(s->matcher.err) : 0;
     }
     return release_run(s, i) != 0 ? -1 : pass_token(s, i + 1, text, n);
 }
@@ -93,7 +96,7 @@ static int release_bytes(struct decode_stream *s, size_t i, bool at_end) {
     if (at > 0)
         memmove(held->data, held->data + at, held->n - at);
     held->n -= at;
-    return text->failed ? tok_out_of_memory(s->err) : feed(s, i + 1, text->data, text->n);
+    return pass_on(s, i, text);
 }
 
 /* Letters to the bytes they stand for. A token with any other letter is its own text. */
@@ -113,7 +116,7 @@ static int end_byte_level(struct decode_stream *s, size_t i) {
         }
         tok_bytes_add(&stage->held, &raw, 1);
     }
-    return stage->held.failed ? tok_out_of_memory(s->err) : release_bytes(s, i, false);
+    return stage->held.failed ? tok_out_of_memory(s->matcher.err) : release_bytes(s, i, false);
 }
 
 /* ---- Metaspace, Strip, Replace -------------------------------------------------------------- */
@@ -135,9 +138,7 @@ static int feed_metaspace(struct decode_stream *s, size_t i, const char *text, s
             tok_bytes_add(&stage->token, text + at++, 1);
         }
     }
-    if (stage->token.failed)
-        return tok_out_of_memory(s->err);
-    return feed(s, i + 1, stage->token.data, stage->token.n);
+    return pass_on(s, i, &stage->token);
 }
 
 static int feed_strip(struct decode_stream *s, size_t i, const char *text, size_t n) {
@@ -163,17 +164,14 @@ static int feed_strip(struct decode_stream *s, size_t i, const char *text, size_
         else
             tok_bytes_add(&stage->token, step->content.data, step->content.n);
     }
-    if (stage->token.failed)
-        return tok_out_of_memory(s->err);
-    return feed(s, i + 1, stage->token.data, stage->token.n);
+    return pass_on(s, i, &stage->token);
 }
 
 static int end_replace(struct decode_stream *s, size_t i) {
     struct stage *stage = &s->stages[i];
     stage->held.n = 0;
-    if (tok_replace(&stage->step->pattern, &s->matcher, &stage->step->content,
-                    stage->token.n ? stage->token.data : "", stage->token.n, &s->spans,
-                    &stage->held, s->err) != 0)
+    if (tok_replace(&s->matcher, &stage->step->pattern, &stage->step->content,
+                    stage->token.n ? stage->token.data : "", stage->token.n, &stage->held) != 0)
         return -1;
     return pass_token(s, i + 1, stage->held.data, stage->held.n);
 }
@@ -184,46 +182,34 @@ static int end_replace(struct decode_stream *s, size_t i) {
 static int feed(struct decode_stream *s, size_t i, const char *text, size_t n) {
     if (i == s->n_stages) {
         tok_bytes_add(&s->out, text, n);
-        return s->out.failed ? tok_out_of_memory(s->err) : 0;
+        return s->out.failed ? tok_out_of_memory(s->matcher.err) : 0;
     }
     struct stage *stage = &s->stages[i];
-    switch (stage->step->kind) {
-    case STEP_FUSE:
+    if (stage->step->kind == STEP_FUSE)
         return feed(s, i + 1, text, n);
-    case STEP_METASPACE:
+    if (stage->step->kind == STEP_METASPACE)
         return feed_metaspace(s, i, text, n);
-    case STEP_STRIP:
+    if (stage->step->kind == STEP_STRIP)
         return feed_strip(s, i, text, n);
-    default: /* ByteFallback, ByteLevel, Replace look at whole tokens */
-        tok_bytes_add(&stage->token, text, n);
-        return stage->token.failed ? tok_out_of_memory(s->err) : 0;
-    }
+    tok_bytes_add(&stage->token, text, n); /* the others look at whole tokens */
+    return stage->token.failed ? tok_out_of_memory(s->matcher.err) : 0;
 }
 
 static int end_token(struct decode_stream *s, size_t i) {
     if (i == s->n_stages)
         return 0;
     struct stage *stage = &s->stages[i];
-    int result = 0;
-    switch (stage->step->kind) {
-    case STEP_FUSE:
+    enum step_kind kind = stage->step->kind;
+    if (kind == STEP_FUSE)
         return 0;
-    case STEP_METASPACE:
+    if (kind == STEP_METASPACE || kind == STEP_STRIP) {
         stage->n_tokens++;
-        return end_token(s, i + 1);
-    case STEP_STRIP:
         stage->cut = stage->trailing = 0;
         return end_token(s, i + 1);
-    case STEP_BYTE_FALLBACK:
-        result = end_byte_fallback(s, i);
-        break;
-    case STEP_BYTE_LEVEL:
-        result = end_byte_level(s, i);
-        break;
-    default: /* STEP_REPLACE */
-        result = end_replace(s, i);
-        break;
     }
+    int result = kind == STEP_BYTE_FALLBACK ? end_byte_fallback(s, i)
+                 : kind == STEP_BYTE_LEVEL  ? end_byte_level(s, i)
+                                            : end_replace(s, i);
     stage->token.n = 0;
     return result;
 }
@@ -292,7 +278,6 @@ void decode_stream_free(struct decode_stream *s) {
     }
     free(s->stages);
     tok_bytes_free(&s->out);
-    free(s->spans.items);
     tok_matcher_free(&s->matcher);
     free(s);
 }
@@ -305,14 +290,14 @@ static int give(struct decode_stream *s, int result, const char **text, size_t *
 
 int decode_stream_push(struct decode_stream *s, int32_t id, const char **text, size_t *n_bytes,
                        struct error *err) {
-    s->err = err;
+    s->matcher.err = err;
     s->out.n = 0;
     return give(s, add_id(s, id), text, n_bytes);
 }
 
 int decode_stream_flush(struct decode_stream *s, const char **text, size_t *n_bytes,
                         struct error *err) {
-    s->err = err;
+    s->matcher.err = err;
     s->out.n = 0;
     return give(s, finish(s), text, n_bytes);
 }
@@ -324,16 +309,15 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
     struct decode_stream *s = decode_stream_new(t, skip_special, err);
     if (!s)
         return -1;
-    s->err = err;
+    s->matcher.err = err;
     int result = 0;
     for (size_t i = 0; i < n && result == 0; i++)
         result = add_id(s, ids[i]);
     if (result == 0)
         result = finish(s);
-    if (result == 0) {
-        tok_bytes_add(&s->out, "", 1);
-        result = s->out.failed ? tok_out_of_memory(err) : 0;
-    }
+    tok_bytes_add(&s->out, "", 1);
+    if (result == 0 && s->out.failed)
+        result = tok_out_of_memory(err);
     if (result == 0) {
         *out = s->out.data;
         *n_bytes = s->out.n - 1;

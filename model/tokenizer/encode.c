@@ -12,7 +12,6 @@ static void work_free(struct work *w) {
     tok_bytes_free(&w->text);
     free(w->now.items);
     free(w->next.items);
-    free(w->spans.items);
     free(w->parts.items);
     free(w->symbols);
     free(w->heap);
@@ -24,7 +23,7 @@ static int split_added(struct work *w, const char *text, size_t n) {
     struct pieces *raw = &w->next, *out = &w->now;
     tok_bytes_add(&raw->text, text, n);
     if (raw->text.failed)
-        return tok_out_of_memory(w->err);
+        return tok_out_of_memory(w->matcher.err);
     tok_added_split(w->t, &w->t->raw, raw, 0, n, true);
     for (size_t i = 0; i < raw->n; i++) {
         const struct piece *piece = &raw->items[i];
@@ -32,8 +31,7 @@ static int split_added(struct work *w, const char *text, size_t n) {
             tok_piece_add(out, 0, 0, piece->id, false);
             continue;
         }
-        if (tok_normalize(w->t, &w->matcher, raw->text.data + piece->at, piece->n, &w->text,
-                          w->err) != 0)
+        if (tok_normalize(w->t, &w->matcher, raw->text.data + piece->at, piece->n, &w->text) != 0)
             return -1;
         size_t at = out->text.n;
         tok_bytes_add(&out->text, w->text.data, w->text.n);
@@ -41,18 +39,19 @@ static int split_added(struct work *w, const char *text, size_t n) {
             break;
         tok_added_split(w->t, &w->t->normalized, out, at, w->text.n, piece->first);
     }
-    return raw->failed || out->failed || out->text.failed ? tok_out_of_memory(w->err) : 0;
+    return raw->failed || out->failed || out->text.failed ? tok_out_of_memory(w->matcher.err) : 0;
 }
 
 static int encode_pieces(struct work *w) {
     for (size_t i = 0; i < w->now.n; i++) {
         const struct piece *piece = &w->now.items[i];
         if (piece->id >= 0) {
-            tok_ids_add(&w->ids, piece->id);
+            TOK_ADD(&w->ids, piece->id);
             continue;
         }
         if (piece->n > INT32_MAX / 4)
-            return error_set(w->err, "tokenizer: a word of %zu bytes is too long", piece->n);
+            return error_set(w->matcher.err, "tokenizer: a word of %zu bytes is too long",
+                             piece->n);
         if (tok_bpe(w, w->now.text.data + piece->at, piece->n) != 0)
             return -1;
     }
@@ -61,12 +60,12 @@ static int encode_pieces(struct work *w) {
 
 static void add_all(struct ids *out, const struct ids *ids) {
     for (size_t i = 0; i < ids->n; i++)
-        tok_ids_add(out, ids->items[i]);
+        TOK_ADD(out, ids->items[i]);
 }
 
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, bool add_special,
                      int32_t **out, size_t *n_out, struct error *err) {
-    struct work w = {.t = t, .err = err};
+    struct work w = {.t = t};
     *out = NULL;
     *n_out = 0;
     if (n_bytes > TEXT_MAX)

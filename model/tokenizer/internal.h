@@ -4,7 +4,7 @@
  *   model/tokenizer/text.c         buffers, UTF-8, character classes
  *   model/tokenizer/regex.c        patterns and their matches
  *   model/tokenizer/vocab.c        tokens and merges, found by hash
- *   model/tokenizer/load.c         the file: added tokens, chat template
+ *   model/tokenizer/load.c         the file: its parts, added tokens
  *   model/tokenizer/load_model.c   the file: vocabulary, merges, options of BPE
  *   model/tokenizer/load_steps.c   the file: normalizer, pre-tokenizer, decoder, post-processor
  *   model/tokenizer/added.c        added tokens in a text
@@ -27,8 +27,7 @@
 
 #include <pcre2.h>
 
-/* ---- model/tokenizer/text.c
- * ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/text.c ------------------------------------------------------------------ */
 
 struct bytes {
     char *data;
@@ -44,6 +43,17 @@ void tok_bytes_free(struct bytes *b); /* leaves it empty and usable */
 /* Makes room for `needed` items. Returns the array, moved or not, or NULL when memory is short (the
  * old one is still there then). */
 void *tok_grow(void *items, size_t *cap, size_t needed, size_t item_size);
+
+/* Appends an item to a list: a struct with items, n, cap and failed. */
+#define TOK_ADD(list, ...)                                                                         \
+    do {                                                                                           \
+        void *grown = tok_grow((list)->items, &(list)->cap, (list)->n + 1, sizeof *(list)->items); \
+        (list)->failed = (list)->failed || !grown;                                                 \
+        if (grown)                                                                                 \
+            (list)->items = grown;                                                                 \
+        if (!(list)->failed)                                                                       \
+            (list)->items[(list)->n++] = __VA_ARGS__;                                              \
+    } while (0)
 
 int tok_out_of_memory(struct error *err); /* -1, with err set */
 
@@ -64,21 +74,13 @@ bool tok_is_space(uint32_t c);   /* Unicode White_Space */
 bool tok_is_word(uint32_t c);    /* \w of the regex crate: letters, marks, digits, connectors */
 bool tok_is_numeric(uint32_t c); /* general category N */
 
-/* ---- model/tokenizer/regex.c
- * --------------------------------------------------------------------- */
+/* ---- model/tokenizer/regex.c ----------------------------------------------------------------- */
 
 /* Either a compiled regular expression or a literal. */
 struct pattern {
     pcre2_code *code;
     struct bytes literal;
     struct bytes name; /* "FILE: pattern "..."", with a NUL, for messages about code */
-};
-
-/* What one thread needs to match with. */
-struct matcher {
-    pcre2_match_data *data;
-    pcre2_match_context *context;
-    pcre2_jit_stack *stack;
 };
 
 struct span {
@@ -92,6 +94,15 @@ struct spans {
     bool failed;
 };
 
+/* What one thread needs to match with. */
+struct matcher {
+    pcre2_match_data *data;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+    struct spans spans; /* what tok_find found last */
+    struct error *err;  /* of the call that is running */
+};
+
 /* Compiles n bytes of a regular expression in Oniguruma's syntax, with a NUL behind them. Returns
  * 0, or -1 with err set: not a pattern, or one that means something else to PCRE2. */
 int tok_pattern_compile(struct pattern *p, const char *regex, size_t n, const char *where,
@@ -99,17 +110,14 @@ int tok_pattern_compile(struct pattern *p, const char *regex, size_t n, const ch
 void tok_pattern_free(struct pattern *p);
 int tok_matcher_init(struct matcher *m, struct error *err); /* 0, or -1 with err set */
 void tok_matcher_free(struct matcher *m);
-/* Appends a span. */
-void tok_spans_add(struct spans *s, size_t start, size_t end, bool match);
 
-/* Cuts the whole text into matches and what lies between them. Replaces what was in out. */
-int tok_find(const struct pattern *p, const struct matcher *m, const char *text, size_t n,
-             struct spans *out, struct error *err);
+/* Cuts the whole text into matches and what lies between them, m->spans. 0, or -1 with m->err set.
+ */
+int tok_find(struct matcher *m, const struct pattern *p, const char *text, size_t n);
 
-/* Appends the text to out with every match replaced by content. spans is scratch. */
-int tok_replace(const struct pattern *p, const struct matcher *m, const struct bytes *content,
-                const char *text, size_t n, struct spans *spans, struct bytes *out,
-                struct error *err);
+/* Appends the text to out with every match replaced by content. 0, or -1 with m->err set. */
+int tok_replace(struct matcher *m, const struct pattern *p, const struct bytes *content,
+                const char *text, size_t n, struct bytes *out);
 
 /* ---- steps: one normalizer, pre-tokenizer or decoder; Sequences are laid flat --------------- */
 
@@ -138,20 +146,20 @@ enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
 
 struct step {
     enum step_kind kind;
-    struct pattern pattern; /* Replace, Split, ByteLevel with use_regex */
-    struct bytes content;   /* Prepend, Replace: the text; Metaspace, Strip: one character */
-    enum split_behavior behavior;
+    struct pattern pattern;       /* Replace; where a pre-tokenizer cuts, but for Digits */
+    struct bytes content;         /* Prepend, Replace: the text; Metaspace, Strip: one character */
+    enum split_behavior behavior; /* of a pre-tokenizer */
     enum prepend_scheme prepend_scheme; /* Metaspace */
-    bool split;                         /* Metaspace; ByteLevel: use_regex */
+    bool split;                         /* whether a pre-tokenizer cuts at all */
     bool invert;                        /* Split */
     bool add_prefix_space;              /* ByteLevel */
-    bool individual_digits;             /* Digits */
     int start, stop;                    /* Strip */
 };
 
 struct steps {
     struct step *items;
     size_t n, cap;
+    bool failed;
 };
 
 struct ids {
@@ -160,18 +168,15 @@ struct ids {
     bool failed;
 };
 
-void tok_ids_add(struct ids *ids, int32_t id); /* appends */
-
 enum step_use { USE_NORMALIZER = 1, USE_PRE_TOKENIZER = 2, USE_DECODER = 4 };
 
-/* Appends the steps of a normalizer, pre-tokenizer or decoder to out. spec may be NULL or JSON
- * null: no steps. Returns 0, or -1 with err set; what is in out is to be freed in any case. */
-int tok_load_steps(struct steps *out, const json_t *spec, enum step_use use, const char *where,
-                   struct error *err);
+/* Appends the steps of a normalizer, pre-tokenizer or decoder to out. The object may be NULL or
+ * JSON null: no steps. Returns 0, or -1 with the error set; what is in out is to be freed in any
+ * case. */
+int tok_load_steps(struct steps *out, const struct json_source *from, enum step_use use);
 void tok_steps_free(struct steps *steps);
 
-/* ---- model/tokenizer/vocab.c
- * ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/vocab.c ----------------------------------------------------------------- */
 
 enum { TOKEN_ID_MAX = (1 << 22) - 1 }; /* far above any vocabulary; bounds the table */
 
@@ -219,8 +224,7 @@ void tok_vocab_add_merge(struct vocab *v, int32_t left, int32_t right, uint32_t 
 /* The merge of a pair, or NULL. */
 const struct merge *tok_vocab_merge(const struct vocab *v, int32_t left, int32_t right);
 
-/* ---- model/tokenizer/added.c
- * ---------------------------------------------------------------------- */
+/* ---- model/tokenizer/added.c ----------------------------------------------------------------- */
 
 struct added {
     int32_t id;
@@ -237,13 +241,12 @@ struct added_text {
 struct finder {
     struct added_text *items; /* sorted by text */
     size_t n, cap;
+    bool failed;
     size_t start[257]; /* those that begin with byte b are items start[b] to start[b + 1] - 1 */
     const char *texts;
 };
 
-/* Adds a text that leads to index `added`; all zero is an empty finder. 0, or -1: out of memory. */
-int tok_finder_add(struct finder *f, size_t at, size_t n, int32_t added);
-/* To be called when all are added; texts must stay where it is. */
+/* To be called when all items are there; texts must stay where it is. */
 void tok_finder_sort(struct finder *f, char *texts);
 
 /* ---- struct tokenizer ----------------------------------------------------------------------- */
@@ -259,18 +262,17 @@ struct tokenizer {
     size_t n_added;
     struct finder raw, normalized; /* added tokens to find before and after normalising */
     struct ids prefix, suffix;     /* what the post-processor puts around the ids */
-    bool has_chatml;
 };
 
-/* Vocabulary, merges and options of BPE; root is the whole file. 0, or -1 with err set. */
-int tok_load_model(struct tokenizer *t, const json_t *root, const char *where, struct error *err);
-/* t->prefix and t->suffix. spec may be NULL or JSON null: nothing to add. 0, or -1 with err set. */
-int tok_load_post_processor(struct tokenizer *t, const json_t *spec, const char *where,
-                            struct error *err);
+/* Vocabulary, merges and options of BPE out of the whole file. 0, or -1 with the error set. */
+int tok_load_model(struct tokenizer *t, const struct json_source *root);
+/* t->prefix and t->suffix. The object may be NULL or JSON null: nothing to add. 0, or -1 with the
+ * error set. */
+int tok_load_post_processor(struct tokenizer *t, const struct json_source *from);
 
 /* ---- encoding ------------------------------------------------------------------------------- */
 
-/* A stretch of text, or an added token that was found (then id is not -1). */
+/* A part of the text, or an added token that was found (then id is not -1). */
 struct piece {
     size_t at, n;
     int32_t id;
@@ -300,17 +302,16 @@ struct work {
     const struct tokenizer *t;
     struct matcher matcher;
     struct pieces now, next; /* a pass reads now and writes next, then they change places */
-    struct spans spans, parts;
+    struct spans parts;
     struct bytes text;
     struct symbol *symbols;
     size_t symbols_cap;
     struct candidate *heap;
     size_t heap_cap;
     struct ids ids;
-    struct error *err;
 };
 
-/* Appends an added token, or a stretch of text unless it is empty. */
+/* Appends an added token, or a part of the text unless it is empty. */
 void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first);
 
 /* Cuts the n bytes at `at` of p->text, which begin the input if first, at the added tokens of
@@ -318,14 +319,14 @@ void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first
 void tok_added_split(const struct tokenizer *t, const struct finder *finder, struct pieces *p,
                      size_t at, size_t n, bool first);
 
-/* Replaces what was in out with the normalised text. */
-int tok_normalize(const struct tokenizer *t, const struct matcher *m, const char *text, size_t n,
-                  struct bytes *out, struct error *err);
+/* Replaces what was in out with the normalised text. 0, or -1 with m->err set. */
+int tok_normalize(const struct tokenizer *t, struct matcher *m, const char *text, size_t n,
+                  struct bytes *out);
 
-/* Cuts the pieces of w->now by all pre-tokenizers. 0, or -1 with w->err set. */
+/* Cuts the pieces of w->now by all pre-tokenizers. 0, or -1 with w->matcher.err set. */
 int tok_pre_tokenize(struct work *w);
 
-/* Appends the ids of one piece to w->ids. 0, or -1 with w->err set. */
+/* Appends the ids of one piece to w->ids. 0, or -1 with w->matcher.err set. */
 int tok_bpe(struct work *w, const char *text, size_t n);
 
 /* The letter that stands for a byte (Radford et al. 2019), and back; -1 if c stands for none. */

@@ -1,11 +1,8 @@
-/* Reading tokenizer.json: the file as a whole, its added tokens, and whether the chat template is
- * ChatML. */
+/* Reading tokenizer.json: the file as a whole, and its added tokens. */
 #include "model/files/folder.h"
 #include "model/tokenizer/internal.h"
 
-#include <errno.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,47 +11,42 @@
 /* The id that the library gives: that of the vocabulary, else the next one after all ids so far. It
  * does not look at the file's, so a file that says otherwise has no certain meaning. */
 static int check_added_id(const struct tokenizer *t, int32_t id, const char *content,
-                          size_t vocab_size, int32_t max_added, size_t index, const char *where,
-                          struct error *err) {
+                          size_t vocab_size, int32_t max_added, const struct json_source *from) {
     int32_t expected = tok_vocab_find_model(&t->vocab, content, strlen(content));
     if (expected < 0)
         expected = max_added >= (int32_t)vocab_size ? max_added + 1 : (int32_t)vocab_size;
     if (id != expected)
-        return error_set(err,
-                         "%s: added_tokens[%zu]: \"%s\" has id %d, but by its vocabulary and "
-                         "the tokens before it it must be %d",
-                         where, index, content, id, expected);
+        return json_refuse(from,
+                           "\"%s\" has id %d, but by its vocabulary and the tokens before it "
+                           "it must be %d",
+                           content, id, expected);
     if (t->vocab.tokens[id].added)
-        return error_set(err, "%s: added_tokens[%zu]: \"%s\" is listed twice", where, index,
-                         content);
+        return json_refuse(from, "\"%s\" is listed twice", content);
     if (t->vocab.tokens[id].exists && !t->vocab.tokens[id].in_model)
-        return error_set(err, "%s: added_tokens[%zu]: id %d is taken", where, index, id);
+        return json_refuse(from, "id %d is taken", id);
     return 0;
 }
 
-static int load_added_token(struct tokenizer *t, const json_t *spec, size_t index,
-                            size_t vocab_size, int32_t *max_added, const char *where,
-                            struct error *err) {
+static int load_added_token(struct tokenizer *t, const struct json_source *from, size_t vocab_size,
+                            int32_t *max_added) {
     const char *content = NULL;
     struct added added = {.normalized = true};
     bool special = false;
-    if (json_get_string(spec, "content", &content, where, err) != 0 ||
-        json_get_bool(spec, "special", &special, where, err) != 0 ||
-        json_get_bool(spec, "normalized", &added.normalized, where, err) != 0 ||
-        json_get_bool(spec, "single_word", &added.single_word, where, err) != 0 ||
-        json_get_bool(spec, "lstrip", &added.lstrip, where, err) != 0 ||
-        json_get_bool(spec, "rstrip", &added.rstrip, where, err) != 0)
+    if (json_get_string(from, "content", &content) || json_get_bool(from, "special", &special) ||
+        json_get_bool(from, "normalized", &added.normalized) ||
+        json_get_bool(from, "single_word", &added.single_word) ||
+        json_get_bool(from, "lstrip", &added.lstrip) ||
+        json_get_bool(from, "rstrip", &added.rstrip))
         return -1;
     if (!content || !*content)
-        return error_set(err, "%s: added_tokens[%zu]: \"content\" is missing or empty", where,
-                         index);
-    added.id = (int32_t)json_integer_value(json_object_get(spec, "id"));
-    if (check_added_id(t, added.id, content, vocab_size, *max_added, index, where, err) != 0)
+        return json_refuse(from, "\"content\" is missing or empty");
+    added.id = (int32_t)json_integer_value(json_object_get(from->object, "id"));
+    if (check_added_id(t, added.id, content, vocab_size, *max_added, from) != 0)
         return -1;
     if (!t->vocab.tokens[added.id].exists)
         tok_vocab_add(&t->vocab, added.id, content, strlen(content), false);
     if (t->vocab.texts.failed)
-        return tok_out_of_memory(err);
+        return tok_out_of_memory(from->err);
     t->vocab.tokens[added.id].added = true;
     t->vocab.tokens[added.id].special = special;
     if (added.id > *max_added)
@@ -64,138 +56,70 @@ static int load_added_token(struct tokenizer *t, const json_t *spec, size_t inde
 }
 
 /* A token that is looked for after the normalizer looks as the normalizer leaves it, there and when
- * it is decoded. */
-static int add_normalized(struct tokenizer *t, size_t index, const struct matcher *m,
-                          struct bytes *text, const char *where, struct error *err) {
+ * it is decoded. text is scratch. */
+static int add_normalized(struct tokenizer *t, size_t index, struct matcher *m, struct bytes *text,
+                          const char *where) {
     struct vocab *v = &t->vocab;
     struct token *token = &v->tokens[t->added[index].id];
-    if (tok_normalize(t, m, v->texts.data + token->at, token->n, text, err) != 0)
+    if (tok_normalize(t, m, v->texts.data + token->at, token->n, text) != 0)
         return -1;
     if (text->n == 0)
-        return error_set(err, "%s: added_tokens[%zu]: nothing is left of it after the normalizer",
-                         where, index);
+        return error_set(m->err,
+                         "%s: added_tokens[%zu]: nothing is left of it after the normalizer", where,
+                         index);
     int32_t same = tok_vocab_find(v, text->data, text->n);
     token->skipped = same >= 0 && v->tokens[same].special;
     token->decoded_at = v->texts.n;
     token->decoded_n = (uint32_t)text->n;
     tok_bytes_add(&v->texts, text->data, text->n);
-    if (v->texts.failed ||
-        tok_finder_add(&t->normalized, token->decoded_at, text->n, (int32_t)index) != 0)
-        return tok_out_of_memory(err);
-    return 0;
-}
-
-static int add_to_finder(struct tokenizer *t, size_t index, const struct matcher *m,
-                         const char *where, struct error *err) {
-    struct token *token = &t->vocab.tokens[t->added[index].id];
-    struct bytes text = {0};
-    if (t->added[index].normalized) {
-        int result = add_normalized(t, index, m, &text, where, err);
-        tok_bytes_free(&text);
-        return result;
-    }
-    token->skipped = token->special;
-    if (tok_finder_add(&t->raw, token->at, token->n, (int32_t)index) != 0)
-        return tok_out_of_memory(err);
+    TOK_ADD(&t->normalized,
+            (struct added_text){token->decoded_at, text->n, t->normalized.n, (int32_t)index});
     return 0;
 }
 
 /* Special tokens first: where two are the same text once normalised, the first one is found. */
-static int build_finders(struct tokenizer *t, const char *where, struct error *err) {
+static int build_finders(struct tokenizer *t, const struct json_source *root) {
     struct matcher matcher = {0};
-    int result = tok_matcher_init(&matcher, err);
+    struct bytes text = {0};
+    int result = tok_matcher_init(&matcher, root->err);
     for (int special = 1; special >= 0; special--) {
         for (size_t i = 0; i < t->n_added && result == 0; i++) {
-            if (t->vocab.tokens[t->added[i].id].special == (special == 1))
-                result = add_to_finder(t, i, &matcher, where, err);
+            struct token *token = &t->vocab.tokens[t->added[i].id];
+            if (token->special != (special == 1))
+                continue;
+            if (t->added[i].normalized) {
+                result = add_normalized(t, i, &matcher, &text, root->where);
+                continue;
+            }
+            token->skipped = token->special;
+            TOK_ADD(&t->raw, (struct added_text){token->at, token->n, t->raw.n, (int32_t)i});
         }
     }
+    if (result == 0 && (t->vocab.texts.failed || t->raw.failed || t->normalized.failed))
+        result = tok_out_of_memory(root->err);
+    tok_bytes_free(&text);
     tok_matcher_free(&matcher);
     tok_finder_sort(&t->raw, t->vocab.texts.data);
     tok_finder_sort(&t->normalized, t->vocab.texts.data);
     return result;
 }
 
-static int load_added(struct tokenizer *t, const json_t *root, const char *where,
-                      struct error *err) {
-    const json_t *list = json_object_get(root, "added_tokens");
-    size_t vocab_size = json_object_size(json_object_get(json_object_get(root, "model"), "vocab"));
+static int load_added(struct tokenizer *t, const struct json_source *root) {
+    const json_t *list = json_object_get(root->object, "added_tokens");
+    const json_t *model = json_object_get(root->object, "model");
+    size_t vocab_size = json_object_size(json_object_get(model, "vocab"));
     int32_t max_added = -1;
     t->added = calloc(json_array_size(list) + 1, sizeof *t->added);
     if (!t->added)
-        return tok_out_of_memory(err);
+        return tok_out_of_memory(root->err);
     for (size_t i = 0; i < json_array_size(list); i++) {
-        if (load_added_token(t, json_array_get(list, i), i, vocab_size, &max_added, where, err) !=
-            0)
+        char place[PATH_MAX];
+        snprintf(place, sizeof place, "%s: added_tokens[%zu]", root->where, i);
+        struct json_source from = {json_array_get(list, i), place, root->err};
+        if (load_added_token(t, &from, vocab_size, &max_added) != 0)
             return -1;
     }
-    return build_finders(t, where, err);
-}
-
-/* ---- chat template -------------------------------------------------------------------------- */
-
-/* The template's text, a string or the one called "default" in a list; NULL: none. */
-static const char *find_template(const json_t *config) {
-    const json_t *spec = json_object_get(config, "chat_template");
-    const json_t *found = spec;
-    for (size_t i = 0; i < json_array_size(spec); i++) {
-        const json_t *item = json_array_get(spec, i);
-        const char *name = json_string_value(json_object_get(item, "name"));
-        if (i == 0 || (name && strcmp(name, "default") == 0))
-            found = json_object_get(item, "template");
-    }
-    return json_string_value(found);
-}
-
-static bool is_added(const struct tokenizer *t, const char *token) {
-    int32_t id = tokenizer_id(t, token);
-    return id >= 0 && t->vocab.tokens[id].added;
-}
-
-static void note_template(struct tokenizer *t, const char *template_text) {
-    t->has_chatml = template_text && strstr(template_text, "<|im_start|>") &&
-                    strstr(template_text, "<|im_end|>") && is_added(t, "<|im_start|>") &&
-                    is_added(t, "<|im_end|>");
-}
-
-static int read_text_file(const char *path, struct bytes *out, struct error *err) {
-    char part[4096];
-    size_t n;
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return error_set(err, "%s: %s", path, strerror(errno));
-    while ((n = fread(part, 1, sizeof part, file)) > 0)
-        tok_bytes_add(out, part, n);
-    tok_bytes_add(out, "", 1);
-    int result = ferror(file)  ? error_set(err, "%s: %s", path, strerror(errno))
-                 : out->failed ? tok_out_of_memory(err)
-                               : 0;
-    fclose(file);
-    return result;
-}
-
-static int load_chat_template(struct tokenizer *t, const char *dir, struct error *err) {
-    char path[PATH_MAX];
-    bool alone = model_folder_has(dir, "chat_template.jinja");
-    const char *name = alone ? "chat_template.jinja" : "tokenizer_config.json";
-    if (!model_folder_has(dir, name))
-        return 0;
-    if (model_folder_path(path, sizeof path, dir, name, err) != 0)
-        return -1;
-    if (alone) {
-        struct bytes text = {0};
-        int result = read_text_file(path, &text, err);
-        if (result == 0)
-            note_template(t, text.data);
-        tok_bytes_free(&text);
-        return result;
-    }
-    json_t *config = json_read_file(path, err);
-    if (!config)
-        return -1;
-    note_template(t, find_template(config));
-    json_decref(config);
-    return 0;
+    return build_finders(t, root);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
@@ -208,7 +132,7 @@ static bool lengthens(const struct step *s) {
 /* A Metaspace that marks only the first word asks which piece begins the text. Where a step has
  * replaced the beginning, or made it longer and another one has cut there, the library finds none
  * or several. */
-static int check_first_word(const struct tokenizer *t, const char *where, struct error *err) {
+static int check_first_word(const struct tokenizer *t, const struct json_source *root) {
     bool longer = false, replaced = false;
     for (size_t i = 0; i < t->normalizers.n; i++) {
         longer = longer || lengthens(&t->normalizers.items[i]);
@@ -218,10 +142,8 @@ static int check_first_word(const struct tokenizer *t, const char *where, struct
         const struct step *s = &t->pre_tokenizers.items[i];
         if (s->kind == STEP_METASPACE && s->prepend_scheme == PREPEND_FIRST &&
             (replaced || (longer && i > 0)))
-            return error_set(err,
-                             "%s: Metaspace with \"prepend_scheme\" \"first\" is not supported "
-                             "behind steps that change the beginning of a text",
-                             where);
+            return json_refuse(root, "Metaspace with \"prepend_scheme\" \"first\" is not supported "
+                                     "behind steps that change the beginning of a text");
         longer = longer || lengthens(s);
     }
     return 0;
@@ -229,64 +151,67 @@ static int check_first_word(const struct tokenizer *t, const char *where, struct
 
 /* Another version of the format, and what the library does to the length of a text. Padding to the
  * longest text of a batch leaves a single one as it is. */
-static int check_version_and_length(const json_t *root, const char *where, struct error *err) {
-    const json_t *padding = json_object_get(root, "padding");
+static int check_version_and_length(const struct json_source *root) {
+    const json_t *padding = json_field(root, "padding");
     const char *strategy = json_string_value(json_object_get(padding, "strategy"));
     const json_t *multiple = json_object_get(padding, "pad_to_multiple_of");
     const char *field = NULL, *version = "1.0";
-    if (json_get_string(root, "version", &version, where, err) != 0)
+    if (json_get_string(root, "version", &version) != 0)
         return -1;
     if (strcmp(version, "1.0") != 0)
-        return error_set(err, "%s: \"version\" is \"%s\", only 1.0 is supported", where, version);
-    if (json_object_get(root, "truncation") && !json_is_null(json_object_get(root, "truncation")))
+        return json_refuse(root, "\"version\" is \"%s\", only 1.0 is supported", version);
+    if (json_field(root, "truncation"))
         field = "truncation";
-    else if (padding && !json_is_null(padding) &&
-             (!strategy || strcmp(strategy, "BatchLongest") != 0 ||
-              (multiple && !json_is_null(multiple))))
+    else if (padding && (!strategy || strcmp(strategy, "BatchLongest") != 0 ||
+                         (multiple && !json_is_null(multiple))))
         field = "padding";
     if (!field)
         return 0;
-    return error_set(err,
-                     "%s: \"%s\" is not supported, it would change the length of a prompt; with "
-                     "null in its place the file can be read",
-                     where, field);
+    return json_refuse(root,
+                       "\"%s\" is not supported, it would change the length of a prompt; with "
+                       "null in its place the file can be read",
+                       field);
 }
 
-static int load_json(struct tokenizer **out, const json_t *root, const char *where,
-                     struct error *err) {
+static int load_parts(struct tokenizer *t, const struct json_source *root) {
+    const char *where = root->where;
+    struct error *err = root->err;
+    const struct json_source normalizer = {json_field(root, "normalizer"), where, err},
+                             pre_tokenizer = {json_field(root, "pre_tokenizer"), where, err},
+                             decoder = {json_field(root, "decoder"), where, err},
+                             post_processor = {json_field(root, "post_processor"), where, err};
+    t->has_decoder = decoder.object != NULL;
+    return check_version_and_length(root) || tok_load_model(t, root) ||
+                   tok_load_steps(&t->normalizers, &normalizer, USE_NORMALIZER) ||
+                   tok_load_steps(&t->pre_tokenizers, &pre_tokenizer, USE_PRE_TOKENIZER) ||
+                   tok_load_steps(&t->decoders, &decoder, USE_DECODER) ||
+                   check_first_word(t, root) || load_added(t, root) ||
+                   tok_load_post_processor(t, &post_processor)
+               ? -1
+               : 0;
+}
+
+/* Takes over the reference to root; NULL: err is set. */
+static int load_json(struct tokenizer **out, json_t *root, const char *where, struct error *err) {
     *out = NULL;
-    if (!json_is_object(root))
-        return error_set(err, "%s: the file must hold a JSON object", where);
-    struct tokenizer *t = calloc(1, sizeof *t);
-    if (!t)
-        return tok_out_of_memory(err);
-    const json_t *decoder = json_object_get(root, "decoder");
-    t->has_decoder = decoder && !json_is_null(decoder);
-    if (check_version_and_length(root, where, err) != 0 ||
-        tok_load_model(t, root, where, err) != 0 ||
-        tok_load_steps(&t->normalizers, json_object_get(root, "normalizer"), USE_NORMALIZER, where,
-                       err) != 0 ||
-        tok_load_steps(&t->pre_tokenizers, json_object_get(root, "pre_tokenizer"),
-                       USE_PRE_TOKENIZER, where, err) != 0 ||
-        tok_load_steps(&t->decoders, decoder, USE_DECODER, where, err) != 0 ||
-        check_first_word(t, where, err) != 0 || load_added(t, root, where, err) != 0 ||
-        tok_load_post_processor(t, json_object_get(root, "post_processor"), where, err) != 0) {
-        tokenizer_free(t);
+    if (!root)
         return -1;
-    }
-    *out = t;
-    return 0;
+    struct tokenizer *t = calloc(1, sizeof *t);
+    int result = !t ? tok_out_of_memory(err)
+                 : !json_is_object(root)
+                     ? error_set(err, "%s: the file must hold a JSON object", where)
+                     : load_parts(t, &(struct json_source){root, where, err});
+    json_decref(root);
+    if (result != 0)
+        tokenizer_free(t);
+    else
+        *out = t;
+    return result;
 }
 
 int tokenizer_load_text(struct tokenizer **out, const char *json, size_t n, const char *where,
                         struct error *err) {
-    *out = NULL;
-    json_t *root = json_parse(json, n, where, err);
-    if (!root)
-        return -1;
-    int result = load_json(out, root, where, err);
-    json_decref(root);
-    return result;
+    return load_json(out, json_parse(json, n, where, err), where, err);
 }
 
 int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err) {
@@ -294,15 +219,7 @@ int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err) {
     *out = NULL;
     if (model_folder_path(path, sizeof path, dir, "tokenizer.json", err) != 0)
         return -1;
-    json_t *root = json_read_file(path, err);
-    int result = root ? load_json(out, root, path, err) : -1;
-    json_decref(root);
-    if (result == 0 && load_chat_template(*out, dir, err) != 0) {
-        tokenizer_free(*out);
-        *out = NULL;
-        result = -1;
-    }
-    return result;
+    return load_json(out, json_read_file(path, err), path, err);
 }
 
 void tokenizer_free(struct tokenizer *t) {
@@ -326,12 +243,4 @@ int tokenizer_vocab_size(const struct tokenizer *t) {
 
 int32_t tokenizer_id(const struct tokenizer *t, const char *token) {
     return tok_vocab_find(&t->vocab, token, strlen(token));
-}
-
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id) {
-    return id >= 0 && (size_t)id < t->vocab.n_tokens && t->vocab.tokens[id].special;
-}
-
-bool tokenizer_has_chatml(const struct tokenizer *t) {
-    return t->has_chatml;
 }

@@ -103,25 +103,24 @@ static int normalize_nfc(const char *text, size_t n, struct bytes *out, struct e
     return 0;
 }
 
-static int apply(const struct step *s, const struct matcher *m, const char *text, size_t n,
-                 struct spans *spans, struct bytes *out, struct error *err) {
+static int apply(const struct step *s, struct matcher *m, const char *text, size_t n,
+                 struct bytes *out) {
     switch (s->kind) {
     case STEP_NFC:
-        return normalize_nfc(text, n, out, err);
+        return normalize_nfc(text, n, out, m->err);
     case STEP_PREPEND:
         if (n > 0)
             tok_bytes_add(out, s->content.data, s->content.n);
         tok_bytes_add(out, text, n);
         return 0;
     default: /* STEP_REPLACE: the loader admits no other */
-        return tok_replace(&s->pattern, m, &s->content, text, n, spans, out, err);
+        return tok_replace(m, &s->pattern, &s->content, text, n, out);
     }
 }
 
-int tok_normalize(const struct tokenizer *t, const struct matcher *m, const char *text, size_t n,
-                  struct bytes *out, struct error *err) {
+int tok_normalize(const struct tokenizer *t, struct matcher *m, const char *text, size_t n,
+                  struct bytes *out) {
     struct bytes from = {0};
-    struct spans spans = {0};
     int result = 0;
     out->n = 0;
     tok_bytes_add(out, text, n);
@@ -130,13 +129,11 @@ int tok_normalize(const struct tokenizer *t, const struct matcher *m, const char
         from = *out;
         *out = swap;
         out->n = 0;
-        result =
-            apply(&t->normalizers.items[i], m, from.n ? from.data : "", from.n, &spans, out, err);
+        result = apply(&t->normalizers.items[i], m, from.n ? from.data : "", from.n, out);
         out->failed = out->failed || from.failed;
     }
     if (result == 0 && out->failed)
-        result = tok_out_of_memory(err);
+        result = tok_out_of_memory(m->err);
     tok_bytes_free(&from);
-    free(spans.items);
     return result;
 }

@@ -4,15 +4,8 @@
 #include <string.h>
 
 void tok_piece_add(struct pieces *p, size_t at, size_t n, int32_t id, bool first) {
-    if (p->failed || (n == 0 && id < 0))
-        return;
-    struct piece *grown = tok_grow(p->items, &p->cap, p->n + 1, sizeof *grown);
-    if (!grown) {
-        p->failed = true;
-        return;
-    }
-    p->items = grown;
-    p->items[p->n++] = (struct piece){at, n, id, first};
+    if (n > 0 || id >= 0)
+        TOK_ADD(p, (struct piece){at, n, id, first});
 }
 
 /* A match joins what stands before it (read backwards: behind it), unless that is a match itself.
@@ -23,7 +16,7 @@ static void merge_matches(const struct spans *in, struct spans *out, bool backwa
         struct span s = in->items[backwards ? in->n - 1 - i : i];
         struct span *last = out->n > 0 ? &out->items[out->n - 1] : NULL;
         if (!s.match || after_match || !last)
-            tok_spans_add(out, s.start, s.end, false);
+            TOK_ADD(out, (struct span){s.start, s.end, false});
         else if (backwards)
             last->start = s.start;
         else
@@ -45,22 +38,22 @@ static void merge_contiguous(const struct spans *in, struct spans *out) {
         if (i > 0 && out->n > 0 && s.match == in->items[i - 1].match)
             out->items[out->n - 1].end = s.end;
         else
-            tok_spans_add(out, s.start, s.end, false);
+            TOK_ADD(out, (struct span){s.start, s.end, false});
     }
 }
 
-/* Turns w->spans (matches and gaps) into w->parts (pieces to keep, or `match`: to drop). */
-static void apply_behavior(struct work *w, enum split_behavior behavior, bool invert) {
-    struct spans *in = &w->spans, *out = &w->parts;
+/* Turns the matches and gaps that were found into w->parts: pieces to keep, or `match`: to drop. */
+static void apply_behavior(struct work *w, const struct step *s) {
+    struct spans *in = &w->matcher.spans, *out = &w->parts;
     out->n = 0;
-    for (size_t i = 0; invert && i < in->n; i++)
+    for (size_t i = 0; s->invert && i < in->n; i++)
         in->items[i].match = !in->items[i].match;
-    switch (behavior) {
+    switch (s->behavior) {
     case SPLIT_ISOLATED:
     case SPLIT_REMOVED:
         for (size_t i = 0; i < in->n; i++)
-            tok_spans_add(out, in->items[i].start, in->items[i].end,
-                          behavior == SPLIT_REMOVED && in->items[i].match);
+            TOK_ADD(out, (struct span){in->items[i].start, in->items[i].end,
+                                       s->behavior == SPLIT_REMOVED && in->items[i].match});
         break;
     case SPLIT_MERGED_WITH_PREVIOUS:
         merge_matches(in, out, false);
@@ -77,21 +70,20 @@ static void apply_behavior(struct work *w, enum split_behavior behavior, bool in
 /* Every character that is a number, alone or in runs. */
 static void find_numbers(const char *text, size_t n, struct spans *out) {
     size_t done = 0;
-    out->n = 0;
     for (size_t at = 0; at < n;) {
         uint32_t c = 0;
         int length = tok_utf8_next(text + at, n - at, &c);
         size_t end = at + (length > 0 ? (size_t)length : 1);
         if (length > 0 && tok_is_numeric(c)) {
             if (done < at)
-                tok_spans_add(out, done, at, false);
-            tok_spans_add(out, at, end, true);
+                TOK_ADD(out, (struct span){done, at, false});
+            TOK_ADD(out, (struct span){at, end, true});
             done = end;
         }
         at = end;
     }
     if (done < n)
-        tok_spans_add(out, done, n, false);
+        TOK_ADD(out, (struct span){done, n, false});
 }
 
 /* Writes one piece, as the step spells it, to w->text; the spans are cut from that. */
@@ -119,30 +111,16 @@ static void rewrite(struct work *w, const struct step *s, const struct piece *pi
 }
 
 static int cut(struct work *w, const struct step *s) {
-    const char *text = w->text.data;
-    size_t n = w->text.n;
-    const struct pattern mark = {.literal = s->content};
-    switch (s->kind) {
-    case STEP_DIGITS:
-        find_numbers(text, n, &w->spans);
-        apply_behavior(w, s->individual_digits ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS, false);
-        return 0;
-    case STEP_SPLIT:
-        if (tok_find(&s->pattern, &w->matcher, text, n, &w->spans, w->err) != 0)
-            return -1;
-        apply_behavior(w, s->behavior, s->invert);
-        return 0;
-    default: /* STEP_BYTE_LEVEL and STEP_METASPACE */
-        w->spans.n = 0;
-        if (!s->split)
-            tok_spans_add(&w->spans, 0, n, false);
-        else if (tok_find(s->kind == STEP_METASPACE ? &mark : &s->pattern, &w->matcher, text, n,
-                          &w->spans, w->err) != 0)
-            return -1;
-        apply_behavior(w, s->kind == STEP_METASPACE ? SPLIT_MERGED_WITH_NEXT : SPLIT_ISOLATED,
-                       false);
-        return 0;
-    }
+    struct spans *spans = &w->matcher.spans;
+    spans->n = 0;
+    if (s->kind == STEP_DIGITS)
+        find_numbers(w->text.data, w->text.n, spans);
+    else if (!s->split)
+        TOK_ADD(spans, (struct span){0, w->text.n, false});
+    else if (tok_find(&w->matcher, &s->pattern, w->text.data, w->text.n) != 0)
+        return -1;
+    apply_behavior(w, s);
+    return spans->failed || w->parts.failed ? tok_out_of_memory(w->matcher.err) : 0;
 }
 
 static void add_part(struct work *w, const struct step *s, const struct piece *piece,
@@ -169,11 +147,9 @@ static int apply(struct work *w, const struct step *s) {
         }
         rewrite(w, s, piece);
         if (w->text.failed)
-            return tok_out_of_memory(w->err);
+            return tok_out_of_memory(w->matcher.err);
         if (cut(w, s) != 0)
             return -1;
-        if (w->spans.failed || w->parts.failed)
-            return tok_out_of_memory(w->err);
         for (size_t k = 0; k < w->parts.n; k++) {
             if (!w->parts.items[k].match)
                 add_part(w, s, piece, &w->parts.items[k]);
@@ -182,7 +158,7 @@ static int apply(struct work *w, const struct step *s) {
     struct pieces swap = w->now;
     w->now = w->next;
     w->next = swap;
-    return w->now.failed || w->now.text.failed ? tok_out_of_memory(w->err) : 0;
+    return w->now.failed || w->now.text.failed ? tok_out_of_memory(w->matcher.err) : 0;
 }
 
 int tok_pre_tokenize(struct work *w) {

@@ -223,6 +223,7 @@ void tok_pattern_free(struct pattern *p) {
 }
 
 int tok_matcher_init(struct matcher *m, struct error *err) {
+    m->err = err;
     m->data = pcre2_match_data_create(1, NULL);
     m->context = pcre2_match_context_create(NULL);
     m->stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL);
@@ -239,32 +240,20 @@ void tok_matcher_free(struct matcher *m) {
     pcre2_match_data_free(m->data);
     pcre2_match_context_free(m->context);
     pcre2_jit_stack_free(m->stack);
+    free(m->spans.items);
     *m = (struct matcher){0};
-}
-
-void tok_spans_add(struct spans *s, size_t start, size_t end, bool match) {
-    if (s->failed)
-        return;
-    struct span *grown = tok_grow(s->items, &s->cap, s->n + 1, sizeof *grown);
-    if (!grown) {
-        s->failed = true;
-        return;
-    }
-    s->items = grown;
-    s->items[s->n++] = (struct span){start, end, match};
 }
 
 static void add_match(struct spans *out, size_t start, size_t end, size_t *done) {
     if (*done != start)
-        tok_spans_add(out, *done, start, false);
-    tok_spans_add(out, start, end, true);
+        TOK_ADD(out, (struct span){*done, start, false});
+    TOK_ADD(out, (struct span){start, end, true});
     *done = end;
 }
 
 /* The matches in the valid UTF-8 at text[from..to). */
-static int find_in_valid(const struct pattern *p, const struct matcher *m, const char *text,
-                         size_t from, size_t to, size_t *done, struct spans *out,
-                         struct error *err) {
+static int find_in_valid(struct matcher *m, const struct pattern *p, const char *text, size_t from,
+                         size_t to, size_t *done) {
     const char *part = text + from;
     size_t n = to - from, at = 0, last_end = SIZE_MAX;
     while (at <= n) {
@@ -275,8 +264,8 @@ static int find_in_valid(const struct pattern *p, const struct matcher *m, const
         if (found < 0) {
             char why[256];
             pcre2_get_error_message(found, (PCRE2_UCHAR *)why, sizeof why);
-            return error_set(err, "%s: failed at byte %zu of a text: %s", p->name.data, from + at,
-                             why);
+            return error_set(m->err, "%s: failed at byte %zu of a text: %s", p->name.data,
+                             from + at, why);
         }
         const size_t *bounds = pcre2_get_ovector_pointer(m->data);
         size_t start = bounds[0], end = bounds[1];
@@ -285,49 +274,40 @@ static int find_in_valid(const struct pattern *p, const struct matcher *m, const
             at = end < n ? end + (size_t)tok_utf8_next(part + end, n - end, &c) : n + 1;
             continue;
         }
-        add_match(out, from + start, from + end, done);
+        add_match(&m->spans, from + start, from + end, done);
         at = last_end = end;
     }
     return 0;
 }
 
-static void find_literal(const struct bytes *literal, const char *text, size_t n, size_t *done,
-                         struct spans *out) {
+int tok_find(struct matcher *m, const struct pattern *p, const char *text, size_t n) {
+    const struct bytes *literal = &p->literal;
     const char *hit;
-    while ((hit = memmem(text + *done, n - *done, literal->data, literal->n)) != NULL) {
-        size_t start = (size_t)(hit - text);
-        add_match(out, start, start + literal->n, done);
-    }
-}
-
-int tok_find(const struct pattern *p, const struct matcher *m, const char *text, size_t n,
-             struct spans *out, struct error *err) {
     size_t done = 0;
-    out->n = 0;
-    if (!p->code)
-        find_literal(&p->literal, text, n, &done, out);
+    m->spans.n = 0;
+    while (!p->code && (hit = memmem(text + done, n - done, literal->data, literal->n)))
+        add_match(&m->spans, (size_t)(hit - text), (size_t)(hit - text) + literal->n, &done);
     for (size_t at = 0; p->code && at < n;) {
         size_t valid = tok_utf8_valid(text + at, n - at);
-        if (valid > 0 && find_in_valid(p, m, text, at, at + valid, &done, out, err) != 0)
+        if (valid > 0 && find_in_valid(m, p, text, at, at + valid, &done) != 0)
             return -1;
         at += valid + 1; /* bytes that are no character match nothing */
     }
     if (done != n)
-        tok_spans_add(out, done, n, false);
-    return out->failed ? tok_out_of_memory(err) : 0;
+        TOK_ADD(&m->spans, (struct span){done, n, false});
+    return m->spans.failed ? tok_out_of_memory(m->err) : 0;
 }
 
-int tok_replace(const struct pattern *p, const struct matcher *m, const struct bytes *content,
-                const char *text, size_t n, struct spans *spans, struct bytes *out,
-                struct error *err) {
-    if (tok_find(p, m, text, n, spans, err) != 0)
+int tok_replace(struct matcher *m, const struct pattern *p, const struct bytes *content,
+                const char *text, size_t n, struct bytes *out) {
+    if (tok_find(m, p, text, n) != 0)
         return -1;
-    for (size_t i = 0; i < spans->n; i++) {
-        const struct span *s = &spans->items[i];
+    for (size_t i = 0; i < m->spans.n; i++) {
+        const struct span *s = &m->spans.items[i];
         if (s->match)
             tok_bytes_add(out, content->data, content->n);
         else
             tok_bytes_add(out, text + s->start, s->end - s->start);
     }
-    return out->failed ? tok_out_of_memory(err) : 0;
+    return out->failed ? tok_out_of_memory(m->err) : 0;
 }

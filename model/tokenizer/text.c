@@ -46,18 +46,6 @@ void tok_bytes_free(struct bytes *b) {
     *b = (struct bytes){0};
 }
 
-void tok_ids_add(struct ids *ids, int32_t id) {
-    if (ids->failed)
-        return;
-    int32_t *grown = tok_grow(ids->items, &ids->cap, ids->n + 1, sizeof *grown);
-    if (!grown) {
-        ids->failed = true;
-        return;
-    }
-    ids->items = grown;
-    ids->items[ids->n++] = id;
-}
-
 int tok_utf8_next(const char *s, size_t n, uint32_t *c) {
     const unsigned char *u = (const unsigned char *)s;
     unsigned lead = u[0];

@@ -34,15 +34,12 @@
 struct tokenizer;
 
 /*
- * Loads DIR/tokenizer.json. DIR/chat_template.jinja, or else "chat_template" in
- * DIR/tokenizer_config.json, is read too if it is there, only to answer tokenizer_has_chatml.
- * On success *out is the caller's, to be given to tokenizer_free. Returns 0, or -1 with err set and
+ * Loads DIR/tokenizer.json. On success *out is the caller's, to be given to tokenizer_free. Returns 0, or -1 with err set and
  * *out NULL.
  */
 int tokenizer_load(struct tokenizer **out, const char *dir, struct error *err);
 
-/* tokenizer_load for the n bytes of a tokenizer.json; where names them in errors. No chat template.
- */
+/* tokenizer_load for the n bytes of a tokenizer.json; where names them in errors. */
 int tokenizer_load_text(struct tokenizer **out, const char *json, size_t n, const char *where,
                         struct error *err);
 
@@ -78,12 +75,6 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
 /* The id of exactly this token (as it is spelled in the file), or -1. */
 int32_t tokenizer_id(const struct tokenizer *t, const char *token);
 
-/* Whether the file calls this token special. False for ids that do not exist. */
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
-
-/* Whether the chat template is ChatML: it names <|im_start|> and <|im_end|> and both are added
- * tokens. See model/files/chat.h. */
-bool tokenizer_has_chatml(const struct tokenizer *t);
 
 /*
  * Decoding one id at a time. Each push gives the bytes that no later id can change, always whole

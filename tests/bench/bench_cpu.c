@@ -1,102 +1,117 @@
 /*
- * bench_cpu - the reference on this CPU, beside its limit: OpenBLAS alone.
+ * bench_cpu - the reference on this CPU: its integer kernels beside version 1, OpenBLAS, and beside
+ * the limit, a loop that only reads the weights with as many threads.
  *
- * The limit is the time of the matrix products of the same pass, the same calls with the same
- * shapes and the same weights in memory, and nothing else: dgemv or dgemm of every linear layer,
- * and the two dgemm per tile and kv head of attention. Engine and limit are timed alternately and
- * the medians compared. The first lines give loading time and peak memory.
+ * Two models: one with the shape of Qwen3-0.6B and random weights, whose checkpoint of 1.2 GB is
+ * written into $TMPDIR (/tmp) and removed again, and the shipped one. What is compared takes turns,
+ * and the medians are compared: a busy machine slows down both.
  */
 #include "model/forward.h"
-#include "model/numerics.h"
+#include "ref/integer/integer.h"
+#include "ref/ref.h"
 #include "scheduler/kv_contiguous.h"
 #include "scheduler/sequence.h"
+#include "tests/bench/large_checkpoint.h"
 
 #include <cblas.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-enum { PREFILL = 512, CHUNK = 128, DECODE = 64, REPEATS = 9, ATTENTION_BLOCK = 256 };
-
-/* Doubles that the matrix products read and write; large enough for every shape. */
-struct limit {
-    const struct model *model;
-    double *x, *y, *tile;
-    int n_threads;
+enum {
+    PROMPT = 512,
+    FIRST = 256,
+    SEQUENCES = 8,
+    STEPS = 8,
+    CHUNK = 128,
+    MOST_REPEATS = 9,
+    MOST_WAYS = 3,
+    LOADINGS = 3
 };
 
-/* OpenBLAS's own threads, for the limit only: the engine calls it from threads of its own. */
-static double limit_begins(const struct limit *l) {
-    openblas_set_num_threads(l->n_threads);
-    return clock_now();
-}
+/* ---- what is measured ----------------------------------------------------------------------- */
 
-static double limit_ends(void) {
-    double now = clock_now();
-    openblas_set_num_threads(1);
-    return now;
-}
+struct subject {
+    struct device *dev;
+    struct model model;
+    struct workspace *ws;
+    struct kv_cache *caches[SEQUENCES];
+    double memory_before; /* of the process, at most */
+    size_t cache_bytes;
+};
 
-static void product(const struct limit *l, const struct matrix *w, int n_rows) {
-    if (n_rows == 1)
-        cblas_dgemv(CblasRowMajor, CblasNoTrans, w->n, w->k, 1, w->mantissas, w->k, l->x, 1, 0,
-                    l->y, 1);
-    else
-        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n_rows, w->n, w->k, 1, l->x, w->k,
-                    w->mantissas, w->k, 0, l->y, w->n);
-}
+/* One way of doing it: so many sequences, with one set of instructions or OpenBLAS. */
+struct way {
+    double (*seconds)(struct subject *, int n_sequences);
+    int n_sequences;
+    const struct integer_kernels *kernels; /* NULL: version 1 */
+};
 
-static void linear_products(const struct limit *l, int n_rows) {
-    for (int i = 0; i < l->model->config.n_layers; i++) {
-        const struct layer_weights *w = &l->model->layers[i];
-        const struct matrix *all[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down};
-        for (int m = 0; m < 7; m++)
-            product(l, all[m], n_rows);
-    }
-    product(l, model_output(l->model), 1);
-}
-
-/* The products of attention for the last n_tokens of kv_len positions, in all layers. */
-static void attention_products(const struct limit *l, int n_tokens, int kv_len) {
-    const struct model_config *c = &l->model->config;
-    int group = c->n_heads / c->n_kv_heads, dim = c->head_dim;
-    for (int head = 0; head < c->n_layers * c->n_kv_heads; head++)
-        for (int tile = 0; tile < kv_len; tile += ATTENTION_TILE) {
-            int n = kv_len - tile < ATTENTION_TILE ? kv_len - tile : ATTENTION_TILE;
-            int blind = tile - (kv_len - n_tokens), first = blind > 0 ? blind * group : 0;
-            for (; first < n_tokens * group; first += ATTENTION_BLOCK) {
-                int rows = n_tokens * group - first;
-                rows = rows < ATTENTION_BLOCK ? rows : ATTENTION_BLOCK;
-                int sees = kv_len - n_tokens + (first + rows - 1) / group + 1 - tile;
-                n = sees < n ? sees : n;
-                cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, n, dim, 1, l->x, dim,
-                            l->tile, dim, 0, l->y, ATTENTION_TILE);
-                cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, n, 1, l->y,
-                            ATTENTION_TILE, l->tile, dim, 0, l->x, dim);
-            }
-        }
-}
-
-static void fail(const struct error *err) {
-    fprintf(stderr, "bench_cpu: %s\n", err->text);
-    exit(2);
-}
-
-/* One pass over tokens first ... first + n - 1, and the choice of the next token. */
-static void pass(struct model *model, struct workspace *ws, struct kv_cache *cache, int first,
-                 int n) {
+/* One pass over n tokens of each of some sequences, from position first on. */
+static void pass(struct subject *s, int n_sequences, int first, int n) {
     struct error err;
-    int32_t ids[CHUNK], positions[CHUNK], drawn, last = n - 1;
-    for (int i = 0; i < n; i++) {
-        positions[i] = first + i;
+    int32_t ids[CHUNK + SEQUENCES], positions[CHUNK + SEQUENCES], indptr[SEQUENCES + 1] = {0};
+    int32_t last[SEQUENCES], drawn[SEQUENCES];
+    struct sampling greedy[SEQUENCES] = {{0}};
+    for (int i = 0; i < n_sequences * n; i++) {
+        positions[i] = first + i % n;
         ids[i] = (int32_t)((unsigned)(first + i) * 2654435761u % 4000u);
+        indptr[i / n + 1] = i + 1;
+        last[i / n] = i;
     }
-    struct batch batch = {n, 1, 1, ids, positions, (int32_t[]){0, n}, &last, &cache, NULL};
-    struct sampling greedy = {0};
-    if (!forward(model, ws, &batch, NULL, &err) ||
-        forward_finish(model, ws, &batch, &greedy, &drawn, &err))
-        fail(&err);
+    struct batch batch = {n_sequences * n, n_sequences, n_sequences, ids, positions,
+                          indptr,          last,        s->caches,   NULL};
+    if (!forward(&s->model, s->ws, &batch, NULL, &err) ||
+        forward_finish(&s->model, s->ws, &batch, greedy, drawn, &err))
+        fail(err.text);
+}
+
+/* Seconds of one decoding step, of a prompt, and of reading all weights that a step reads. */
+static double of_decoding(struct subject *s, int n_sequences) {
+    double begin = clock_now();
+    for (int i = 0; i < STEPS; i++)
+        pass(s, n_sequences, FIRST + i, 1);
+    return (clock_now() - begin) / STEPS;
+}
+
+static double of_prompt(struct subject *s, int n_sequences) {
+    double begin = clock_now();
+    for (int first = 0; first < PROMPT; first += CHUNK)
+        pass(s, n_sequences, first, CHUNK);
+    return clock_now() - begin;
+}
+
+enum { PIECE = 1 << 18 /* bytes that a thread reads at once */ };
+
+static void read_piece(void *context, int item, int worker) {
+    (void)worker;
+    const struct matrix *w = context;
+    size_t bytes = sizeof(int16_t) * (size_t)w->n * (size_t)w->k, first = (size_t)item * PIECE;
+    size_t end = first + PIECE < bytes ? first + PIECE : bytes;
+    const uint64_t *x = w->mantissas;
+    uint64_t sum = 0;
+    for (size_t i = first / sizeof *x; i < end / sizeof *x; i++)
+        sum += x[i];
+    __asm__ volatile("" : : "r"(sum)); /* it is used */
+}
+
+static double of_reading(struct subject *s, int n_sequences) {
+    (void)n_sequences;
+    double begin = clock_now();
+    for (int i = 0; i <= s->model.config.n_layers; i++) {
+        const struct layer_weights *w = &s->model.layers[i];
+        const struct matrix *all[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down};
+        const struct matrix *output = model_output(&s->model);
+        for (int m = 0; m < (i < s->model.config.n_layers ? 7 : 1); m++) {
+            const struct matrix *one = i < s->model.config.n_layers ? all[m] : output;
+            size_t bytes = sizeof(int16_t) * (size_t)one->n * (size_t)one->k;
+            ref_parallel(s->dev, (int)((bytes + PIECE - 1) / PIECE), read_piece, (void *)one);
+        }
+    }
+    return clock_now() - begin;
 }
 
 static int by_value(const void *a, const void *b) {
@@ -104,116 +119,179 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double median(double *seconds) {
-    qsort(seconds, REPEATS, sizeof *seconds, by_value);
-    return seconds[REPEATS / 2];
-}
-
-static void print_row(const char *what, int n_threads, int n, double engine, double linear,
-                      double products, double target) {
-    double share = products / engine * 100;
-    printf("%-18s %7d %9.1f %9.3f %12.3f %14.3f %7.0f %% %s\n", what, n_threads, n / engine,
-           engine * 1e3 / n, linear * 1e3 / n, products * 1e3 / n, share,
-           share >= target ? "" : "(below the target)");
-}
-
-static void bench_prefill(struct model *model, struct workspace *ws, struct kv_cache *cache,
-                          const struct limit *l, int n_threads) {
-    double engine[REPEATS], linear[REPEATS], products[REPEATS];
-    for (int r = -1; r < REPEATS; r++) {
-        double t0 = clock_now();
-        for (int first = 0; first < PREFILL; first += CHUNK)
-            pass(model, ws, cache, first, CHUNK);
-        double t1 = clock_now(), begin = limit_begins(l);
-        for (int first = 0; first < PREFILL; first += CHUNK)
-            linear_products(l, CHUNK);
-        double middle = clock_now();
-        for (int first = 0; first < PREFILL; first += CHUNK)
-            attention_products(l, CHUNK, first + CHUNK);
-        double end = limit_ends();
-        if (r >= 0) {
-            engine[r] = t1 - t0;
-            linear[r] = middle - begin;
-            products[r] = end - begin;
-        }
-    }
-    print_row("prefill of 512", n_threads, PREFILL, median(engine), median(linear),
-              median(products), 60);
-}
-
-/* Tokens 256 ... 319: the second tile has begun. */
-static void bench_decode(struct model *model, struct workspace *ws, struct kv_cache *cache,
-                         const struct limit *l, int n_threads) {
-    double engine[REPEATS], linear[REPEATS], products[REPEATS];
-    int first = PREFILL / 2;
-    for (int r = -1; r < REPEATS; r++) {
-        double e = 0, p = 0, a = 0;
-        for (int i = 0; i < DECODE; i++) {
-            double t0 = clock_now();
-            pass(model, ws, cache, first + i, 1);
-            double t1 = clock_now(), begin = limit_begins(l);
-            linear_products(l, 1);
-            double middle = clock_now();
-            attention_products(l, 1, first + i + 1);
-            double end = limit_ends();
-            e += t1 - t0;
-            p += middle - begin;
-            a += end - begin;
-        }
-        if (r >= 0) {
-            engine[r] = e;
-            linear[r] = p;
-            products[r] = a;
-        }
-    }
-    print_row("decode at 256+", n_threads, DECODE, median(engine), median(linear), median(products),
-              70);
-}
-
-/* Both rows with n threads. The model is loaded again, into the memory of its device. */
-static void bench(int n_threads) {
+/* The median seconds of each way; they take turns. repeats = 1: without a turn that does not count.
+ */
+static void compare(struct subject *s, const struct way *ways, int n_ways, int repeats,
+                    double *median) {
+    struct ref_device *ref = (struct ref_device *)s->dev;
+    double seconds[MOST_WAYS][MOST_REPEATS];
     struct error err;
-    struct device_options options = {.n_threads = n_threads};
-    struct device *dev = ref_ops.open(&options, &err);
-    struct model model;
-    double t0 = clock_now();
-    if (!dev || model_load(&model, dev, "data/model", NULL, &err))
-        fail(&err);
-    double loading = clock_now() - t0;
-    struct workspace *ws = workspace_new(&model, &err);
-    struct kv_cache *cache = kv_static_new(&model, PREFILL, &err);
-    struct limit limit = {&model, calloc(1 << 20, sizeof(double)), calloc(1 << 20, sizeof(double)),
-                          calloc(1 << 20, sizeof(double)), n_threads};
-    if (!ws || !cache || !limit.x || !limit.y || !limit.tile)
-        fail(&err);
-    for (int first = 0; first < PREFILL; first += CHUNK)
-        pass(&model, ws, cache, first, CHUNK);
+    for (int r = repeats > 1 ? -1 : 0; r < repeats; r++)
+        for (int i = 0; i < n_ways; i++) {
+            int version = ways[i].kernels ? 2 : 1;
+            if (ref_ops.set_version(s->dev, "linear", version, &err) ||
+                ref_ops.set_version(s->dev, "attention", version, &err))
+                fail(err.text);
+            if (ways[i].kernels)
+                ref->kernels = ways[i].kernels;
+            double found = ways[i].seconds(s, ways[i].n_sequences);
+            if (r >= 0)
+                seconds[i][r] = found;
+        }
+    for (int i = 0; i < n_ways; i++) {
+        qsort(seconds[i], (size_t)repeats, sizeof(double), by_value);
+        median[i] = seconds[i][repeats / 2];
+    }
+}
+
+/* Tokens a second of two ways and their ratio. */
+static void print_row(const struct subject *s, const char *name, const char *what, double rate,
+                      double beside, double wanted) {
+    printf("%-12s %-46s %7d %9.1f %9.1f %7.2f", name, what, ref_n_threads(s->dev), rate, beside,
+           rate / beside);
+    if (wanted > 0)
+        printf(" %7.2f%s", wanted, rate / beside < wanted ? " not reached" : "");
+    printf("\n");
+    fflush(stdout);
+}
+
+static double peak_bytes(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    double peak = (double)usage.ru_maxrss * 1024 - (double)cache->bytes;
-    if (n_threads == 1)
-        printf("loading: %.3f s. Peak memory up to a prefill of 512, without the KV cache of %.1f "
-               "MB: %.1f MB,\n%.1f bytes a parameter (%zu parameters)\n\n%-18s %7s %9s %9s %12s "
-               "%14s %9s\n",
-               loading, (double)cache->bytes / 1e6, peak / 1e6, peak / (double)model.n_parameters,
-               model.n_parameters, "", "threads", "tok/s", "ms/tok", "linear only", "all products",
-               "of limit");
-    bench_prefill(&model, ws, cache, &limit, n_threads);
-    bench_decode(&model, ws, cache, &limit, n_threads);
-    free(limit.x);
-    free(limit.y);
-    free(limit.tile);
-    kv_cache_free(cache);
-    workspace_free(ws);
-    model_free(&model);
-    dev->ops->close(dev);
+    return (double)usage.ru_maxrss * 1024;
+}
+
+/* The peak is what there is now. */
+static void forget_peak(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (!f || fputs("5", f) < 0 || fclose(f))
+        fail("cannot write /proc/self/clear_refs");
+}
+
+/* Of the process: only the first large model shows it. */
+static void print_memory(const struct subject *s, const char *name, const char *when) {
+    double cache_bytes = (double)s->cache_bytes * (FIRST + STEPS) / PROMPT; /* those written */
+    double bytes = peak_bytes() - s->memory_before - cache_bytes;
+    if (s->memory_before < 2e8)
+        printf("%-12s at most %.2f bytes of memory a parameter %s (at most 2.3)\n", name,
+               bytes / (double)s->model.n_parameters, when);
+}
+
+static void all_rows(struct subject *s, const char *name, bool is_large) {
+    struct error err;
+    const struct integer_kernels *best = integer_choose(&err);
+    const struct way decoding[] = {{of_decoding, 1, best}, {of_reading, 1, best}};
+    const struct way few[] = {
+        {of_decoding, 1, best}, {of_decoding, 1, NULL}, {of_decoding, SEQUENCES, best}};
+    const struct way prompts[] = {
+        {of_prompt, 1, best}, {of_prompt, 1, NULL}, {of_prompt, 1, &integer_avx2}};
+    bool has_avx2 = best == &integer_avx512;
+    double t[MOST_WAYS];
+    for (int i = 0; i < SEQUENCES; i++)
+        for (int first = 0; first < FIRST; first += CHUNK)
+            pass(
+                &(struct subject){
+                    .dev = s->dev, .model = s->model, .ws = s->ws, .caches = {s->caches[i]}},
+                1, first, CHUNK);
+    compare(s, decoding, 2, MOST_REPEATS, t);
+    pass(s, SEQUENCES, FIRST, 1);
+    if (is_large)
+        print_memory(s, name, "beside the cache");
+    print_row(s, name, "decoding, beside reading 2 bytes a parameter", 1 / t[0], 1 / t[1],
+              is_large ? 0.85 : 0);
+    compare(s, few, 3, is_large ? 3 : MOST_REPEATS, t);
+    print_row(s, name, "decoding, beside version 1", 1 / t[0], 1 / t[1], is_large ? 0 : 2.5);
+    print_row(s, name, "decoding 8 at once, beside one", SEQUENCES / t[2], 1 / t[0],
+              is_large ? 4 : 0);
+    compare(s, prompts, has_avx2 ? 3 : 2, is_large ? 1 : MOST_REPEATS, t);
+    print_row(s, name, "a prompt of 512, beside version 1", PROMPT / t[0], PROMPT / t[1],
+              has_avx2 ? 1.5 : 1);
+    if (has_avx2)
+        print_row(s, name, "a prompt of 512 with AVX2 only, beside version 1", PROMPT / t[2],
+                  PROMPT / t[1], 1);
+}
+
+/* Seconds that it takes to read the file into memory, as whoever loads it must at least. */
+static double of_file(const char *path) {
+    int fd = open(path, O_RDONLY);
+    struct stat info;
+    double begin = clock_now();
+    if (fd < 0 || fstat(fd, &info))
+        fail("cannot read the checkpoint");
+    char *bytes = malloc((size_t)info.st_size);
+    for (off_t done = 0; bytes && done < info.st_size;) {
+        ssize_t n = read(fd, bytes + done, (size_t)(info.st_size - done));
+        if (n <= 0)
+            fail("cannot read the checkpoint");
+        done += n;
+    }
+    double seconds = clock_now() - begin;
+    free(bytes);
+    close(fd);
+    return seconds;
+}
+
+/* Loads the model and reads its file in turns, and keeps the model. */
+static void bench_loading(struct subject *s, const char *name, const char *folder,
+                          const char *path) {
+    struct error err;
+    double loading[LOADINGS], reading[LOADINGS];
+    s->memory_before = peak_bytes();
+    for (int i = 0; i < LOADINGS; i++) {
+        model_free(&s->model);
+        double begin = clock_now();
+        if (model_load(&s->model, s->dev, folder, NULL, &err))
+            fail(err.text);
+        loading[i] = clock_now() - begin;
+        if (path && !i)
+            print_memory(s, name, "while loading");
+        if (path)
+            reading[i] = of_file(path);
+    }
+    if (!path)
+        return;
+    qsort(loading, LOADINGS, sizeof(double), by_value);
+    qsort(reading, LOADINGS, sizeof(double), by_value);
+    double ratio = loading[LOADINGS / 2] / reading[LOADINGS / 2];
+    printf("%-12s %-46s %7d %7.2f s %7.2f s %7.2f  (at most 1.50)\n", name,
+           "loading, beside reading the file", ref_n_threads(s->dev), loading[LOADINGS / 2],
+           reading[LOADINGS / 2], ratio);
+    forget_peak(); /* the file had memory of its own */
+}
+
+static void bench(const char *name, const char *folder, const char *path, int n_threads) {
+    struct error err;
+    struct device_options options = {.n_threads = n_threads};
+    struct subject s = {.dev = ref_ops.open(&options, &err)};
+    if (!s.dev)
+        fail(err.text);
+    bench_loading(&s, name, folder, path);
+    if (!(s.ws = workspace_new(&s.model, &err)))
+        fail(err.text);
+    s.cache_bytes = s.dev->bytes;
+    for (int i = 0; i < SEQUENCES; i++)
+        if (!(s.caches[i] = kv_static_new(&s.model, PROMPT, &err)))
+            fail(err.text);
+    s.cache_bytes = s.dev->bytes - s.cache_bytes;
+    all_rows(&s, name, path != NULL);
+    for (int i = 0; i < SEQUENCES; i++)
+        kv_cache_free(s.caches[i]);
+    workspace_free(s.ws);
+    model_free(&s.model);
+    ref_ops.close(s.dev);
 }
 
 int main(void) {
-    printf("%s, OpenBLAS core %s, shipped model. Milliseconds per token; the limit is the\n"
-           "matrix products alone. Targets: decode 70 %%, prefill 60 %% of the limit.\n\n",
-           openblas_get_config(), openblas_get_corename());
-    for (int n = 1; n <= 2; n++)
-        bench(n);
+    char folder[128], path[160];
+    write_checkpoint(folder, path);
+    const struct integer_kernels *best = integer_choose(NULL);
+    printf("integer kernels: %s; OpenBLAS core %s\n\n%-12s %-46s %7s %9s %9s %7s %7s\n",
+           best ? best->name : "none", openblas_get_corename(), "model", "", "threads", "tokens/s",
+           "beside", "ratio", "wanted");
+    for (int n = 2; n >= 1; n--)
+        bench("shipped", "data/model", NULL, n);
+    for (int n = 2; n >= 1; n--)
+        bench("qwen3-0.6b", folder, path, n);
+    remove_checkpoint(folder, path);
     return 0;
 }

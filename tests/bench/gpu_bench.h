@@ -79,7 +79,8 @@ template <class Body> static double seconds(int burst, Body body) {
     return all[all.size() / 2];
 }
 
-/* The same as a CUDA graph, so that the gaps between short launches are the hardware's only. */
+/* The median of launches that are recorded as a CUDA graph, so that the gaps between short launches
+ * are the hardware's only. */
 template <class Body> static double graph_seconds(int burst, Body body) {
     cudaStream_t stream = gpu_of(dev)->stream;
     cudaGraph_t graph;

@@ -20,7 +20,7 @@ extern "C" {
 
 #include <vector>
 
-#define assert_cuda(call) assert_string_equal(cudaGetErrorName(call), "cudaSuccess")
+#define assert_cuda(call) assert_string_equal(cudaGetErrorString(call), "no error")
 
 /* An array on the device, with a copy of `from`. */
 template <class T> T *to_device(const std::vector<T> &from) {

@@ -571,7 +571,7 @@ static void test_misaligned_shared_vector(void **) {
     expect_fault(EMU_MISALIGNED, "thread (1,0,0): uses ");
 }
 
-/* Of each vector one element is used, so no access is as wide as the vector. */
+/* Only one element of each vector is used, so no access is as wide as the vector. */
 __global__ void misaligned_element(float *y, const float *x, int offset) {
     float4 v = *(const float4 *)(x + 4 * threadIdx.x + offset);
     y[threadIdx.x] = v.y;

@@ -31,26 +31,15 @@ static void test_pinned_memory(void **) {
     assert_cuda(cudaFree(data));
 }
 
-static void test_streams_and_events(void **) {
+static void test_streams(void **) {
     cudaStream_t stream;
-    cudaEvent_t start, stop;
-    float milliseconds = -1;
-    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    assert_cuda(cudaEventCreate(&start));
-    assert_cuda(cudaEventCreate(&stop));
-    char *data;
-    assert_cuda(cudaMalloc(&data, 1 << 20));
-    assert_cuda(cudaEventRecord(start, stream));
-    assert_cuda(cudaMemsetAsync(data, 1, 1 << 20, stream));
-    assert_cuda(cudaEventRecord(stop, stream));
-    assert_cuda(cudaStreamWaitEvent(0, stop, 0));
-    assert_cuda(cudaEventSynchronize(stop));
-    assert_cuda(cudaEventElapsedTime(&milliseconds, start, stop));
-    assert_true(milliseconds >= 0 && milliseconds < 10000);
+    char host[64], *data;
+    assert_cuda(cudaStreamCreate(&stream));
+    assert_cuda(cudaMalloc(&data, sizeof host));
+    assert_cuda(cudaMemset(data, 1, sizeof host));
+    assert_cuda(cudaMemcpyAsync(host, data, sizeof host, cudaMemcpyDeviceToHost, stream));
     assert_cuda(cudaStreamSynchronize(stream));
-    assert_cuda(cudaEventQuery(stop));
-    assert_cuda(cudaEventDestroy(start));
-    assert_cuda(cudaEventDestroy(stop));
+    assert_int_equal(host[63], 1);
     assert_cuda(cudaStreamDestroy(stream));
     assert_cuda(cudaFree(data));
 }
@@ -58,24 +47,16 @@ static void test_streams_and_events(void **) {
 __global__ void nothing() {
 }
 
-static void test_device_properties(void **) {
-    int count = 0, device = -1, value = 0, n_blocks = 0;
-    struct cudaDeviceProp p;
+static void test_device_attributes(void **) {
+    int count = 0, value = 0;
     assert_cuda(cudaGetDeviceCount(&count));
     assert_true(count >= 1);
-    assert_cuda(cudaSetDevice(0));
-    assert_cuda(cudaGetDevice(&device));
-    assert_int_equal(device, 0);
-    assert_cuda(cudaGetDeviceProperties(&p, 0));
-    assert_int_equal(p.warpSize, 32);
-    assert_true(strlen(p.name) > 0);
     assert_cuda(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    assert_int_equal(value, p.sharedMemPerBlockOptin);
+    assert_true(value >= 48 * 1024);
     assert_cuda(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
-    assert_int_equal(value, p.multiProcessorCount);
-    assert_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_blocks, nothing, 256, 1024));
-    assert_true(n_blocks >= 1 && n_blocks <= 32);
-    assert_int_equal(cudaSetDevice(1000), cudaErrorInvalidDevice);
+    assert_true(value >= 1);
+    assert_int_equal(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 1000),
+                     cudaErrorInvalidDevice);
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidDevice);
     assert_cuda(cudaGetLastError());
 }
@@ -117,7 +98,6 @@ static void test_dgemm(void **) {
     cublasHandle_t handle;
     assert_blas(cublasCreate(&handle));
     assert_blas(cublasSetStream(handle, 0));
-    assert_blas(cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH));
     uint32_t state = 29;
     for (const struct shape &s : shapes) {
         int lda = stride_of(s.op_a, s.m, s.k), ldb = stride_of(s.op_b, s.k, s.n), ldc = s.m + 3;
@@ -257,7 +237,8 @@ static void test_device_of_another_kind(void **) {
     emu_set_capability(0, 80);
     assert_int_equal(cudaGetDeviceCount(&count), cudaErrorNoDevice);
     assert_int_equal(count, 0);
-    assert_int_equal(cudaSetDevice(0), cudaErrorInvalidDevice);
+    assert_int_equal(cudaDeviceGetAttribute(&value, cudaDevAttrL2CacheSize, 0),
+                     cudaErrorInvalidDevice);
     emu_reset();
     assert_cuda(cudaGetDeviceCount(&count));
     assert_int_equal(count, 1);
@@ -290,8 +271,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_copies_and_sets),
         cmocka_unit_test(test_pinned_memory),
-        cmocka_unit_test(test_streams_and_events),
-        cmocka_unit_test(test_device_properties),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_device_attributes),
         cmocka_unit_test(test_dgemm),
         cmocka_unit_test(test_gemm_of_8_bit_integers),
 #ifdef SAMEBITS_EMU

@@ -215,7 +215,7 @@ static void test_last_block_sees_all(void **) {
     assert_cuda(cudaFree(n_done));
 }
 
-__constant__ float weights[4];
+__constant__ float weights[4] = {1, 2.5f, -3, 4};
 __device__ int counter;
 
 __global__ void use_symbols(float *y) {
@@ -225,17 +225,18 @@ __global__ void use_symbols(float *y) {
 }
 
 static void test_constant_and_device_variables(void **) {
-    const float w[4] = {1, 2.5f, -3, 4};
-    int zero = 0, n = 0;
-    assert_cuda(cudaMemcpyToSymbol(weights, w, sizeof w));
-    assert_cuda(cudaMemcpyToSymbol(counter, &zero, sizeof zero));
+    float w[4] = {};
+    int before = 0, n = 0;
+    assert_cuda(cudaMemcpyFromSymbol(w, weights, sizeof w));
+    assert_true(w[1] == 2.5f);
+    assert_cuda(cudaMemcpyFromSymbol(&before, counter, sizeof before));
     float *y = to_device(std::vector<float>(4, 0));
     LAUNCH(use_symbols, 2, 40, 0, 0, y);
     std::vector<float> found = from_device(y, 4);
     for (int i = 0; i < 4; i++)
         assert_true(found[i] == 2 * w[i]);
     assert_cuda(cudaMemcpyFromSymbol(&n, counter, sizeof n));
-    assert_int_equal(n, 80);
+    assert_int_equal(n - before, 80);
 }
 
 int main(void) {

@@ -6,6 +6,7 @@
  * length, which is then filled in, so that most inputs reach the JSON.
  */
 #include "model/files/safetensors.h"
+#include "tests/find_tensor.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,7 @@ static void check(const unsigned char *bytes, size_t n) {
     size_t covered = 0;
     for (size_t i = 0; i < safetensors_count(s); i++) {
         const struct tensor *t = safetensors_at(s, i);
-        if (safetensors_find(s, t->name) != t || t->data < bytes ||
+        if (find_tensor(s, t->name) != t || t->data < bytes ||
             t->data + t->n_bytes > bytes + n)
             abort();
         covered += t->n_bytes;

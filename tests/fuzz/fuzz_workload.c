@@ -28,8 +28,9 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
 }
 
 /* Refuses every other list. */
-static int encode_messages(void *context, const json_t *messages, const char *where, int32_t **ids,
+static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
+    const json_t *messages = json_object_get(line, "messages");
     (void)context;
     *n = json_array_size(messages);
     if (*n % 2 == 0)
@@ -54,7 +55,7 @@ static void check_request(const struct request *r, const char *title) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static const struct workload_encoder encoder = {encode_prompt, encode_messages, NULL};
     static const struct request defaults = {.max_new = 512, .sampling = {.top_p = 1}};
-    struct workload w;
+    struct workload w = {0};
     struct error err = {""};
     char path[64];
     int file = memfd_create("fuzz", 0);
@@ -65,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     } else {
         must(w.n > 0);
         for (int i = 0; i < w.n; i++) {
-            check_request(&w.requests[i], w.titles[i]);
+            check_request(&w.requests[i], w.requests[i].title);
             must(i == 0 || w.requests[i].arrival >= w.requests[i - 1].arrival);
         }
     }

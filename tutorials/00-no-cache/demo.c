@@ -26,8 +26,7 @@ static int tables(struct demo *demo, struct error *err) {
         demo_table_row(demo, row);
         fingerprint_add_sequence(&demo->run, fingerprint);
     }
-    demo_table_end(demo);
-    return 0;
+    return demo_table_end(demo, 0);
 }
 
 int main(int argc, char **argv) {

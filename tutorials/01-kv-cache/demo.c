@@ -39,8 +39,7 @@ static int tables(struct demo *demo, struct error *err) {
     for (int i = 0; i < 3 && !demo_interrupted(demo); i++)
         if (measure_length(demo, (demo->options.quick ? quick : lengths)[i], err))
             return -1;
-    demo_table_end(demo);
-    return 0;
+    return demo_table_end(demo, 0);
 }
 
 int main(int argc, char **argv) {

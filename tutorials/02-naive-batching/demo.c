@@ -25,9 +25,8 @@ static json_t *sweep_row(struct demo *demo, const struct group *g) {
         tokens += sequence_new_tokens(s);
     }
     fingerprint_text(fingerprint, fingerprint_value(&g->sequences[0].fingerprint));
-    return json_pack("{si sf sf sf sf ss}", "batch", g->n, "tok_s", (double)tokens / (last - asked),
-                     "ms_tok", ms, "ttft_ms", (first - asked) * 1e3, "peak_mb",
-                     (double)demo->dev->peak_bytes / 1e6, "fingerprint", fingerprint);
+    return json_pack("[iffffs]", g->n, (double)tokens / (last - asked), ms, (first - asked) * 1e3,
+                     (double)demo->dev->peak_bytes / 1e6, fingerprint);
 }
 
 /* n equal prompts: the first of them has the bits that it has alone. */
@@ -73,9 +72,7 @@ static int sweep(struct demo *demo, struct error *err) {
     for (int i = 0; !result && i < 5 && !demo_interrupted(demo); i++)
         result = measure_batch(demo, &request, sizes[i], true, err);
     free(ids);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* ---- the waste ------------------------------------------------------------------------------- */
@@ -86,9 +83,8 @@ static json_t *waste_rows(const struct workload *w, const struct group *g, int s
         const struct sequence *s = &g->sequences[i];
         int needed = sequence_new_tokens(s), padding = longest - s->n_prompt;
         int computed = longest + steps - 1, useful = s->n_prompt + needed - 1;
-        json_array_append_new(rows, json_pack("{ss si si si si sf}", "prompt", w->titles[i],
-                                              "tokens", s->n_prompt, "padding", padding, "needed",
-                                              needed, "wasted", steps - needed, "waste",
+        json_array_append_new(rows, json_pack("[siiiif]", w->requests[i].title, s->n_prompt,
+                                              padding, needed, steps - needed,
                                               100.0 * (computed - useful) / computed));
     }
     return rows;
@@ -99,9 +95,9 @@ static int check_prompts(const struct demo *demo, const struct workload *w, cons
                          struct error *err) {
     for (int i = 0; i < w->n; i++)
         if (w->requests[i].n_prompt >= demo->generator.context)
-            return error_set(err,
-                             "%s: \"%s\" has %d tokens and needs one more, but the context is %d",
-                             path, w->titles[i], w->requests[i].n_prompt, demo->generator.context);
+            return error_set(
+                err, "%s: \"%s\" has %d tokens and needs one more, but the context is %d", path,
+                w->requests[i].title, w->requests[i].n_prompt, demo->generator.context);
     return 0;
 }
 
@@ -110,7 +106,7 @@ static int show_waste(struct demo *demo, const char *path, struct error *err) {
         {"prompt", "prompt", -1, 0},      {"tokens", "prompt tokens", 0, 0},
         {"padding", "padding", 0, 0},     {"needed", "steps needed", 0, 0},
         {"wasted", "steps wasted", 0, 0}, {"waste", "rows wasted %", 1, 0}};
-    struct workload w;
+    struct workload w = {0};
     struct group g = {0};
     struct naive_waste waste;
     int longest = 0;

@@ -27,9 +27,8 @@ static int measure_memory(struct demo *demo, const struct workload *w, int runni
     if (result || demo_interrupted(demo))
         return result;
     double wasted = 100 * (1 - tokens / demo->generator.context);
-    demo_table_row(demo,
-                   json_pack("{si sf sf sf sf}", "running", running, "static_mb", megabytes[STATIC],
-                             "dynamic_mb", megabytes[DYNAMIC], "tokens", tokens, "wasted", wasted));
+    demo_table_row(
+        demo, json_pack("[iffff]", running, megabytes[STATIC], megabytes[DYNAMIC], tokens, wasted));
     return 0;
 }
 
@@ -46,13 +45,11 @@ static int memory_wall(struct demo *demo, const struct workload *w, struct error
         columns, 5);
     for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 4 : 2)
         result = measure_memory(demo, w, n, err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 static int tables(struct demo *demo, struct error *err) {
-    struct workload once, doubled;
+    struct workload once = {0}, doubled = {0};
     struct serving serving = serving_of(demo);
     const char *path = demo_requests_file(demo);
     int result = demo_read_requests(demo, path, &once, err) ||
@@ -60,8 +57,8 @@ static int tables(struct demo *demo, struct error *err) {
     workload_free(&once);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
-    result =
-        demo_read_requests_twice(demo, path, &doubled, err) || memory_wall(demo, &doubled, err);
+    result = demo_read_requests(demo, path, &doubled, err) || /* twice: 32 can run at once */
+             demo_read_requests(demo, path, &doubled, err) || memory_wall(demo, &doubled, err);
     workload_free(&doubled);
     return result ? -1 : 0;
 }

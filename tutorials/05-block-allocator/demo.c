@@ -20,11 +20,9 @@ static void show_pool(struct demo *demo, const struct kv_pool *p, size_t left) {
     int n = p->blocks.stats.total;
     double positions = (double)n * p->block_size;
     json_t *rows = json_array();
-    json_array_append_new(rows, json_pack("{sf sf si si sf sf sf}", "free_mb", (double)left / 1e6,
-                                          "pool_mb", (double)p->bytes / 1e6, "blocks", n, "size",
-                                          p->block_size, "block_kb",
-                                          (double)p->bytes_per_block / 1e3, "positions", positions,
-                                          "contexts", positions / demo->generator.context));
+    json_array_append_new(rows, json_pack("[ffiifff]", (double)left / 1e6, (double)p->bytes / 1e6,
+                                          n, p->block_size, (double)p->bytes_per_block / 1e3,
+                                          positions, positions / demo->generator.context));
     demo_table(demo, "pool", "Phase 5: one pool of blocks for the keys and values of all sequences",
                columns, 7, rows);
 }
@@ -66,10 +64,9 @@ static int show_sequences(struct demo *demo, struct kv_pool *p, const struct wor
     for (int i = 0; i < w->n; i++) {
         int n = lengths[i].n_positions, blocks = blocks_for(n, p->block_size);
         const char *given = take(p, blocks, taken, &n_taken) ? "yes" : "no room";
-        json_array_append_new(rows, json_pack("{si ss si si si si ss}", "request", i, "prompt",
-                                              w->titles[i], "positions", n, "blocks", blocks,
-                                              "waste", blocks * p->block_size - n, "static_waste",
-                                              demo->generator.context - n, "given", given));
+        json_array_append_new(rows, json_pack("[isiiiis]", i, w->requests[i].title, n, blocks,
+                                              blocks * p->block_size - n,
+                                              demo->generator.context - n, given));
     }
     int result = give_back(p, taken, n_taken, err);
     free(taken);
@@ -103,13 +100,13 @@ static int64_t fitting(size_t budget, size_t bytes_per_position, int piece,
 static void show_fit(struct demo *demo, const struct kv_pool *p, const struct workload *w,
                      const struct request_length *lengths) {
     static const int sizes[] = {256, 64, 16, 4, 1};
-    static const struct column columns[] = {{"way", "", -1, 0},
+    static const struct column columns[] = {{"pieces", "", -1, 0},
                                             {"reserved", "positions each", 1, 0},
                                             {"wasted", "of them wasted %", 1, 0},
                                             {"fit", "sequences that fit", 0, 0},
                                             {"times", "times static", 1, 0}};
     double used = 0, reserved, static_fit = 0;
-    char title[120], way[64];
+    char title[120], pieces[64];
     json_t *rows = json_array();
     for (int i = 0; i < w->n; i++)
         used += (double)lengths[i].n_positions / w->n;
@@ -119,10 +116,9 @@ static void show_fit(struct demo *demo, const struct kv_pool *p, const struct wo
                                      lengths, w->n, &reserved);
         if (i < 0)
             static_fit = fit;
-        snprintf(way, sizeof way, i < 0 ? "the whole context" : "blocks of %d", piece);
+        snprintf(pieces, sizeof pieces, i < 0 ? "the whole context" : "blocks of %d", piece);
         json_array_append_new(
-            rows, json_pack("{ss sf sf sf so}", "way", way, "reserved", reserved, "wasted",
-                            100 * (1 - used / reserved), "fit", fit, "times",
+            rows, json_pack("[sfffo]", pieces, reserved, 100 * (1 - used / reserved), fit,
                             static_fit > 0 ? json_real(fit / static_fit) : json_null()));
     }
     snprintf(title, sizeof title, "How many such sequences fit into %.1f MB?",

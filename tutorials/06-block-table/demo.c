@@ -162,7 +162,7 @@ static int show_map(struct demo *demo, const struct replay *r, int number, struc
     for (int first = 0; first < total; first += MAP_WIDTH) {
         int n = total - first < MAP_WIDTH ? total - first : MAP_WIDTH;
         snprintf(line, sizeof line, "%-*.*s", MAP_WIDTH, n, map + first);
-        json_array_append_new(rows, json_pack("{si ss}", "block", first, "map", line));
+        json_array_append_new(rows, json_pack("[is]", first, line));
     }
     snprintf(key, sizeof key, "map_%d", number);
     snprintf(title, sizeof title,
@@ -199,9 +199,8 @@ static int show_pages(struct demo *demo, const struct replay *r, struct error *e
     for (int i = 0; !result && i < count; i++) {
         char pages[MAX_TABLE_TEXT], letter[2] = {letter_of(who[i]), 0};
         list_text(pages, p.kv_page_indices + p.kv_indptr[i], p.kv_indptr[i + 1] - p.kv_indptr[i]);
-        json_array_append_new(rows, json_pack("{ss si si si ss}", "sequence", letter, "positions",
-                                              kv_lens[i], "first", p.kv_indptr[i], "last",
-                                              p.kv_last_page_len[i], "pages", pages));
+        json_array_append_new(rows, json_pack("[siiis]", letter, kv_lens[i], p.kv_indptr[i],
+                                              p.kv_last_page_len[i], pages));
     }
     if (result)
         json_decref(rows);
@@ -220,9 +219,8 @@ static json_t *boundary_row(const struct replay *r, int request) {
     const struct block_table *t = &r->tables[request];
     char text[MAX_TABLE_TEXT];
     list_text(text, t->blocks, t->n_blocks);
-    return json_pack("{si si si sI ss}", "step", r->step, "positions", r->positions[request],
-                     "blocks", t->n_blocks, "slot",
-                     (json_int_t)block_table_slot(t, r->positions[request] - 1), "table", text);
+    return json_pack("[iiiIs]", r->step, r->positions[request], t->n_blocks,
+                     (json_int_t)block_table_slot(t, r->positions[request] - 1), text);
 }
 
 /* The one whose answer is longest. */
@@ -277,7 +275,7 @@ static int replay_all(struct demo *demo, struct kv_pool *pool, const struct work
         return -1;
     }
     snprintf(title, sizeof title, "The block table of request %c (%s) each time it grew",
-             letter_of(watched), w->titles[watched]);
+             letter_of(watched), w->requests[watched].title);
     demo_table(demo, "table", title, columns, 5, rows);
     printf("%d steps. At most %d blocks were in use; %d are after the last request.\n", steps,
            pool->blocks.stats.most_used, pool->blocks.stats.used);

@@ -25,9 +25,8 @@ static int compare(struct demo *demo, const struct workload *w, int running, str
     struct paged_options options = {PREEMPT_RECOMPUTE, false}; /* nothing shared: a fair race */
     struct serving serving = serving_of(demo);
     struct paged_run own, paged;
-    int64_t own_bytes;
     serving.max_running = running;
-    if (paged_run_own_caches(demo, w, &serving, &own, &own_bytes, err) ||
+    if (paged_run_own_caches(demo, w, &serving, &own, err) ||
         paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &serving, &paged, err))
         return -1;
     if (demo_interrupted(demo))
@@ -38,11 +37,10 @@ static int compare(struct demo *demo, const struct workload *w, int running, str
     double reserved =
         (double)running * c->n_layers *
         (double)kv_layer_bytes(demo->generator.context, c->n_kv_heads, c->head_dim, KV_BFP16);
-    demo_table_row(demo, json_pack("{si sf sf sf sf sf sf}", "running", running, "static_mb",
-                                   reserved / 1e6, "dynamic_mb", (double)own_bytes / 1e6,
-                                   "paged_mb", paged.most_used * block / 1e6, "own_tok_s",
-                                   own.tokens_per_second, "paged_tok_s", paged.tokens_per_second,
-                                   "slower", own.tokens_per_second / paged.tokens_per_second));
+    demo_table_row(demo, json_pack("[iffffff]", running, reserved / 1e6,
+                                   (double)own.cache_bytes / 1e6, paged.most_used * block / 1e6,
+                                   own.tokens_per_second, paged.tokens_per_second,
+                                   own.tokens_per_second / paged.tokens_per_second));
     return paged_same_bits(&own, &paged, err);
 }
 
@@ -58,14 +56,12 @@ static int memory_and_speed(struct demo *demo, const struct workload *w, struct 
     demo_table_begin(demo, "memory_and_speed",
                      "Phase 7: caches of their own and one pool, at the fullest moment", columns,
                      7);
-    for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 4 : 2)
+    for (int n = 1; !result && n <= 32 && !demo_interrupted(demo); n *= demo->options.quick ? 8 : 2)
         result = compare(demo, w, n, err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
-/* A pool of ever fewer blocks, and both ways to give way. */
+/* A pool of ever fewer blocks, with both kinds of preemption. */
 static int shrinking_pool(struct demo *demo, const struct workload *w, struct error *err) {
     static const int percents[] = {100, 75, 50, 0};
     static const struct column columns[] = {
@@ -79,24 +75,22 @@ static int shrinking_pool(struct demo *demo, const struct workload *w, struct er
     int result =
         paged_run_pool(demo, w, paged_enough_blocks(demo, w), &options, &serving, &first, err);
     int needed = first.most_used, least = longest_request(demo, w);
+    int n_rows = demo->options.quick ? 4 : 8;
     demo_table_begin(demo, "shrinking_pool", "The pool shrinks; the bits stay", columns, 8);
-    for (int i = 0; i < 8 && !result && !demo_interrupted(demo); i++) {
+    for (int i = 0; i < n_rows && !result && !demo_interrupted(demo); i++) {
         int n = needed * percents[i / 2] / 100;
         n = n < least ? least : n;
         options.preempt = i % 2 ? PREEMPT_SWAP : PREEMPT_RECOMPUTE;
         result = paged_run_pool(demo, w, n, &options, &serving, &run, err);
         if (result || demo_interrupted(demo))
             break;
-        demo_table_row(demo, json_pack("{si si ss si si si sf sf}", "blocks", n, "percent",
-                                       100 * n / needed, "how", i % 2 ? "swap" : "recompute",
-                                       "preemptions", (int)run.stats.preemptions, "again",
-                                       (int)run.stats.recomputed, "swapped", (int)run.stats.swapped,
-                                       "seconds", run.seconds, "tok_s", run.tokens_per_second));
+        demo_table_row(demo,
+                       json_pack("[iisiiiff]", n, 100 * n / needed, i % 2 ? "swap" : "recompute",
+                                 (int)run.stats.preemptions, (int)run.stats.recomputed,
+                                 (int)run.stats.swapped, run.seconds, run.tokens_per_second));
         result = paged_same_bits(&first, &run, err);
     }
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* Requests with the same system message, with and without the prefix cache. */
@@ -107,7 +101,7 @@ static int prefixes(struct demo *demo, struct error *err) {
         {"ttft_ms", "TTFT ms", 1, 0},     {"blocks", "most blocks", 0, 0},
         {"seconds", "seconds", 2, 0}};
     struct serving serving = serving_of(demo);
-    struct workload w;
+    struct workload w = {0};
     struct paged_run runs[2];
     int result = demo_read_requests(demo, shared_prompts, &w, err);
     if (!result)
@@ -119,28 +113,26 @@ static int prefixes(struct demo *demo, struct error *err) {
         if (result || demo_interrupted(demo))
             break;
         const struct paged_stats *s = &runs[i].stats;
-        demo_table_row(demo,
-                       json_pack("{ss si si si sf si sf}", "cache", i ? "on" : "off", "prompt",
-                                 (int)s->looked_up, "shared", (int)s->shared, "read",
-                                 (int)(s->looked_up - s->shared), "ttft_ms", runs[i].ttft * 1e3,
-                                 "blocks", runs[i].most_used, "seconds", runs[i].seconds));
+        demo_table_row(demo, json_pack("[siiifif]", i ? "on" : "off", (int)s->looked_up,
+                                       (int)s->shared, (int)(s->looked_up - s->shared),
+                                       runs[i].ttft * 1e3, runs[i].most_used, runs[i].seconds));
         result = i ? paged_same_bits(&runs[0], &runs[1], err) : 0;
     }
     workload_free(&w);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 static int tables(struct demo *demo, struct error *err) {
-    struct workload once, doubled;
-    int result = demo_read_requests_twice(demo, demo_requests_file(demo), &doubled, err) ||
+    struct workload once = {0}, doubled = {0};
+    const char *path = demo_requests_file(demo);
+    int result = demo_read_requests(demo, path, &doubled, err) || /* twice: 32 can run at once */
+                 (!demo->options.quick && demo_read_requests(demo, path, &doubled, err)) ||
                  memory_and_speed(demo, &doubled, err);
     workload_free(&doubled);
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
-    result = demo_read_requests(demo, demo_requests_file(demo), &once, err) ||
-             shrinking_pool(demo, &once, err) || demo_interrupted(demo) || prefixes(demo, err);
+    result = demo_read_requests(demo, path, &once, err) || shrinking_pool(demo, &once, err) ||
+             demo_interrupted(demo) || prefixes(demo, err);
     workload_free(&once);
     return result && !demo_interrupted(demo) ? -1 : 0;
 }

@@ -27,23 +27,20 @@ static int new_tokens(const struct demo *demo) {
 static int equal_requests(const struct demo *demo, struct workload *w, int n, struct error *err) {
     int32_t *ids;
     size_t n_ids;
-    *w = (struct workload){0};
     if (demo_encode_prompt(demo, demo_prompt, &ids, &n_ids, err))
         return -1;
-    w->requests = calloc((size_t)n, sizeof *w->requests);
-    w->titles = calloc((size_t)n, sizeof *w->titles);
-    for (; w->requests && w->titles && w->n < n; w->n++) {
-        int32_t *copy = malloc(sizeof *copy * n_ids);
-        if (!copy)
+    while (w->n < n) {
+        struct request *r = workload_add(w, err);
+        if (!r || !(r->prompt = malloc(sizeof *ids * n_ids)))
             break;
-        memcpy(copy, ids, sizeof *copy * n_ids);
-        w->requests[w->n] = (struct request){.prompt = copy,
-                                             .n_prompt = (int)n_ids,
-                                             .max_new = new_tokens(demo),
-                                             .sampling = demo->options.sampling};
+        memcpy(r->prompt, ids, sizeof *ids * n_ids);
+        r->n_prompt = (int)n_ids;
+        r->max_new = new_tokens(demo);
+        r->sampling = demo->options.sampling;
     }
     free(ids);
-    return w->n == n ? 0 : error_set(err, "out of memory for %d requests", n);
+    bool complete = w->n == n && w->requests[n - 1].prompt;
+    return complete ? 0 : error_set(err, "out of memory for %d requests", n);
 }
 
 /* The naive batch of phase 2. */
@@ -59,13 +56,12 @@ static int run_naive(struct demo *demo, const struct workload *w, double *tokens
     return result ? -1 : 0;
 }
 
-/* n equal requests in the way of phases 2, 4, 7 and 8. */
+/* n equal requests, served as in phases 2, 4, 7 and 8. */
 static int measure(struct demo *demo, int n, bool show, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct paged_run own = {0}, paged = {0}, fused = {0};
     struct serving one_pass = serving_of(demo), many_passes;
-    struct workload w;
-    int64_t bytes;
+    struct workload w = {0};
     double naive = 0;
     one_pass.max_running = n;
     many_passes = one_pass;
@@ -73,7 +69,7 @@ static int measure(struct demo *demo, int n, bool show, struct error *err) {
     demo->generator.ignore_stop = true;
     int result =
         equal_requests(demo, &w, n, err) || run_naive(demo, &w, &naive, err) ||
-        paged_run_own_caches(demo, &w, &many_passes, &own, &bytes, err) ||
+        paged_run_own_caches(demo, &w, &many_passes, &own, err) ||
         paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &many_passes, &paged,
                        err) ||
         paged_run_pool(demo, &w, paged_enough_blocks(demo, &w), &options, &one_pass, &fused, err);
@@ -82,11 +78,10 @@ static int measure(struct demo *demo, int n, bool show, struct error *err) {
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     if (show)
-        demo_table_row(demo, json_pack("{si sf sf sf sf sf sf}", "sequences", n, "naive", naive,
-                                       "own", own.tokens_per_second, "paged",
-                                       paged.tokens_per_second, "fused", fused.tokens_per_second,
-                                       "times", fused.tokens_per_second / paged.tokens_per_second,
-                                       "ms", 1e3 * n / fused.tokens_per_second));
+        demo_table_row(demo, json_pack("[iffffff]", n, naive, own.tokens_per_second,
+                                       paged.tokens_per_second, fused.tokens_per_second,
+                                       fused.tokens_per_second / paged.tokens_per_second,
+                                       1e3 * n / fused.tokens_per_second));
     return paged_same_bits(&own, &fused, err) || paged_same_bits(&paged, &fused, err) ? -1 : 0;
 }
 
@@ -104,9 +99,7 @@ static int throughput(struct demo *demo, struct error *err) {
     int result = measure(demo, 1, false, err); /* warms up */
     for (int n = 1; !result && n <= most && !demo_interrupted(demo); n *= 2)
         result = measure(demo, n, true, err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 /* ---- the mixed workload ---------------------------------------------------------------------- */
@@ -117,7 +110,7 @@ static int latency(struct demo *demo, struct error *err) {
     struct serving serving = serving_of(demo);
     struct paged_memory paged;
     struct kv_pool pool;
-    struct workload w;
+    struct workload w = {0};
     int result = demo_read_requests(demo, demo_requests_file(demo), &w, err) ||
                  demo_pool_start(demo, &pool, paged_enough_blocks(demo, &w), err);
     if (!result) {
@@ -137,25 +130,17 @@ static int latency(struct demo *demo, struct error *err) {
 static int op_times(struct demo *demo, struct error *err) {
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct serving serving = serving_of(demo);
-    struct kv_pool pool;
-    struct paged_memory paged;
-    struct engine e = {0};
-    struct workload w;
-    int result = equal_requests(demo, &w, TIMED_SEQUENCES, err) ||
-                 demo_pool_start(demo, &pool, paged_enough_blocks(demo, &w), err);
-    if (!result) {
-        paged_memory_start(&paged, &pool, &options);
-        serving.memory = &paged.base;
-        serving.max_running = TIMED_SEQUENCES;
-        demo->generator.ignore_stop = true;
-        op_times_start(demo);
-        result = serve_all(demo, &w, &serving, &e, err);
-        op_times_show(demo, "Where the time goes: 16 sequences, every op waited for", e.passes);
-        demo->generator.ignore_stop = false;
-        engine_end(&e);
-        paged_memory_end(&paged);
-        kv_pool_end(&pool);
-    }
+    struct paged_run run = {0};
+    struct workload w = {0};
+    int result = equal_requests(demo, &w, TIMED_SEQUENCES, err);
+    serving.max_running = TIMED_SEQUENCES;
+    demo->generator.ignore_stop = true;
+    op_times_start(demo);
+    if (!result)
+        result =
+            paged_run_pool(demo, &w, paged_table_blocks(demo, &w), &options, &serving, &run, err);
+    op_times_show(demo, "Where the time goes: 16 sequences, every op waited for", run.passes);
+    demo->generator.ignore_stop = false;
     workload_free(&w);
     return result ? -1 : 0;
 }

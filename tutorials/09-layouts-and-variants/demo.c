@@ -4,6 +4,7 @@
  * bits come out; the second changes what a query sees and what happens to a score.
  */
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/pass.h"
 #include "tutorials/common/paged.h"
 
 #include <stdio.h>
@@ -49,26 +50,17 @@ static void keep_tensor(void *context, enum tensor_id id, int layer, const float
 
 /* One pass over the text, with a contiguous cache: NHD, pages of 16 in order. */
 static int run_model(struct lesson *l, const int32_t *ids, struct error *err) {
-    struct demo *demo = l->demo;
-    int32_t *positions = calloc((size_t)l->n, sizeof *positions), indptr[] = {0, l->n};
-    if (!positions)
-        return error_set(err, "out of memory");
-    for (int i = 0; i < l->n; i++)
-        positions[i] = i;
-    struct batch batch = {.n_tokens = l->n,
-                          .n_sequences = 1,
-                          .token_ids = ids,
-                          .positions = positions,
-                          .qo_indptr = indptr,
-                          .caches = &l->cache};
+    const struct sampling_options greedy = {.top_p = 1};
+    struct generator g = l->demo->generator;
     struct probe probe = {keep_tensor, l};
-    int result = l->cache->reserve(l->cache, l->n, err);
-    if (!result)
-        result = forward(&demo->model, demo->generator.ws, &batch, &probe, err)
-                     ? forward_finish(&demo->model, demo->generator.ws, &batch, NULL, NULL, err)
-                     : -1;
-    free(positions);
-    return result;
+    struct sequence s;
+    if (sequence_start(&s, 0, &greedy, err))
+        return -1;
+    g.probe = &probe;
+    struct pass_part whole = {.sequence = &s, .cache = l->cache, .end = l->n};
+    int result = sequence_add_prompt(&s, ids, l->n, 1, err) || pass_run(&g, &whole, 1, err);
+    sequence_end(&s);
+    return result ? -1 : 0;
 }
 
 static int plan_pages(struct lesson *l, struct error *err) {
@@ -219,9 +211,9 @@ static int show_layouts(struct lesson *l, struct error *err) {
         double ms = attend_in(l, &layouts[i], got, err);
         bool same = ms >= 0 && !memcmp(got, l->want, bytes);
         if (ms >= 0)
-            demo_table_row(l->demo, json_pack("{ss ss ss sf ss}", "layout", layouts[i].name, "keys",
-                                              layouts[i].keys, "values", layouts[i].values, "ms",
-                                              ms, "bits", same ? "the model's" : "others"));
+            demo_table_row(l->demo,
+                           json_pack("[sssfs]", layouts[i].name, layouts[i].keys, layouts[i].values,
+                                     ms, same ? "the model's" : "others"));
         if (ms < 0)
             result = -1;
         else if (!same)
@@ -229,9 +221,7 @@ static int show_layouts(struct lesson *l, struct error *err) {
                 error_set(err, "%s: attention has other bits than the model's", layouts[i].name);
     }
     free(got);
-    if (!result)
-        demo_table_end(l->demo);
-    return result;
+    return demo_table_end(l->demo, result);
 }
 
 /* ---- variants -------------------------------------------------------------------------------- */
@@ -288,47 +278,50 @@ struct lesson_variant {
     int seen;                    /* positions that the last token sees; 0: all */
 };
 
+/* How far y is from the model's own result, in percent of its size. */
+static double change_of(const struct lesson *l, const float *y) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < (size_t)l->n * row_bytes(l) / sizeof *y; i++) {
+        difference += ((double)y[i] - l->want[i]) * ((double)y[i] - l->want[i]);
+        size += (double)l->want[i] * l->want[i];
+    }
+    return 100 * sqrt(difference / size);
+}
+
 static int show_variant(struct lesson *l, const struct lesson_variant *x, struct error *err) {
     const struct ops *ops = l->demo->dev->ops;
     struct device *dev = l->demo->dev;
-    struct attention_variant v = attention_variant_causal();
     struct kv_views kv = own_views(l);
+    struct fault fault;
     size_t heads = (size_t)l->demo->model.config.n_heads, mask_bytes = 0, n = (size_t)l->n;
     float *got = malloc(row_bytes(l) * n), lse = 0;
     uint8_t *mask = x->sees ? mask_of(l, x->sees, &mask_bytes, err) : NULL;
     float *slopes = x->slope ? heads_of(l, x->slope, err) : NULL;
     float *sinks = x->sink ? heads_of(l, x->sink, err) : NULL;
-    int result = -1;
-    v.window_left = x->window_left;
-    v.soft_cap = x->soft_cap;
-    v.alibi_slopes = slopes;
-    v.sinks = sinks;
-    v.lse = l->lse;
-    if (mask) {
-        v.mask_form = MASK_BITS;
-        v.mask = mask;
+    struct attention_variant v = {.causal = true,
+                                  .window_left = x->window_left,
+                                  .soft_cap = x->soft_cap,
+                                  .mask_form = mask ? MASK_BITS : MASK_NONE,
+                                  .mask = mask,
+                                  .alibi_slopes = slopes,
+                                  .sinks = sinks,
+                                  .lse = l->lse};
+    if (mask)
         v.mask_offsets = (const int64_t *)(mask + mask_bytes - sizeof(int64_t));
-    }
-    if (!got)
-        error_set(err, "out of memory");
-    else if ((!x->sees || mask) && (!x->slope || slopes) && (!x->sink || sinks) &&
-             attend(l, &kv, &v, got, err) >= 0) {
-        struct fault fault;
+    int result = got ? 0 : error_set(err, "out of memory");
+    if ((x->sees && !mask) || (x->slope && !slopes) || (x->sink && !sinks))
+        result = -1;
+    if (!result && attend(l, &kv, &v, got, err) < 0)
+        result = -1;
+    if (!result) {
         ops->download(dev, &lse, l->lse + (n - 1) * heads, sizeof lse);
         result = ops->sync(dev, &fault, err);
     }
-    if (!result) {
-        double difference = 0, size = 0;
-        for (size_t i = 0; i < n * row_bytes(l) / sizeof *got; i++) {
-            difference += ((double)got[i] - l->want[i]) * ((double)got[i] - l->want[i]);
-            size += (double)l->want[i] * l->want[i];
-        }
-        bool same = !memcmp(got, l->want, row_bytes(l) * n);
-        demo_table_row(l->demo, json_pack("{ss si sf sf ss}", "variant", x->name, "seen",
-                                          x->seen ? x->seen : l->n, "lse", (double)lse, "change",
-                                          100 * sqrt(difference / size), "bits",
-                                          same ? "the model's" : "others"));
-    }
+    if (!result)
+        demo_table_row(
+            l->demo,
+            json_pack("[siffs]", x->name, x->seen ? x->seen : l->n, (double)lse, change_of(l, got),
+                      memcmp(got, l->want, row_bytes(l) * n) ? "others" : "the model's"));
     ops->free(dev, mask, mask_bytes);
     ops->free(dev, slopes, sizeof(float) * heads);
     ops->free(dev, sinks, sizeof(float) * heads);
@@ -355,8 +348,7 @@ static int show_variants(struct lesson *l, struct error *err) {
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
         if (show_variant(l, &variants[i], err))
             return -1;
-    demo_table_end(l->demo);
-    return 0;
+    return demo_table_end(l->demo, 0);
 }
 
 static int tables(struct demo *demo, struct error *err) {

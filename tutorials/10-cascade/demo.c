@@ -20,91 +20,67 @@ enum { NEW_TOKENS = 24, QUESTION = 12, MOST_READERS = 64, SOME_READERS = 16, SOM
  * over, and the end of another prompt each. The first wants one token only. */
 static int make_requests(const struct demo *demo, struct workload *out, int n, int n_shared,
                          struct error *err) {
-    struct workload from;
-    *out = (struct workload){0};
-    if (demo_read_requests(demo, shared_prompts, &from, err))
-        return -1;
-    out->requests = calloc((size_t)n, sizeof *out->requests);
-    out->titles = calloc((size_t)n, sizeof *out->titles);
-    const struct request *text = &from.requests[0];
-    for (; out->requests && out->titles && out->n < n; out->n++) {
-        const struct request *other = &from.requests[out->n % from.n];
+    struct workload from = {0};
+    int result = demo_read_requests(demo, shared_prompts, &from, err);
+    for (int k = 0; k < n && !result; k++) {
+        const struct request *text = &from.requests[0], *other = &from.requests[k % from.n];
         int question = other->n_prompt < QUESTION ? other->n_prompt : QUESTION;
-        int32_t *ids = malloc(sizeof *ids * (size_t)(n_shared + question + 1));
-        if (!ids)
+        struct request *r = workload_add(out, err);
+        size_t n_prompt = (size_t)(n_shared + 1 + question);
+        if (!r || !(r->prompt = malloc(sizeof *r->prompt * n_prompt))) {
+            result = error_set(err, "out of memory for %d requests", n);
             break;
+        }
         for (int i = 0; i < n_shared; i++)
-            ids[i] = text->prompt[i % text->n_prompt];
-        ids[n_shared] = out->n + 10; /* from here on, none is like another */
-        memcpy(ids + n_shared + 1, other->prompt + other->n_prompt - question,
-               sizeof *ids * (size_t)question);
-        out->requests[out->n] = (struct request){.prompt = ids,
-                                                 .n_prompt = n_shared + 1 + question,
-                                                 .max_new = out->n ? NEW_TOKENS : 1,
-                                                 .sampling = demo->options.sampling};
+            r->prompt[i] = text->prompt[i % text->n_prompt];
+        r->prompt[n_shared] = k + 10; /* from here on, none is like another */
+        memcpy(r->prompt + n_shared + 1, other->prompt + other->n_prompt - question,
+               sizeof *r->prompt * (size_t)question);
+        r->n_prompt = (int)n_prompt;
+        r->max_new = k ? NEW_TOKENS : 1;
+        r->sampling = demo->options.sampling;
     }
     workload_free(&from);
-    return out->n == n ? 0 : error_set(err, "out of memory for %d requests", n);
+    return result;
 }
 
 /* ---- a measurement --------------------------------------------------------------------------- */
 
-/* What a run was like. */
-struct reading {
-    double seconds;           /* of all of it */
-    double tokens_per_second; /* from when all readers have their first token */
-    int found;                /* prompt tokens that were in the cache already */
-    uint64_t fingerprint;     /* of all readers */
-};
-
 /* Serves the workload, with a version of the plan. */
 static int read_all(struct demo *demo, const struct workload *w, enum plan_version version,
-                    struct reading *out, struct error *err) {
+                    struct paged_run *run, struct error *err) {
+    const struct ops *ops = demo->dev->ops;
     struct paged_options options = {PREEMPT_RECOMPUTE, true};
     struct serving serving = serving_of(demo);
-    struct kv_pool pool;
-    struct paged_memory paged;
-    struct engine e = {0};
     struct error ignored;
-    if (demo->dev->ops->set_version(demo->dev, "attention_plan", (int)version, err) ||
-        demo_pool_start(demo, &pool, paged_enough_blocks(demo, w), err))
-        return -1;
-    paged_memory_start(&paged, &pool, &options);
-    serving.memory = &paged.base;
     serving.max_running = w->n > 1 ? w->n - 1 : 1; /* all readers */
-    int result = serve_all(demo, w, &serving, &e, err);
-    double first = 0, done = 0;
-    for (int i = 0; !result && i < w->n; i++) {
-        const struct job *j = &e.scheduler.jobs[i];
-        first = j->first > first ? j->first : first;
-        done = j->done > done ? j->done : done;
-    }
-    out->seconds = done;
-    out->tokens_per_second = (double)(w->n - 1) * (NEW_TOKENS - 1) / (done - first);
-    out->found = (int)paged.stats.shared;
-    result = result || engine_fingerprint(&e, &out->fingerprint, err);
-    engine_end(&e);
-    paged_memory_end(&paged);
-    kv_pool_end(&pool);
-    demo->dev->ops->set_version(demo->dev, "attention_plan", PLAN_BEST, &ignored);
-    return result ? -1 : 0;
+    if (ops->set_version(demo->dev, "attention_plan", (int)version, err))
+        return -1;
+    int result = paged_run_pool(demo, w, paged_table_blocks(demo, w), &options, &serving, run, err);
+    ops->set_version(demo->dev, "attention_plan", PLAN_BEST, &ignored);
+    return result;
+}
+
+/* Tokens per second of n readers, from when all have their first token. */
+static double speed_of(const struct paged_run *run, int n) {
+    return (double)n * (NEW_TOKENS - 1) / (run->all_done - run->all_first);
 }
 
 /* The readers come when the document has been read, which the first request does. */
 static int let_readers_come(struct demo *demo, struct workload *w, struct error *err) {
     struct workload alone = {.requests = w->requests, .n = 1};
-    struct reading document;
+    struct paged_run document;
     if (read_all(demo, &alone, PLAN_BEST, &document, err))
         return -1;
     for (int i = 1; i < w->n; i++)
-        w->requests[i].arrival = 1.5 * document.seconds + 0.05;
+        w->requests[i].arrival = 1.5 * document.all_done + 0.05;
     return 0;
 }
 
 /* A row: n readers of a document of n_shared tokens. */
 static int measure(struct demo *demo, int n, int n_shared, struct error *err) {
-    struct workload w;
-    struct reading single = {0}, shared = {0};
+    struct workload w = {0};
+    struct paged_run single = {0}, shared = {0};
     demo->generator.ignore_stop = true;
     int result = make_requests(demo, &w, n + 1, n_shared, err) || let_readers_come(demo, &w, err) ||
                  read_all(demo, &w, PLAN_SINGLE, &single, err) ||
@@ -114,11 +90,9 @@ static int measure(struct demo *demo, int n, int n_shared, struct error *err) {
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     bool same = single.fingerprint == shared.fingerprint;
-    demo_table_row(demo, json_pack("{si si si sf sf sf ss}", "readers", n, "tokens", n_shared,
-                                   "found", shared.found, "alone", single.tokens_per_second,
-                                   "together", shared.tokens_per_second, "times",
-                                   shared.tokens_per_second / single.tokens_per_second, "bits",
-                                   same ? "the same" : "others"));
+    double alone = speed_of(&single, n), together = speed_of(&shared, n);
+    demo_table_row(demo, json_pack("[iiifffs]", n, n_shared, (int)shared.stats.shared, alone,
+                                   together, together / alone, same ? "the same" : "others"));
     return same ? 0
                 : demo_other_bits("each alone", single.fingerprint, "together", shared.fingerprint,
                                   err);
@@ -138,9 +112,7 @@ static int table(struct demo *demo, const char *key, const char *title, const in
     for (int i = 0; i < n_cases && !result && !demo_interrupted(demo); i++)
         if (cases[i][1] + QUESTION + NEW_TOKENS + 1 < demo->generator.context)
             result = measure(demo, cases[i][0], cases[i][1], err);
-    if (!result)
-        demo_table_end(demo);
-    return result;
+    return demo_table_end(demo, result);
 }
 
 static int tables(struct demo *demo, struct error *err) {

@@ -22,28 +22,28 @@ struct texts {
     int n, n_ids, most; /* the others of the file are left out */
 };
 
-static int add_ids(struct texts *t, const json_t *list, const char *where, struct error *err) {
+static int add_ids(struct texts *t, const struct json_source *line, const char *field) {
+    const json_t *list = json_field(line, field);
     size_t n = json_array_size(list);
     int32_t *larger = realloc(t->ids, sizeof *larger * ((size_t)t->n_ids + n + 1));
+    t->ids = larger ? larger : t->ids;
     if (!larger || !n)
-        return error_set(err, "%s: %s", where, larger ? "a text without ids" : "out of memory");
-    t->ids = larger;
+        return json_refuse(line, larger ? "a text without ids" : "out of memory");
     for (size_t i = 0; i < n; i++)
         t->ids[t->n_ids++] = (int32_t)json_integer_value(json_array_get(list, i));
     return 0;
 }
 
 /* A prompt with its answer, as token ids. */
-static int add_text(void *context, const json_t *line, const char *where, struct error *err) {
+static int add_text(void *context, const struct json_source *line) {
     struct texts *t = context;
     if (t->n == t->most)
         return 0;
     int *ends = realloc(t->ends, sizeof *ends * ((size_t)t->n + 1));
     if (!ends)
-        return error_set(err, "%s: out of memory", where);
+        return json_refuse(line, "out of memory");
     t->ends = ends;
-    if (add_ids(t, json_object_get(line, "prompt_ids"), where, err) ||
-        add_ids(t, json_object_get(line, "output_ids"), where, err))
+    if (add_ids(t, line, "prompt_ids") || add_ids(t, line, "output_ids"))
         return -1;
     t->ends[t->n++] = t->n_ids;
     return 0;
@@ -158,7 +158,7 @@ static int measure_type(struct demo *demo, const struct texts *t, enum kv_type t
     struct paged_options options = {PREEMPT_RECOMPUTE, false};
     struct serving serving = serving_of(demo);
     struct paged_run run;
-    struct workload w;
+    struct workload w = {0};
     double loss;
     int same = 0, n = t->n_ids - t->n;
     if (read_all(demo, t, type, likely, &loss, err))
@@ -175,10 +175,9 @@ static int measure_type(struct demo *demo, const struct texts *t, enum kv_type t
     if (result || demo_interrupted(demo))
         return result ? -1 : 0;
     size_t bytes = (size_t)c->n_layers * kv_layer_bytes(1, c->n_kv_heads, c->head_dim, type);
-    demo_table_row(demo,
-                   json_pack("{ss si sf sf sf sf}", "type", kv_type_name(type), "bytes", (int)bytes,
-                             "loss", loss, "change", 100 * (loss / *first_loss - 1), "same",
-                             100.0 * same / t->n_ids, "tok_s", run.tokens_per_second));
+    demo_table_row(demo, json_pack("[siffff]", kv_type_name(type), (int)bytes, loss,
+                                   100 * (loss / *first_loss - 1), 100.0 * same / t->n_ids,
+                                   run.tokens_per_second));
     return 0;
 }
 
@@ -201,9 +200,7 @@ static int tables(struct demo *demo, struct error *err) {
     free(likely);
     free(likely_bfp16);
     free_texts(&t);
-    if (!result)
-        demo_table_end(demo);
-    return result ? -1 : 0;
+    return demo_table_end(demo, result);
 }
 
 int main(int argc, char **argv) {

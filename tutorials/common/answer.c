@@ -47,6 +47,9 @@ static void report(struct demo *demo, const struct sequence *s, int n_prompt) {
             "%d prompt tokens, %d new (%s); TTFT %.1f ms, %.2f ms/tok, %.1f tok/s, peak %.1f MB\n",
             n_prompt, n_new, finish_name(s->finish), ttft_ms, ms_tok, tok_s,
             (double)demo->dev->peak_bytes / 1e6);
+    if (demo->generator.drafter)
+        fprintf(stderr, "%ld of %ld drafted tokens accepted\n", s->drafting.accepted,
+                s->drafting.proposed);
     char fingerprint[17];
     fingerprint_text(fingerprint, fingerprint_value(&s->fingerprint));
     json_t *runs = json_object_get(demo->json, "runs");
@@ -119,8 +122,11 @@ int answer(struct demo *demo, struct sequence *s, struct kv_cache *cache, const 
     demo->generator.on_token = show_token;
     demo->generator.on_token_context = &streaming;
     demo->dev->peak_bytes = demo->dev->bytes;
-    if (!sequence_add_prompt(s, ids, n, max_new, err) &&
-        !generate(&demo->generator, s, cache, err) && !finish_output(&streaming, s, err)) {
+    struct request request = {.receipt = options->receipt != NULL};
+    if ((!request.receipt || (s->chain = logits_chain_new(err))) &&
+        !sequence_add_prompt(s, ids, n, max_new, err) &&
+        !generate(&demo->generator, s, cache, err) && !finish_output(&streaming, s, err) &&
+        !demo_keep_receipt(demo, &request, s, err)) {
         report(demo, s, s->n_prompt);
         result = 0;
     }

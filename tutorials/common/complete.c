@@ -50,14 +50,13 @@ int complete_prompt(struct demo *demo, struct error *err) {
 
 int complete_messages(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
-    struct chat_message *messages;
     int32_t *ids = NULL;
-    size_t n_messages, n;
-    if (chat_read_messages(demo->options.messages, &messages, &n_messages, err))
-        return -1;
-    int result = demo_encode_messages(demo, messages, n_messages, &ids, &n, err) ||
+    size_t n;
+    json_t *conversation = chat_read(demo->options.messages, err);
+    int result = !conversation ||
+                 demo_encode_messages(demo, conversation, demo->options.messages, &ids, &n, err) ||
                  answer_ids(demo, ids, n, &output, err);
-    chat_free_messages(messages, n_messages);
+    json_decref(conversation);
     free(ids);
     return close_output(&output, result, err);
 }
@@ -82,29 +81,29 @@ static int answer_request(struct demo *demo, int i, const struct request *r, con
 
 int complete_prompts(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
-    struct workload w;
+    struct workload w = {0};
     int result = demo_read_requests(demo, demo->options.prompts, &w, err) ||
                  demo_check_untimed(&w, demo->options.prompts, err);
     for (int i = 0; i < w.n && !result && !demo_interrupted(demo); i++)
-        result = answer_request(demo, i, &w.requests[i], w.titles[i], &output, err);
+        result = answer_request(demo, i, &w.requests[i], w.requests[i].title, &output, err);
     workload_free(&w);
     return close_output(&output, result, err);
 }
 
-static int tokenize_line(void *context, const json_t *value, const char *where, struct error *err) {
+static int tokenize_line(void *context, const struct json_source *line) {
     int32_t *ids;
-    size_t n;
-    if (!json_is_string(value))
-        return error_set(err, "%s: must be a JSON string", where);
-    if (tokenizer_encode(context, json_string_value(value), json_string_length(value), true, &ids,
-                         &n, err))
+    size_t n, length = json_string_length(line->object);
+    if (!json_is_string(line->object))
+        return json_refuse(line, "must be a JSON string");
+    if (tokenizer_encode(context, json_string_value(line->object), length, true, &ids, &n,
+                         line->err))
         return -1;
     printf("[");
     for (size_t i = 0; i < n; i++)
         printf("%s%d", i ? ", " : "", ids[i]);
     printf("]\n");
     free(ids);
-    return ferror(stdout) ? output_flush_stdout(err) : 0;
+    return ferror(stdout) ? output_flush_stdout(line->err) : 0;
 }
 
 int tokenize_lines(const struct tokenizer *tokenizer, const char *path, struct error *err) {
@@ -113,71 +112,117 @@ int tokenize_lines(const struct tokenizer *tokenizer, const char *path, struct e
                : output_flush_stdout(err);
 }
 
-/* The text of the next turn. An answer that was cut off, or ended by another stop id, has no end
- * mark yet: it gets one. */
-static int next_turn(const struct tokenizer *tokenizer, const struct sequence *s, const char *line,
-                     char **text, size_t *n, struct error *err) {
-    if (!s->n_tokens) {
-        struct chat_message message = {(char *)"user", (char *)line};
-        return chat_render(&message, 1, text, n, err);
-    }
-    char *turn;
-    size_t turn_bytes;
-    bool ended = s->tokens[s->n_tokens - 1] == tokenizer_id(tokenizer, "<|im_end|>");
-    const char *end = ended ? "" : "<|im_end|>";
-    if (chat_render_turn(line, &turn, &turn_bytes, err))
+/* A conversation, and what the cache of its sequence holds as text. */
+struct chat {
+    struct sequence sequence;
+    struct kv_cache *cache;
+    json_t *conversation;
+    char *text; /* the last rendering and the answer to it; NULL: nothing was said yet */
+    size_t n_text;
+};
+
+/* The ids to append for the next turn. The whole conversation is rendered again: where it begins
+ * with what the cache holds, only the rest is new; where it does not (a template may leave out
+ * earlier reasoning), a new sequence begins. text becomes the rendering. */
+static int encode_turn(struct demo *demo, struct chat *chat, int32_t **ids, size_t *n,
+                       struct error *err) {
+    char *text;
+    size_t n_text, known = chat->n_text;
+    if (chat_render(demo->chat, chat->conversation, "stdin", &text, &n_text, err))
         return -1;
-    *n = strlen(end) + turn_bytes;
-    *text = malloc(*n + 1);
-    if (*text) {
-        memcpy(*text, end, strlen(end));
-        memcpy(*text + strlen(end), turn, turn_bytes + 1);
+    if (known > n_text || (known && memcmp(text, chat->text, known))) {
+        answer_end(demo, &chat->sequence, chat->cache);
+        known = 0;
+        if (answer_start(demo, &chat->sequence, &chat->cache, &demo->options.sampling, err)) {
+            free(text);
+            return -1;
+        }
     }
-    free(turn);
-    return *text ? 0 : error_set(err, "out of memory");
+    int result =
+        tokenizer_encode(demo->tokenizer, text + known, n_text - known, false, ids, n, err);
+    free(chat->text);
+    chat->text = text;
+    chat->n_text = n_text;
+    return result;
+}
+
+/* Appends the answer to the text, with its special tokens, and to the conversation, without. */
+static int keep_answer(struct demo *demo, struct chat *chat, struct error *err) {
+    const struct sequence *s = &chat->sequence;
+    char *spoken = NULL, *written = NULL, *grown = NULL;
+    size_t n_spoken, n_written, n_ids = (size_t)sequence_new_tokens(s);
+    const int32_t *ids = s->tokens + s->n_prompt;
+    int result = tokenizer_decode(demo->tokenizer, ids, n_ids, true, &spoken, &n_spoken, err) ||
+                 tokenizer_decode(demo->tokenizer, ids, n_ids, false, &written, &n_written, err) ||
+                 chat_append(chat->conversation, "assistant", spoken, n_spoken, err);
+    if (!result && !(grown = realloc(chat->text, chat->n_text + n_written + 1)))
+        result = error_set(err, "out of memory");
+    if (!result) {
+        chat->text = grown;
+        memcpy(grown + chat->n_text, written, n_written);
+        chat->n_text += n_written;
+    }
+    free(spoken);
+    free(written);
+    return result ? -1 : 0;
 }
 
 /* One question and its answer. A question that does not fit behind other turns ends the
  * conversation as a full context does. */
-static int one_turn(struct demo *demo, struct sequence *s, struct kv_cache *cache, const char *line,
+static int one_turn(struct demo *demo, struct chat *chat, const char *line,
                     struct answer_output *output, struct error *err) {
-    char *text;
-    int32_t *ids;
-    size_t n_bytes, n;
-    if (next_turn(demo->tokenizer, s, line, &text, &n_bytes, err))
+    int32_t *ids = NULL;
+    size_t n;
+    bool first = !chat->text;
+    if (chat_append(chat->conversation, "user", line, strlen(line), err) ||
+        encode_turn(demo, chat, &ids, &n, err))
         return -1;
-    int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, &ids, &n, err);
-    free(text);
-    if (result)
-        return -1;
+    struct sequence *s = &chat->sequence;
+    int result = 0;
     if (n > INT32_MAX / 4)
         result = error_set(err, "the question has too many tokens");
-    else if (s->n_tokens && !answer_fits(demo, s, (int)n))
+    else if (!first && !answer_fits(demo, s, (int)n))
         s->finish = FINISH_CONTEXT;
     else
-        result = answer(demo, s, cache, ids, (int)n, demo->options.max_new, output, err);
+        result = answer(demo, s, chat->cache, ids, (int)n, demo->options.max_new, output, err) ||
+                 keep_answer(demo, chat, err);
     free(ids);
-    return result;
+    return result ? -1 : 0;
+}
+
+/* getline from stdin; of ranks, from rank 0's. */
+static ssize_t read_line(struct demo *demo, char **line, size_t *capacity) {
+    struct parallel *ranks = demo->parallel;
+    struct error err;
+    ssize_t n = ranks && ranks->rank ? 0 : getline(line, capacity, stdin);
+    parallel_await(ranks, &n, sizeof n);
+    if (parallel_check(ranks, &err))
+        return -1; /* the next pass says why */
+    if (n > 0 && ranks && ranks->rank && !(*line = realloc(*line, (size_t)n + 1)))
+        return -1;
+    if (n > 0)
+        parallel_broadcast(ranks, *line, (size_t)n + 1);
+    return n;
 }
 
 int complete_chat(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
-    struct sequence s;
-    struct kv_cache *cache;
+    struct chat chat = {0};
     bool person = isatty(STDIN_FILENO);
     char *line = NULL;
     size_t capacity = 0;
     ssize_t n;
     int result = 0;
-    if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(err, "%s: the model has no ChatML template, so it cannot chat",
-                         demo->options.model);
-    if (answer_start(demo, &s, &cache, &demo->options.sampling, err))
+    if (!demo->chat)
+        return error_set(err, "%s", demo->why_no_chat.text);
+    if (answer_start(demo, &chat.sequence, &chat.cache, &demo->options.sampling, err))
         return -1;
-    while (!result && s.finish != FINISH_CONTEXT && !demo_interrupted(demo)) {
+    if (!(chat.conversation = json_pack("{s[]}", "messages")))
+        result = error_set(err, "out of memory");
+    while (!result && chat.sequence.finish != FINISH_CONTEXT && !demo_interrupted(demo)) {
         if (person)
             fprintf(stderr, "> ");
-        if ((n = getline(&line, &capacity, stdin)) < 0)
+        if ((n = read_line(demo, &line, &capacity)) < 0)
             break;
         if (line[n - 1] == '\n')
             line[--n] = 0;
@@ -185,12 +230,14 @@ int complete_chat(struct demo *demo, struct error *err) {
             result =
                 error_set(err, "stdin: a line has a NUL character, which a message cannot have");
         else if (n)
-            result = one_turn(demo, &s, cache, line, &output, err);
+            result = one_turn(demo, &chat, line, &output, err);
     }
-    if (!result && s.finish == FINISH_CONTEXT)
+    if (!result && chat.sequence.finish == FINISH_CONTEXT)
         fprintf(stderr, "the context of %d tokens is full: the conversation ends here\n",
                 demo->generator.context);
-    answer_end(demo, &s, cache);
+    answer_end(demo, &chat.sequence, chat.cache);
+    json_decref(chat.conversation);
+    free(chat.text);
     free(line);
     return close_output(&output, result, err);
 }

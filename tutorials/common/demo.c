@@ -1,5 +1,6 @@
 #include "tutorials/common/demo.h"
 
+#include "model/files/digests.h"
 #include "model/files/folder.h"
 #include "tutorials/common/complete.h"
 #include "tutorials/common/output.h"
@@ -62,16 +63,24 @@ static const struct ops *choose_device(struct demo *demo, struct error *err) {
     return ops;
 }
 
-/* A model may have no template, or not the one that is known here: its answers can be empty then.
- */
-static void tell_of_template(const struct demo *demo) {
+/* A model may have no chat template: its answers can be empty then. One that cannot be read is an
+ * error where it is needed. */
+static int load_template(struct demo *demo, struct error *err) {
     const struct options *o = &demo->options;
-    bool has_prompts = !o->random && !o->messages && !o->chat;
-    if (has_prompts && !o->raw && !tokenizer_has_chatml(demo->tokenizer))
-        fprintf(stderr,
-                "%s: no ChatML template in tokenizer_config.json or chat_template.jinja: prompts "
-                "are continued as they are, as with --raw\n",
-                o->model);
+    bool has_prompts = !o->random && !o->messages && !o->chat && !o->raw && !o->score &&
+                       !o->verify_receipt && o->serve < 0;
+    if (chat_template_load(&demo->chat, o->model, &demo->why_no_chat))
+        return has_prompts ? error_set(err, "%s. --raw continues prompts without the template",
+                                       demo->why_no_chat.text)
+                           : 0;
+    if (demo->chat)
+        return 0;
+    error_set(&demo->why_no_chat,
+              "%s: no chat template in tokenizer_config.json or chat_template.jinja", o->model);
+    if (has_prompts)
+        fprintf(stderr, "%s: prompts are continued as they are, as with --raw\n",
+                demo->why_no_chat.text);
+    return 0;
 }
 
 static int open_model(struct demo *demo, struct error *err) {
@@ -79,7 +88,7 @@ static int open_model(struct demo *demo, struct error *err) {
     struct device_options device = {.n_threads = o->threads};
     const struct ops *ops = choose_device(demo, err);
     if (!ops || model_folder_check(o->model, err) ||
-        tokenizer_load(&demo->tokenizer, o->model, err))
+        tokenizer_load(&demo->tokenizer, o->model, err) || load_template(demo, err))
         return -1;
     demo->dev = ops->open(&device, err);
     if (!demo->dev)
@@ -90,7 +99,8 @@ static int open_model(struct demo *demo, struct error *err) {
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
-    int result = model_load(&demo->model, demo->dev, o->model, &progress, err);
+    int result =
+        model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
     progress_bar_end(&bar);
     if (result)
         return -1;
@@ -103,7 +113,6 @@ static int open_model(struct demo *demo, struct error *err) {
                          demo->model.config.vocab_size);
     if (generator_start(&demo->generator, &demo->model, err))
         return -1;
-    tell_of_template(demo);
     demo->generator.chunk = o->chunk;
     demo->generator.fused = demo->phase->fused;
     if (o->context)
@@ -113,20 +122,22 @@ static int open_model(struct demo *demo, struct error *err) {
 
 int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
                        struct error *err) {
-    if (demo->options.raw || !tokenizer_has_chatml(demo->tokenizer))
+    if (demo->options.raw || !demo->chat)
         return tokenizer_encode(demo->tokenizer, prompt, strlen(prompt), true, ids, n, err);
-    struct chat_message message = {(char *)"user", (char *)prompt};
-    return demo_encode_messages(demo, &message, 1, ids, n, err);
+    json_t *conversation = chat_of_prompt(prompt, strlen(prompt), err);
+    int result =
+        !conversation || demo_encode_messages(demo, conversation, "the prompt", ids, n, err);
+    json_decref(conversation);
+    return result ? -1 : 0;
 }
 
-int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
-                         size_t n_messages, int32_t **ids, size_t *n, struct error *err) {
+int demo_encode_messages(const struct demo *demo, const json_t *conversation, const char *where,
+                         int32_t **ids, size_t *n, struct error *err) {
     char *text;
     size_t n_bytes;
-    if (!tokenizer_has_chatml(demo->tokenizer))
-        return error_set(err, "%s: the model has no ChatML template; give prompts, with --raw",
-                         demo->options.model);
-    if (chat_render(messages, n_messages, &text, &n_bytes, err))
+    if (!demo->chat)
+        return error_set(err, "%s", demo->why_no_chat.text);
+    if (chat_render(demo->chat, conversation, where, &text, &n_bytes, err))
         return -1;
     /* A template spells out its own special tokens; plain text gets those of the tokenizer. */
     int result = tokenizer_encode(demo->tokenizer, text, n_bytes, false, ids, n, err);
@@ -146,7 +157,8 @@ bool demo_interrupted(const struct demo *demo) {
 }
 
 /* From here on the first Ctrl-C, SIGTERM or SIGHUP ends the run at the end of its step, the second
- * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. */
+ * one at once. A chat waits for its user most of the time: there, it ends the waiting, too. Of
+ * ranks, the first decides. */
 static void catch_interrupts(struct demo *demo) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction before,
@@ -155,6 +167,8 @@ static void catch_interrupts(struct demo *demo) {
         return;
     if (demo->options.chat)
         action.sa_flags = (int)SA_RESETHAND;
+    if (demo->parallel && demo->parallel->rank)
+        action.sa_handler = SIG_IGN;
     for (int i = 0; i < 3; i++) {
         sigaction(signals[i], &action, &before);
         if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN) /* nohup */
@@ -169,6 +183,12 @@ static int run_task(struct demo *demo, struct error *err) {
         return verify_prompt(demo, err);
     if (o->prompt)
         return complete_prompt(demo, err);
+    if (o->serve >= 0)
+        return demo->phase->serve(demo, err);
+    if (o->score)
+        return demo->phase->score(demo, err);
+    if (o->verify_receipt)
+        return demo->phase->verify_receipts(demo, err);
     if (o->random)
         return demo->phase->prompts(demo, err);
     if (o->prompts)
@@ -195,6 +215,45 @@ static int write_json(const struct demo *demo, struct error *err) {
     return -1;
 }
 
+int demo_keep_receipt(struct demo *demo, const struct request *request, const struct sequence *s,
+                      struct error *err) {
+    if (!demo->receipts || !s->chain || s->finish == FINISH_ERROR)
+        return 0;
+    json_t *receipt = demo->phase->receipt(demo, request, s, err);
+    return receipt ? json_array_append_new(demo->receipts, receipt) : -1;
+}
+
+/* One line for each. */
+static int write_receipts(const struct demo *demo, struct error *err) {
+    struct output o;
+    const char *path = demo->options.receipt;
+    const json_t *receipt;
+    size_t i;
+    int failed = 0;
+    if (!path)
+        return 0;
+    if (output_open(&o, path, err))
+        return -1;
+    json_array_foreach(demo->receipts, i, receipt) {
+        failed = failed || json_dumpf(receipt, o.file, JSON_COMPACT) || fputc('\n', o.file) == EOF;
+    }
+    if (!failed)
+        return output_keep(&o, err);
+    output_discard(&o);
+    return error_set(err, "%s: cannot write: %s", path, strerror(errno));
+}
+
+/* For whatever writes receipts or checks them: a server and the tables do, too. */
+static int hash_files(struct demo *demo, struct error *err) {
+    const struct options *o = &demo->options;
+    bool others = o->prompt || o->prompts || o->random || o->messages || o->chat || o->score;
+    if (!demo->phase->receipt || (others && !o->receipt))
+        return 0;
+    demo->receipts = o->receipt ? json_array() : NULL;
+    demo->files = folder_digests(o->model, err);
+    return demo->files ? 0 : -1;
+}
+
 /* The fingerprint on stderr, and whether it is the chapter's if the chapter's tables were asked
  * for.
  */
@@ -218,11 +277,11 @@ static int finish_report(struct demo *demo, struct error *err) {
     fingerprint_text(fingerprint, fingerprint_value(&demo->run));
     json_object_set_new(demo->json, ended ? "interrupted" : "fingerprint",
                         ended ? json_true() : json_string(fingerprint));
-    if (write_json(demo, err) || output_flush_stdout(err))
+    if (write_json(demo, err) || write_receipts(demo, err) || output_flush_stdout(err))
         return -1;
     if (ended)
         fprintf(stderr, "interrupted\n");
-    else
+    else if (!demo->options.verify_receipt)
         show_fingerprint(demo, fingerprint);
     return 0;
 }
@@ -247,11 +306,14 @@ static int run_model(struct demo *demo, struct error *err) {
     if (!demo->json)
         return error_set(err, "--model: the name of the folder is not valid UTF-8");
     if (output_check(demo->options.json, err) || output_check(demo->options.trace, err) ||
-        open_model(demo, err) || fingerprint_start(&demo->run, err))
+        output_check(demo->options.html, err) || output_check(demo->options.receipt, err) ||
+        open_model(demo, err) || hash_files(demo, err) || fingerprint_start(&demo->run, err))
         return -1;
     catch_interrupts(demo);
     if (demo->phase->begin)
         demo->phase->begin(demo);
+    if (demo->phase->speculate && demo->phase->speculate(demo, err))
+        return -1;
     if (run_task(demo, err) || finish_report(demo, err))
         return -1;
     return check_failures(demo, err);
@@ -266,12 +328,19 @@ static int run_tokenizer(struct demo *demo, struct error *err) {
 
 static void close_all(struct demo *demo) {
     fingerprint_end(&demo->run);
+    if (demo->phase->end_speculation)
+        demo->phase->end_speculation(demo);
     generator_end(&demo->generator);
     model_free(&demo->model);
+    if (demo->parallel && demo->parallel->on_device)
+        demo->parallel->on_device->end(demo->parallel, demo->dev);
     if (demo->dev)
         demo->dev->ops->close(demo->dev);
     tokenizer_free(demo->tokenizer);
+    chat_template_free(demo->chat);
     json_decref(demo->json);
+    json_decref(demo->files);
+    json_decref(demo->receipts);
 }
 
 /* A file that is opened must not become stdin, stdout or stderr. */
@@ -287,12 +356,15 @@ static int check_streams(struct error *err) {
 
 static int run(struct demo *demo, int argc, char **argv, struct error *err) {
     const struct phase *phase = demo->phase;
-    if (check_streams(err) || options_parse(&demo->options, argc, argv, phase, err))
+    if (check_streams(err) || (phase->join && phase->join(demo, err)) ||
+        options_parse(&demo->options, argc, argv, phase, err))
         return -1;
     if (demo->options.help) {
         options_help(argv[0], phase);
         return output_flush_stdout(err);
     }
+    if (phase->agree && phase->agree(demo, argv, err))
+        return -1;
     demo->cache = phase->caches ? &phase->caches[demo->options.cache] : NULL;
     return demo->options.tokenize ? run_tokenizer(demo, err) : run_model(demo, err);
 }
@@ -302,9 +374,10 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
     struct error err;
     int result = run(&demo, argc, argv, &err);
     close_all(&demo);
-    if (result) {
-        fflush(stdout); /* what was written so far comes before the reason why it ends */
+    fflush(stdout); /* what was written so far comes before the reason why it ends */
+    if (demo.parallel)
+        demo.parallel->end(demo.parallel, result ? &err : NULL);
+    else if (result)
         fprintf(stderr, "demo: %s\n", err.text);
-    }
-    return result ? 2 : interrupted ? 128 + interrupted : 0;
+    return result ? 2 : interrupted ? 128 + interrupted : demo.refused ? 1 : 0;
 }

@@ -12,6 +12,7 @@
 #include "model/model.h"
 #include "model/tokenizer/tokenizer.h"
 #include "scheduler/generate.h"
+#include "scheduler/request.h"
 #include "tutorials/common/options.h"
 #include "tutorials/common/table.h"
 
@@ -36,9 +37,26 @@ struct phase {
     /* Runs options.prompts, the same way; NULL: one prompt after the other. From phase 3 on it is
      * there and runs options.random where that is given. */
     int (*prompts)(struct demo *demo, struct error *err);
+    /* Serves until a signal ends it, with options.serve; NULL before phase 12. Same result. */
+    int (*serve)(struct demo *demo, struct error *err);
+    /* From phase 13 on: score options.score and check options.verify_receipt, with the same result;
+     * and the receipt of an answer that was asked for with one, NULL with err set when there is no
+     * memory. It needs demo->files. */
+    int (*score)(struct demo *demo, struct error *err);
+    int (*verify_receipts)(struct demo *demo, struct error *err);
+    json_t *(*receipt)(const struct demo *demo, const struct request *request,
+                       const struct sequence *s, struct error *err);
     bool fused; /* a step is one pass, with one attention for all (phase 8) */
     /* Called when the model is loaded; may be NULL. */
     void (*begin)(const struct demo *demo);
+    /* Before the options are read, and when they are: phase 14 joins its ranks, and compares them.
+     * Both return 0, or -1 with err set. NULL in other phases. */
+    int (*join)(struct demo *demo, struct error *err);
+    int (*agree)(struct demo *demo, char **argv, struct error *err);
+    /* Opens who proposes tokens, as options.speculate and draft say; end is called for every demo.
+     * NULL before phase 13. Same result. */
+    int (*speculate)(struct demo *demo, struct error *err);
+    void (*end_speculation)(struct demo *demo);
 };
 
 struct demo {
@@ -46,14 +64,21 @@ struct demo {
     struct options options;
     const struct cache_kind *cache; /* the one that the options choose; NULL: the phase has none */
     struct device *dev;
+    struct parallel *parallel; /* the ranks that share the model; NULL: one */
     struct model model;
     struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL: none, and why */
+    struct error why_no_chat;
     struct generator generator;
     struct fingerprint run; /* of all sequences so far */
     uint32_t n_sequences;   /* run so far */
     json_t *json;           /* what --json writes */
     struct table table;
-    int n_failed;              /* requests that could not be answered */
+    struct model draft_model; /* of options.draft */
+    json_t *files;            /* their SHA-256 (model/files/digests.h), where receipts are wanted */
+    json_t *receipts;         /* what --receipt writes */
+    bool refused;             /* a receipt was not right: the exit status is 1 */
+    int n_failed;             /* requests that could not be answered */
     struct error first_failed; /* the first of them, and why */
     struct error late; /* what went wrong while there was still something to show; or empty */
 };
@@ -88,9 +113,14 @@ void demo_request_failed(struct demo *demo, int request, const struct error *why
 int demo_encode_prompt(const struct demo *demo, const char *prompt, int32_t **ids, size_t *n,
                        struct error *err);
 
-/* The ids of a list of chat messages, as above; the model must have a ChatML template. */
-int demo_encode_messages(const struct demo *demo, const struct chat_message *messages,
-                         size_t n_messages, int32_t **ids, size_t *n, struct error *err);
+/* The ids of a conversation (model/files/chat.h), as above; the model must have a chat template.
+ * where names it in errors. */
+int demo_encode_messages(const struct demo *demo, const json_t *conversation, const char *where,
+                         int32_t **ids, size_t *n, struct error *err);
+
+/* Keeps the receipt of an answer, if --receipt asks for it. Returns 0, or -1 with err set. */
+int demo_keep_receipt(struct demo *demo, const struct request *request, const struct sequence *s,
+                      struct error *err);
 
 /* One measurement for a table: answers `prompt` with exactly n_new tokens (stop tokens do not end
  * it), with the cache kind (NULL: none). Returns a row with the keys new, tok_s, ms_tok, last_ms

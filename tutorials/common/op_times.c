@@ -113,9 +113,9 @@ void op_times_show(struct demo *demo, const char *title, long n_passes) {
     json_t *rows = json_array();
     for (int i = 0; i < N_OPS; i++)
         if (times[i].calls && n_passes)
-            json_array_append_new(rows, json_pack("{ss si sf sf}", "op", names[i], "calls",
-                                                  (int)(times[i].calls / n_passes), "ms",
-                                                  times[i].seconds * 1e3 / (double)n_passes,
-                                                  "share", times[i].seconds / all * 100));
+            json_array_append_new(rows,
+                                  json_pack("[siff]", names[i], (int)(times[i].calls / n_passes),
+                                            times[i].seconds * 1e3 / (double)n_passes,
+                                            times[i].seconds / all * 100));
     demo_table(demo, "op_times", title, columns, 4, rows);
 }

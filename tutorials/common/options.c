@@ -17,19 +17,22 @@
 /* What a command line asks for. An option says with which of these it does something. EACH are the
  * --prompts of phases 0 and 1, one after the other, PROMPTS those of later ones, all at once. */
 enum { TABLES = 1, PROMPT = 2, VERIFY = 4, EACH = 8, PROMPTS = 16, RANDOM = 32, MESSAGES = 64 };
-enum { CHAT = 128, TOKENIZE = 256, N_TASKS = 9 };
+enum { CHAT = 128, TOKENIZE = 256, SERVE = 512, SCORE = 1024 };
+enum { CHECK = 2048, N_TASKS = 12 };
 enum { ONE = PROMPT | EACH | MESSAGES | CHAT, MANY = PROMPTS | RANDOM, DRAWING = ONE | MANY };
-enum { RUNNING = DRAWING | VERIFY };
+enum { SERVED = MANY | SERVE, RECEIVED = PROMPT | MESSAGES | MANY };
+enum { POOLS = SERVED | SCORE, READING = POOLS | CHECK };
+enum { RUNNING = DRAWING | VERIFY | READING };
 
-static const char *const task_names[N_TASKS] = {"the tables", "--prompt",  "--verify",
-                                                "--prompts",  "--prompts", "--random",
-                                                "--messages", "--chat",    "--tokenize"};
+static const char *const task_names[N_TASKS] = {
+    "the tables", "--prompt", "--verify",   "--prompts", "--prompts", "--random",
+    "--messages", "--chat",   "--tokenize", "--serve",   "--score",   "--verify-receipt"};
 
 /* Sets of phases; DRAWN: their tables draw tokens as the options say; POOLED: their tables have a
  * pool of the size that the options say. */
 #define FROM(n) (ALL >> (n) << (n))
 #define ONLY(n) (1 << (n))
-enum { N_PHASES = 12, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
+enum { N_PHASES = 15, ALL = (1 << N_PHASES) - 1, DRAWN = ALL & ~ONLY(9) & ~ONLY(11) };
 enum { POOLED = ONLY(5) | ONLY(6) | ONLY(8) | ONLY(10) };
 
 /* Kinds of values. READ and WRITE: a file; INT and FLOAT: row.min to row.max; CHOICE: one of the
@@ -38,7 +41,7 @@ enum kind { SWITCH, TEXT, READ, WRITE, INT, POWER_OF_TWO, FLOAT, SEED, SIZE, CHO
 
 /* CHANGES: the results of the tables are then others than the chapter's. Two options that are in
  * the same group exclude each other. */
-enum { CHANGES = 1, TASK_GROUP = 2, POOL_GROUP = 4 };
+enum { CHANGES = 1, TASK_GROUP = 2, POOL_GROUP = 4, DRAFT_GROUP = 8 };
 
 static const char *cache_name(const struct phase *phase, int i) {
     return phase->caches ? phase->caches[i].name : NULL;
@@ -80,12 +83,18 @@ static const struct row rows[] = {
      F(prompts), READ, ALL, EACH | PROMPTS, 0, .flags = TASK_GROUP},
     {"random", "N", "N requests of random tokens; see --rate and --mix", F(random), INT, FROM(3),
      RANDOM, 0, .flags = TASK_GROUP, .min = 1, .max = 1e5},
-    {"messages", "FILE.json", "answer a JSON list of chat messages", F(messages), READ, ALL,
-     MESSAGES, 0, .flags = TASK_GROUP},
+    {"messages", "FILE.json", "answer a JSON list of chat messages, or {messages, tools}",
+     F(messages), READ, ALL, MESSAGES, 0, .flags = TASK_GROUP},
     {"chat", NULL, "talk; the conversation keeps its cache. Ctrl-D ends", F(chat), SWITCH, ALL,
      CHAT, 0, .flags = TASK_GROUP},
     {"tokenize", "FILE.jsonl", "one JSON string a line -> one JSON array of ids a line",
      F(tokenize), READ, ALL, TOKENIZE, 0, .flags = TASK_GROUP},
+    {"serve", "PORT", "answer HTTP requests (OpenAI's API) on this port; 0: any that is free",
+     F(serve), INT, FROM(12), SERVE, 0, .flags = TASK_GROUP, .min = 0, .max = 65535},
+    {"score", "FILE", "how likely texts are: one {text} or {prompt, continuation} a line", F(score),
+     READ, FROM(13), SCORE, 0, .flags = TASK_GROUP},
+    {"verify-receipt", "FILE", "check receipts, one a line; exit status 1: one is not right",
+     F(verify_receipt), READ, FROM(13), CHECK, 0, .flags = TASK_GROUP},
     {"verify", NULL, "with --prompt: compare a few tokens, every tensor, with the CPU's", F(verify),
      SWITCH, ALL, PROMPT | VERIFY, 0, .flags = 0},
     {"quick", NULL, "the tables with fewer and shorter measurements: some seconds", F(quick),
@@ -116,13 +125,19 @@ static const struct row rows[] = {
      .choice = cache_name},
     {"chunk", "N", "prompt tokens read in one pass (128); changes no bit", F(chunk), INT, FROM(1),
      RUNNING, FROM(1) & ~ONLY(9), .min = 1, .max = 1 << 20},
+    {"speculate", NULL, "propose tokens that followed the same words before; changes no bit",
+     F(speculate), SWITCH, ONLY(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
+    {"draft", "DIR", "propose the tokens of a smaller model with this vocabulary; changes no bit",
+     F(draft), TEXT, ONLY(13), DRAWING | SERVE, 0, .flags = DRAFT_GROUP},
     {.help = "Many requests"},
-    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), MANY,
+    {"max-running", "N", "requests admitted at once (8)", F(max_running), INT, FROM(3), READING,
      FROM(3) & ~ONLY(9) & ~ONLY(10), .min = 1, .max = 1 << 20},
     {"token-budget", "N", "most tokens of all requests in one step (256, or N of --max-running)",
-     F(token_budget), INT, FROM(3), MANY, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
+     F(token_budget), INT, FROM(3), READING, FROM(3) & ~ONLY(9), .min = 1, .max = 1 << 30},
     {"trace", "FILE.json", "a trace for ui.perfetto.dev", F(trace), WRITE, FROM(3), MANY, 0,
      .flags = 0},
+    {"html", "FILE.html", "the run as a page of its own, to be stepped through in a browser",
+     F(html), WRITE, FROM(3), MANY, 0, .flags = 0},
     {"rate", "R", "random requests per second, Poisson; 0: all at once (0)", F(rate), FLOAT,
      FROM(3), RANDOM, 0, .max = 1e6},
     {"mix", "NAME", "lengths of random requests, drawn with --seed:", F(mix), CHOICE, FROM(3),
@@ -130,19 +145,49 @@ static const struct row rows[] = {
     {.help = "The pool of KV blocks"},
     {"block-size", "N", "positions per block, a power of two up to 256 (16)", F(block_size),
      POWER_OF_TWO, FROM(7), RUNNING, FROM(5) & ~ONLY(9), .min = 1, .max = 256},
-    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), MANY,
+    {"kv-blocks", "N", "blocks in the pool of all requests; or", F(kv_blocks), INT, FROM(7), POOLS,
      POOLED, .flags = POOL_GROUP, .min = 1, .max = INT_MAX},
     {"kv-memory", "SIZE", "its memory, as 500M or 2G (80 % of what is free; tables choose)",
-     F(kv_memory), SIZE, FROM(7), MANY, POOLED, .flags = POOL_GROUP},
+     F(kv_memory), SIZE, FROM(7), POOLS, POOLED, .flags = POOL_GROUP},
     {"kv-type", "TYPE", "keys and values as", F(kv_type), CHOICE, FROM(11), RUNNING, 0,
      .choice = type_name},
     {"preempt", "HOW", "who gives way reads its tokens again, or has them in host memory:",
-     F(preempt), CHOICE, FROM(7), MANY, 0, .choice = preempt_name},
+     F(preempt), CHOICE, FROM(7), SERVED, 0, .choice = preempt_name},
     {"no-prefix-cache", NULL, "requests that begin alike share no blocks", F(no_prefix_cache),
-     SWITCH, FROM(7), MANY, 0, .flags = 0},
+     SWITCH, FROM(7), READING, 0, .flags = 0},
     {"samples", "N", "answers to each request of --prompts, which share its prompt (1)", F(samples),
      INT, FROM(7), PROMPTS, 0, .min = 1, .max = 1000},
+    {.help = "The server"},
+    {"clients", "N", "so many send the requests of --random to it, beside a run without it",
+     F(clients), INT, FROM(12), RANDOM, 0, .min = 1, .max = 900},
+    {"host", "ADDRESS", "the address to listen on (127.0.0.1)", F(host), TEXT, FROM(12), SERVE, 0,
+     .flags = 0},
+    {"api-key", "FILE", "clients must have the key in its first line as bearer token", F(api_key),
+     READ, FROM(12), SERVE, 0, .flags = 0},
+    {"max-waiting", "N", "requests in the queue; one more gets status 429 (1000)", F(max_waiting),
+     INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1 << 20},
+    {"max-wait", "SECONDS", "how long one may wait there, then status 503; 0: for ever (600)",
+     F(max_wait), FLOAT, FROM(12), SERVE, FROM(12), .max = 1e9},
+    {"timeout", "SECONDS", "a client may take so long to send a request, or do nothing (60)",
+     F(timeout), INT, FROM(12), SERVE, FROM(12), .min = 1, .max = 1e6},
+    {.help = "Ranks: processes that share the model (also: mpirun -n N ./demo ...)"},
+    {"ranks", "N", "start N of them on this host", F(ranks), INT, FROM(14), RUNNING & ~VERIFY,
+     FROM(14), .min = 1, .max = 1024},
+    {"patience", "S", "seconds that a rank may keep the others waiting (10; 20 while loading)",
+     F(patience), FLOAT, FROM(14), RUNNING & ~VERIFY, FROM(14), .min = 0.1, .max = 1e6},
+    {"plan", NULL, "the tables: step times of 1 to 64 ranks, computed from the next three", F(plan),
+     SWITCH, 0, 0, FROM(14), .flags = CHANGES},
+    {"link", "G", "GB/s that a rank sends (450)", F(link), FLOAT, 0, 0, FROM(14), .min = 1e-3,
+     .max = 1e6},
+    {"latency", "U", "microseconds from rank to rank (3)", F(latency), FLOAT, 0, 0, FROM(14),
+     .min = 0, .max = 1e6},
+    {"memory-speed", "G", "GB/s at which a rank reads its weights (4000)", F(memory_speed), FLOAT,
+     0, 0, FROM(14), .min = 1e-3, .max = 1e6},
     {.help = "What to print"},
+    {"top-logprobs", "N", "with --score: the N likeliest tokens beside each (0)", F(top_logprobs),
+     INT, FROM(13), SCORE, 0, .min = 0, .max = 20},
+    {"receipt", "FILE", "a receipt of each answer, by which anybody can check it", F(receipt),
+     WRITE, FROM(13), RECEIVED, 0, .flags = 0},
     {"raw", NULL, "no chat template: continue the prompt as it is", F(raw), SWITCH, ALL,
      PROMPT | VERIFY | EACH | PROMPTS, ALL, .flags = CHANGES},
     {"ids", NULL, "token ids instead of text, in lines prompt: ... and output: ...", F(ids), SWITCH,
@@ -155,24 +200,30 @@ static const struct row rows[] = {
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows, FIRST_KEY = 256 };
-_Static_assert(N_ROWS <= 64, "options.given has a bit for each row");
+_Static_assert(sizeof rows / sizeof *rows <= MOST_OPTIONS,
+               "options.given has an element for each row");
 
 static bool given(const struct options *o, int row) {
-    return o->given >> row & 1;
+    return o->given[row];
 }
 
 /* With what a phase takes an option; 0: it does not have it. */
 static unsigned tasks_of(const struct row *row, int phase) {
     unsigned tasks = (row->phases >> phase & 1 ? row->tasks : 0) |
                      (row->tables >> phase & 1 ? (unsigned)TABLES : 0);
-    return tasks & ~(unsigned)(phase < 2 ? PROMPTS : EACH);
+    return tasks & ~(unsigned)((phase < 2 ? PROMPTS : EACH) | (phase < 12 ? SERVE : 0) |
+                               (phase < 13 ? SCORE | CHECK : 0));
 }
 
-/* The first phase from `phase` on that takes the option with one of the tasks; N_PHASES: none. */
+/* The first phase from `phase` on, or else the last one before it, that takes the option with one
+ * of the tasks; N_PHASES: none. */
 static int first_phase(const struct row *row, int phase, unsigned tasks) {
-    while (phase < N_PHASES && !(tasks_of(row, phase) & tasks))
-        phase++;
-    return phase;
+    for (int p = phase; p < N_PHASES; p++)
+        if (tasks_of(row, p) & tasks)
+            return p;
+    while (--phase >= 0 && !(tasks_of(row, phase) & tasks))
+        ;
+    return phase < 0 ? N_PHASES : phase;
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -325,13 +376,6 @@ static int parse_choice(const struct row *row, const char *text, const struct ph
     return error_set(err, "--%s %s: must be %s", row->name, text, choices);
 }
 
-static int add_kernel(struct options *o, const char *text, struct error *err) {
-    if (o->n_kernels == MAX_KERNELS)
-        return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
-    o->kernels[o->n_kernels++] = text;
-    return 0;
-}
-
 static int set_option(struct options *o, const struct row *row, const char *text,
                       const struct phase *phase, struct error *err) {
     void *field = (char *)o + row->field;
@@ -354,7 +398,10 @@ static int set_option(struct options *o, const struct row *row, const char *text
                    ? 0
                    : parse_choice(row, text, phase, field, err);
     case KERNEL:
-        return add_kernel(o, text, err);
+        if (o->n_kernels == MAX_KERNELS)
+            return error_set(err, "--kernel %s: at most %d of them", text, MAX_KERNELS);
+        o->kernels[o->n_kernels++] = text;
+        return 0;
     default:
         *(const char **)field = text;
         return 0;
@@ -364,13 +411,16 @@ static int set_option(struct options *o, const struct row *row, const char *text
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static unsigned task_asked(const struct options *o, int phase) {
-    return o->tokenize   ? TOKENIZE
-           : o->prompt   ? (o->verify ? VERIFY : PROMPT)
-           : o->prompts  ? (phase < 2 ? EACH : PROMPTS)
-           : o->random   ? RANDOM
-           : o->messages ? MESSAGES
-           : o->chat     ? CHAT
-                         : TABLES;
+    return o->tokenize         ? TOKENIZE
+           : o->serve >= 0     ? SERVE
+           : o->score          ? SCORE
+           : o->verify_receipt ? CHECK
+           : o->prompt         ? (o->verify ? VERIFY : PROMPT)
+           : o->prompts        ? (phase < 2 ? EACH : PROMPTS)
+           : o->random         ? RANDOM
+           : o->messages       ? MESSAGES
+           : o->chat           ? CHAT
+                               : TABLES;
 }
 
 /* An option that the phase does not have, or that would do nothing. */
@@ -394,14 +444,13 @@ static int check_groups(const struct options *o, struct error *err) {
     for (int i = 0; i < N_ROWS; i++)
         for (int j = 0; j < i; j++)
             if (given(o, i) && given(o, j) &&
-                rows[i].flags & rows[j].flags & (TASK_GROUP | POOL_GROUP))
+                rows[i].flags & rows[j].flags & (TASK_GROUP | POOL_GROUP | DRAFT_GROUP))
                 return error_set(err, "--%s and --%s exclude each other: give one", rows[j].name,
                                  rows[i].name);
     return 0;
 }
 
-/* Do two paths name one file, perhaps in different words? Devices (/dev/null) may be named twice.
- */
+/* Whether two paths name one file. Devices (/dev/null) may be named twice. */
 static bool is_same_file(const char *a, const char *b) {
     struct stat of_a, of_b;
     if (stat(a, &of_a) || stat(b, &of_b))
@@ -465,8 +514,19 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
         if (rows[i].name)
             table[n++] =
                 (struct option){rows[i].name, rows[i].argument != NULL, NULL, FIRST_KEY + i};
-    *out = (struct options){
-        .model = "data/model", .chunk = 128, .block_size = 16, .sampling = {.top_p = 1}};
+    *out = (struct options){.model = "data/model",
+                            .chunk = 128,
+                            .block_size = 16,
+                            .sampling = {.top_p = 1},
+                            .serve = -1,
+                            .host = "127.0.0.1",
+                            .max_waiting = 1000,
+                            .max_wait = 600,
+                            .timeout = 60,
+                            .patience = 10,
+                            .link = 450,
+                            .latency = 3,
+                            .memory_speed = 4000};
     opterr = 0;
     while ((key = getopt_long(argc, argv, ":", table, NULL)) != -1) {
         const char *word = argv[optind - 1];
@@ -480,7 +540,7 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
             return error_set(err, "%s: unknown option, or short for several; see --help", word);
         if (set_option(out, &rows[key - FIRST_KEY], optarg, phase, err))
             return -1;
-        out->given |= (uint64_t)1 << (key - FIRST_KEY);
+        out->given[key - FIRST_KEY] = true;
     }
     if (optind < argc)
         return error_set(err, "%s: unexpected argument; a prompt is given with --prompt",

@@ -19,7 +19,7 @@ struct output {
 /* Opens it for writing; path must outlive it. Returns 0, or -1 with err set and nothing open. */
 int output_open(struct output *o, const char *path, struct error *err);
 
-/* Whether a path could be written, told before there is anything to write; NULL can. Returns 0, or
+/* Checks whether a path can be written, before there is anything to write; NULL can. Returns 0, or
  * -1 with err set. The file is not touched. */
 int output_check(const char *path, struct error *err);
 

@@ -58,6 +58,13 @@ static int measure(const struct engine *e, struct paged_run *run, struct error *
     run->seconds = m.seconds;
     run->tokens_per_second = m.tokens_per_second;
     run->ttft = m.ttft.mean;
+    run->passes = e->passes;
+    run->cache_bytes = e->most_cache_bytes;
+    for (int i = 0; i < e->n; i++) {
+        const struct job *j = &e->scheduler.jobs[i];
+        run->all_first = j->first > run->all_first ? j->first : run->all_first;
+        run->all_done = j->done > run->all_done ? j->done : run->all_done;
+    }
     return 0;
 }
 
@@ -87,13 +94,12 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
 }
 
 int paged_run_own_caches(struct demo *demo, const struct workload *w, const struct serving *serving,
-                         struct paged_run *run, int64_t *bytes, struct error *err) {
+                         struct paged_run *run, struct error *err) {
     struct serving own = *serving;
     struct engine e = {0};
     own.cache = &contiguous_caches[DYNAMIC];
     *run = (struct paged_run){0};
     int result = serve_all(demo, w, &own, &e, err) || measure(&e, run, err);
-    *bytes = e.most_cache_bytes;
     engine_end(&e);
     return result ? -1 : 0;
 }
@@ -118,6 +124,11 @@ int paged_enough_blocks(const struct demo *demo, const struct workload *w) {
     return n < INT_MAX ? (int)n : INT_MAX;
 }
 
+int paged_table_blocks(const struct demo *demo, const struct workload *w) {
+    const struct options *o = &demo->options;
+    return o->kv_blocks || o->kv_memory ? 0 : paged_enough_blocks(demo, w);
+}
+
 /* ---- --prompts and --random ------------------------------------------------------------------ */
 
 static void show_pool(struct demo *demo, const struct kv_pool *pool, const struct paged_stats *s) {
@@ -127,11 +138,10 @@ static void show_pool(struct demo *demo, const struct kv_pool *pool, const struc
         {"swapped", "tokens swapped", 0, 0},  {"prompt", "prompt tokens", 0, 0},
         {"shared", "of them shared", 0, 0}};
     json_t *rows = json_array();
-    json_array_append_new(
-        rows, json_pack("{si si si si si si si}", "blocks", pool->blocks.stats.total, "most",
-                        pool->blocks.stats.most_used, "preemptions", (int)s->preemptions, "again",
-                        (int)s->recomputed, "swapped", (int)s->swapped, "prompt", (int)s->looked_up,
-                        "shared", (int)s->shared));
+    json_array_append_new(rows, json_pack("[iiiiiii]", pool->blocks.stats.total,
+                                          pool->blocks.stats.most_used, (int)s->preemptions,
+                                          (int)s->recomputed, (int)s->swapped, (int)s->looked_up,
+                                          (int)s->shared));
     demo_table(demo, "pool", "The pool", columns, 7, rows);
 }
 

@@ -16,6 +16,9 @@ void paged_begin(const struct demo *demo);
 /* What a run was like. */
 struct paged_run {
     double seconds, tokens_per_second, ttft;
+    double all_first, all_done; /* when each request had its first token, and when each was done */
+    long passes;
+    int64_t cache_bytes;      /* of all requests at the fullest moment */
     struct paged_stats stats; /* of a pool, like most_used (blocks) */
     int most_used;
     uint64_t fingerprint;
@@ -27,10 +30,9 @@ int paged_run_pool(struct demo *demo, const struct workload *w, int n_blocks,
                    const struct paged_options *paged_options, const struct serving *serving,
                    struct paged_run *run, struct error *err);
 
-/* Serves it with a contiguous, growing cache for each request; *bytes: of all at the fullest
- * moment. Returns as paged_run_pool. */
+/* Serves it with a contiguous, growing cache for each request. Returns as paged_run_pool. */
 int paged_run_own_caches(struct demo *demo, const struct workload *w, const struct serving *serving,
-                         struct paged_run *run, int64_t *bytes, struct error *err);
+                         struct paged_run *run, struct error *err);
 
 /* 0 when two runs of the same requests have the same fingerprint, or -1 with err set. */
 int paged_same_bits(const struct paged_run *a, const struct paged_run *b, struct error *err);
@@ -40,6 +42,9 @@ int paged_most_blocks(const struct demo *demo, const struct request *r);
 
 /* Blocks that hold every request at its longest: no run can need more. */
 int paged_enough_blocks(const struct demo *demo, const struct workload *w);
+
+/* Those, or 0 where the options say how large the pool is. */
+int paged_table_blocks(const struct demo *demo, const struct workload *w);
 
 /* --prompts and --random: all in the pool of the options, whose table comes last. Returns 0, or -1
  * with err set. */

@@ -37,10 +37,9 @@ static json_t *latency_rows(const struct workload *w, const double *ends, const 
     for (int i = 0; i < w->n; i++) {
         const struct job *j = &e->scheduler.jobs[i];
         double latency = j->done - j->arrival;
-        json_array_append_new(rows, json_pack("{si ss si si sf sf sf}", "request", i, "prompt",
-                                              w->titles[i], "new", j->n_new, "steps", j->steps,
-                                              "static_ms", ends[i] * 1e3, "continuous_ms",
-                                              latency * 1e3, "speedup", ends[i] / latency));
+        json_array_append_new(rows,
+                              json_pack("[isiifff]", i, w->requests[i].title, j->n_new, j->steps,
+                                        ends[i] * 1e3, latency * 1e3, ends[i] / latency));
     }
     return rows;
 }

@@ -21,7 +21,7 @@ struct request_length *demo_request_lengths(struct demo *demo, const char *path,
     struct request_length *lengths = NULL;
     struct serving serving = serving_of(demo);
     bool any = false;
-    serving.fused = true; /* only lengths are wanted: the fast way, one pass for all */
+    serving.fused = true; /* only lengths are wanted: one pass for all is fastest */
     if (!demo_read_requests(demo, path, w, err) && !serve_run(demo, w, &serving, &e, NULL, err)) {
         lengths = calloc((size_t)w->n + 1, sizeof *lengths);
         if (!lengths)

@@ -11,17 +11,11 @@ static int encode_prompt(void *context, const char *text, int32_t **ids, size_t 
     return demo_encode_prompt(context, text, ids, n, err);
 }
 
-static int encode_messages(void *context, const json_t *list, const char *where, int32_t **ids,
+static int encode_messages(void *context, const json_t *line, const char *where, int32_t **ids,
                            size_t *n, struct error *err) {
-    const struct demo *demo = context;
-    struct chat_message *messages;
     struct error why;
-    size_t n_messages;
-    if (chat_messages_from_json(list, where, &messages, &n_messages, err))
-        return -1;
-    int result = demo_encode_messages(demo, messages, n_messages, ids, n, &why);
-    chat_free_messages(messages, n_messages);
-    return result ? error_set(err, "%s: messages: %s", where, why.text) : 0;
+    return demo_encode_messages(context, line, where, ids, n, &why) ? error_set(err, "%s", why.text)
+                                                                    : 0;
 }
 
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
@@ -39,7 +33,7 @@ int demo_check_untimed(const struct workload *w, const char *path, struct error 
     for (int i = 0; i < w->n; i++)
         if (w->requests[i].n_stops || w->requests[i].arrival > 0)
             return error_set(err, "%s: \"%s\" has %s: make phase3 builds a demo for that", path,
-                             w->titles[i], w->requests[i].n_stops ? "stop" : "an arrival");
+                             w->requests[i].title, w->requests[i].n_stops ? "stop" : "an arrival");
     return 0;
 }
 
@@ -54,13 +48,4 @@ int demo_draw_requests(const struct demo *demo, struct workload *w, struct error
         mix.most_answer = min_int(mix.most_answer, o->longest);
     return workload_random(w, o->random, &mix, tokenizer_vocab_size(demo->tokenizer), &o->sampling,
                            o->sampling.seed, err);
-}
-
-int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
-                             struct error *err) {
-    struct workload more = {0};
-    int result = demo_read_requests(demo, path, w, err) ||
-                 demo_read_requests(demo, path, &more, err) || workload_append(w, &more, err);
-    workload_free(&more);
-    return result ? -1 : 0;
 }

@@ -7,15 +7,11 @@
 #include "scheduler/workload.h"
 #include "tutorials/common/demo.h"
 
-/* Reads the requests of a file as the demo's model wants them: as chat messages unless --raw; what
- * a line does not say, the options say; with --quick, answers are short. Returns 0, or -1 with err
- * set; workload_free in either case. */
+/* Adds the requests of a file, as the demo's model wants them, to w: as chat messages unless --raw;
+ * what a line does not say, the options say; with --quick, answers are short. Returns 0, or -1 with
+ * err set; workload_free in either case. */
 int demo_read_requests(const struct demo *demo, const char *path, struct workload *w,
                        struct error *err);
-
-/* demo_read_requests with every request of the file twice: enough that 32 can run at once. */
-int demo_read_requests_twice(const struct demo *demo, const char *path, struct workload *w,
-                             struct error *err);
 
 /* 0, or -1 with err set when a request has a stop string or an arrival: before phase 3 nothing
  * looks at texts or waits. */

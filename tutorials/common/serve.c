@@ -3,6 +3,7 @@
 #include "scheduler/own_caches.h"
 #include "scheduler/trace.h"
 #include "tutorials/common/output.h"
+#include "tutorials/common/page.h"
 #include "tutorials/common/terminal.h"
 
 #include <stdio.h>
@@ -13,10 +14,10 @@
 struct log {
     const struct workload *workload;
     double *since; /* [n] when each request entered its state */
-    char *states;  /* [n] a letter each, as of the last row */
-    char *current; /* [n + 1] */
+    char *states;  /* [n + 1] a letter each */
     json_t *steps; /* NULL: not wanted */
     struct trace trace;
+    struct record record;
     int running, waiting, blocks; /* as last counted in the trace */
     struct progress_bar bar;
 };
@@ -60,20 +61,19 @@ static void log_states(struct log *log, const struct engine *e, double now) {
         return;
     for (int i = 0; i < e->n; i++) {
         const struct job *job = &e->scheduler.jobs[i];
-        log->current[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
-                          : job->state == REQUEST_WAITING                     ? 'W'
-                          : job->state == REQUEST_PREFILLING                  ? 'P'
-                          : job->state == REQUEST_DECODING                    ? 'D'
-                          : job->state == REQUEST_PREEMPTED                   ? 'p'
-                                                                              : '.';
+        log->states[i] = job->state == REQUEST_WAITING && job->arrival > now ? '-'
+                         : job->state == REQUEST_WAITING                     ? 'W'
+                         : job->state == REQUEST_PREFILLING                  ? 'P'
+                         : job->state == REQUEST_DECODING                    ? 'D'
+                         : job->state == REQUEST_PREEMPTED                   ? 'p'
+                                                                             : '.';
     }
-    if (!memcmp(log->current, log->states, (size_t)e->n))
+    const json_t *last = json_array_get(log->steps, json_array_size(log->steps) - 1);
+    if (last && !strcmp(log->states, json_string_value(json_array_get(last, 4))))
         return;
-    memcpy(log->states, log->current, (size_t)e->n);
     json_array_append_new(log->steps,
-                          json_pack("{si sf si si ss}", "step", (int)e->steps, "ms", now * 1e3,
-                                    "running", e->scheduler.n_running, "waiting",
-                                    scheduler_waiting(&e->scheduler, now), "states", log->current));
+                          json_pack("[ifiis]", (int)e->steps, now * 1e3, e->scheduler.n_running,
+                                    scheduler_waiting(&e->scheduler, now), log->states));
 }
 
 static void on_step(void *context, struct engine *e) {
@@ -82,9 +82,10 @@ static void on_step(void *context, struct engine *e) {
     progress_bar_update(&log->bar, (size_t)e->scheduler.n_done, (size_t)e->n);
     count(log, e, now);
     log_states(log, e, now);
+    record_step(&log->record, e, now);
 }
 
-/* That a trace cannot be written must not cost the tables: the reason is told behind them. */
+/* A trace that cannot be written must not cost the tables: the reason is reported after them. */
 static void write_trace(struct log *log, const char *path, struct error *late) {
     struct output o;
     if (output_open(&o, path, late))
@@ -100,31 +101,35 @@ static void log_finish(struct log *log, struct demo *demo, const struct engine *
     double now = clock_now() - e->began;
     count(log, e, now);
     log_states(log, e, now);
+    record_step(&log->record, e, now);
     if (log->trace.events)
         write_trace(log, demo->options.trace, &demo->late);
+    if (log->record.changes)
+        record_write(&log->record, demo, demo->options.html, &demo->late);
 }
 
 static int log_start(struct log *log, const struct demo *demo, const struct workload *w,
-                     json_t **steps, struct error *err) {
+                     const struct request_memory *memory, json_t **steps, struct error *err) {
     size_t n = (size_t)w->n + 1;
     *log = (struct log){.workload = w,
                         .since = calloc(n, sizeof *log->since),
                         .states = calloc(n, 1),
-                        .current = calloc(n, 1),
                         .running = -1,
                         .waiting = -1,
                         .bar = progress_bar_start("serving")};
-    if (!log->since || !log->states || !log->current)
+    if (!log->since || !log->states)
         return error_set(err, "out of memory for the log of %d requests", w->n);
     if (steps)
         log->steps = *steps = json_array();
+    if (demo->options.html && record_start(&log->record, memory, err))
+        return -1;
     if (!demo->options.trace)
         return 0;
     if (trace_start(&log->trace, err))
         return -1;
     for (int i = 0; i < w->n; i++) {
         char name[64];
-        snprintf(name, sizeof name, "%d %s", i, w->titles[i]);
+        snprintf(name, sizeof name, "%d %s", i, w->requests[i].title);
         trace_name(&log->trace, i, name);
     }
     return 0;
@@ -157,19 +162,19 @@ int serve_run(struct demo *demo, const struct workload *w, const struct serving 
     own_caches_start(&own, &demo->model, serving->cache->create, serving->cache->destroy,
                      demo->generator.context);
     demo->dev->peak_bytes = demo->dev->bytes;
-    int result = log_start(&log, demo, w, steps, err) ||
+    int result = log_start(&log, demo, w, options.memory, steps, err) ||
                  engine_run(engine, &generator, w->requests, w->n, &options, err);
     progress_bar_end(&log.bar);
     if (!result)
         log_finish(&log, demo, engine);
     own_caches_end(&own);
     trace_end(&log.trace);
+    record_end(&log.record);
     for (int i = 0; !result && i < w->n; i++)
         fingerprint_add_sequence(&demo->run,
                                  fingerprint_value(&engine->answers[i].sequence.fingerprint));
     free(log.since);
     free(log.states);
-    free(log.current);
     if (result && steps) {
         json_decref(*steps);
         *steps = NULL;
@@ -236,22 +241,20 @@ static void show_requests(struct demo *demo, const struct workload *w,
         char fingerprint[17];
         fingerprint_text(fingerprint, fingerprint_value(&engine->answers[i].sequence.fingerprint));
         json_array_append_new(
-            rows,
-            json_pack("{si ss si si ss so so so so ss}", "request", i, "prompt", w->titles[i],
-                      "tokens", w->requests[i].n_prompt, "new", j->n_new, "finish",
-                      finish_name(j->finish), "queue_ms", milliseconds(j->arrival, j->admitted),
-                      "ttft_ms", milliseconds(j->arrival, j->first), "ms_tok",
-                      j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1))
-                                   : json_null(),
-                      "latency_ms", milliseconds(j->arrival, j->done), "fingerprint", fingerprint));
+            rows, json_pack("[isiisoooos]", i, w->requests[i].title, w->requests[i].n_prompt,
+                            j->n_new, finish_name(j->finish), milliseconds(j->arrival, j->admitted),
+                            milliseconds(j->arrival, j->first),
+                            j->n_new > 1 ? json_real((j->done - j->first) * 1e3 / (j->n_new - 1))
+                                         : json_null(),
+                            milliseconds(j->arrival, j->done), fingerprint));
     }
     demo_table(demo, "requests", "Requests", columns, 10, rows);
     show_failures(demo, w, engine);
 }
 
 static json_t *spread_row(const char *what, const struct spread *s, double scale) {
-    return json_pack("{ss sf sf sf sf}", "what", what, "mean", s->mean * scale, "p50",
-                     s->p50 * scale, "p95", s->p95 * scale, "p99", s->p99 * scale);
+    return json_pack("[sffff]", what, s->mean * scale, s->p50 * scale, s->p95 * scale,
+                     s->p99 * scale);
 }
 
 static int show_totals(struct demo *demo, const struct engine *engine, struct error *err) {
@@ -274,20 +277,26 @@ static int show_totals(struct demo *demo, const struct engine *engine, struct er
              m.n, m.seconds, m.tokens_per_second, engine->steps, engine->passes,
              (double)engine->most_cache_bytes / 1e6);
     demo_table(demo, "totals", title, columns, 5, rows);
+    if (demo->generator.drafter)
+        printf("%ld of %ld drafted tokens accepted\n\n", engine->accepted, engine->proposed);
     return 0;
 }
 
 int serve_requests(struct demo *demo, const char *path, const struct serving *serving,
                    struct error *err) {
-    struct workload w;
+    struct workload w = {0};
     struct engine engine = {0};
     json_t *steps = NULL;
     int result = path ? demo_read_requests(demo, path, &w, err) : demo_draw_requests(demo, &w, err);
     if (!result && demo->options.samples)
         result = workload_fork(&w, demo->options.samples, err);
     demo->generator.ignore_stop = !path;
+    for (int i = 0; i < w.n; i++)
+        w.requests[i].receipt = demo->options.receipt;
     if (!result)
         result = serve_run(demo, &w, serving, &engine, w.n > 100 ? NULL : &steps, err);
+    for (int i = 0; i < w.n && !result; i++)
+        result = demo_keep_receipt(demo, &w.requests[i], &engine.answers[i].sequence, err);
     demo->generator.ignore_stop = false;
     if (!result) {
         if (steps)

@@ -4,8 +4,8 @@
  * What takes long is measured between rows, and each row is shown when it is there:
  *
  *     demo_table_begin(demo, "sweep", "Title", columns, n_columns);
- *     demo_table_row(demo, json_pack(...));    // again and again
- *     demo_table_end(demo);
+ *     demo_table_row(demo, json_pack("[sf]", ...));    // again and again
+ *     return demo_table_end(demo, result);
  */
 #ifndef SAMEBITS_TABLE_H
 #define SAMEBITS_TABLE_H
@@ -32,10 +32,13 @@ struct table {
 void demo_table_begin(struct demo *demo, const char *key, const char *title,
                       const struct column *columns, int n_columns);
 
-/* Shows a row, also into a pipe, and keeps it. Takes over the reference. */
+/* Shows a row, also into a pipe, and keeps it: an object, or a list of a value for each column.
+ * Takes over the reference. */
 void demo_table_row(struct demo *demo, json_t *row);
 
-void demo_table_end(struct demo *demo);
+/* Ends the table. result: whether all rows could be measured (0), or not; what it returns is 0 or
+ * -1 accordingly. */
+int demo_table_end(struct demo *demo, int result);
 
 /* Shows a whole list of rows, with columns as wide as their cells; of more than 100 only the first
  * and the last. Takes over the reference. */

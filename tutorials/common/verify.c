@@ -77,7 +77,7 @@ static void compare(void *context, enum tensor_id id, int layer, const float *x,
         error_set(&c->failure, "differs from the reference: %s", report);
 }
 
-/* A few greedy tokens with a probe on every tensor, by the way that the demo takes. */
+/* A few greedy tokens with a probe on every tensor, with the demo's cache and passes. */
 static int run(struct demo *demo, struct model *model, struct probe *probe, const int32_t *ids,
                int n, struct drawn *drawn, struct error *err) {
     const struct cache_kind *kind = demo->cache;

@@ -15,11 +15,11 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { N = 250, MAX_M = 64, MAX_K = 1024, N_KS = 5, N_WAYS = 4, N_CORES = 8 };
-enum { N_OUTPUTS = N_KS * 2 * 2 * (1 + 1 + 7 + 64) * N }; /* every K, layout, thread count, way */
+enum { N = 250, MAX_M = 64, MAX_K = 1024, N_KS = 5, N_CALLS = 4, N_CORES = 8 };
+enum { N_OUTPUTS = N_KS * 2 * 2 * (1 + 1 + 7 + 64) * N }; /* every K, layout, thread count, call */
 
 static const int all_k[N_KS] = {64, 256, 288, 640, MAX_K};
-static const int way_rows[N_WAYS] = {1, 1, 7, 64}; /* way 0 is gemv, the others are gemm */
+static const int call_rows[N_CALLS] = {1, 1, 7, 64}; /* call 0 is gemv, the others are gemm */
 
 /* OpenBLAS's names for families of x86 chips, the oldest first. */
 static const char *const core_names[N_CORES] = {"Prescott", "Core2", "Nehalem",  "Sandybridge",
@@ -43,10 +43,10 @@ struct problem {
     double x_whole[MAX_M * MAX_K]; /* mantissas in the same layouts */
     double w_whole[2][N * MAX_K];
     int x_exponents[MAX_M], w_exponents[N];
-    float order[2][MAX_M * N];        /* two float32 results: an fmaf chain, a plain sum */
-    int64_t exact[MAX_M * N];         /* dot products of the mantissas */
-    float y[2][2][N_WAYS][MAX_M * N]; /* OpenBLAS's results: [threads - 1][layout][way] */
-    double sums[MAX_M * N];           /* the mantissas' dot products by OpenBLAS */
+    float order[2][MAX_M * N];         /* two float32 results: an fmaf chain, a plain sum */
+    int64_t exact[MAX_M * N];          /* dot products of the mantissas */
+    float y[2][2][N_CALLS][MAX_M * N]; /* OpenBLAS's results: [threads - 1][layout][call] */
+    double sums[MAX_M * N];            /* the mantissas' dot products by OpenBLAS */
 };
 
 /* Numbers in [-1, 1) of very different sizes, like activations; exact on every machine. */
@@ -84,12 +84,12 @@ static void make_problem(struct problem *p, int k) {
     }
 }
 
-static void multiply(float *y, struct problem *p, int layout, int way) {
+static void multiply(float *y, struct problem *p, int layout, int call) {
     CBLAS_TRANSPOSE no = CblasNoTrans, yes = CblasTrans, gemv = layout ? yes : no;
-    int m = way_rows[way], k = p->k, rows = layout ? k : N, cols = layout ? N : k;
+    int m = call_rows[call], k = p->k, rows = layout ? k : N, cols = layout ? N : k;
     const float *x = p->x, *w = p->w[layout];
     const double *u = p->x_whole, *v = p->w_whole[layout];
-    if (way == 0) {
+    if (call == 0) {
         cblas_sgemv(CblasRowMajor, gemv, rows, cols, 1, w, cols, x, 1, 0, y, 1);
         cblas_dgemv(CblasRowMajor, gemv, rows, cols, 1, v, cols, u, 1, 0, p->sums, 1);
     } else {
@@ -105,15 +105,15 @@ static long count_different(const float *a, const float *b, int n) {
     return count;
 }
 
-static void multiply_all_ways(struct findings *f, struct problem *p) {
-    for (int i = 0; i < 4 * N_WAYS; i++) {
-        int threads = 1 + i / (2 * N_WAYS), layout = i / N_WAYS % 2, way = i % N_WAYS;
-        float *y = p->y[threads - 1][layout][way];
+static void multiply_by_all_calls(struct findings *f, struct problem *p) {
+    for (int i = 0; i < 4 * N_CALLS; i++) {
+        int threads = 1 + i / (2 * N_CALLS), layout = i / N_CALLS % 2, call = i % N_CALLS;
+        float *y = p->y[threads - 1][layout][call];
         openblas_set_num_threads(threads);
         memset(p->sums, 1, sizeof p->sums); /* so that an unwritten sum is a wrong one */
-        multiply(y, p, layout, way);
-        f->float_differ += count_different(y, p->order[0], way_rows[way] * N);
-        for (int at = 0; at < way_rows[way] * N; at++) {
+        multiply(y, p, layout, call);
+        f->float_differ += count_different(y, p->order[0], call_rows[call] * N);
+        for (int at = 0; at < call_rows[call] * N; at++) {
             int exponent = p->x_exponents[at / N] + p->w_exponents[at % N] - 30;
             float rounded = num_dot_to_float(p->sums[at], exponent);
             f->snapped_differ += p->sums[at] != (double)p->exact[at];
@@ -126,25 +126,25 @@ static void multiply_all_ways(struct findings *f, struct problem *p) {
 static void print_shape(struct problem *p, int layout) {
     float(*y)[MAX_M * N] = p->y[0][layout], (*y2)[MAX_M * N] = p->y[1][layout];
     printf("%4d %s ", p->k, layout ? "cols" : "rows");
-    for (int i = 0; i < 2 * N_WAYS; i++)
-        printf("%s%5ld%s", i % N_WAYS ? " " : "|",
-               count_different(y[i % N_WAYS], p->order[i / N_WAYS], way_rows[i % N_WAYS] * N),
-               i % N_WAYS == N_WAYS - 1 ? " " : "");
+    for (int i = 0; i < 2 * N_CALLS; i++)
+        printf("%s%5ld%s", i % N_CALLS ? " " : "|",
+               count_different(y[i % N_CALLS], p->order[i / N_CALLS], call_rows[i % N_CALLS] * N),
+               i % N_CALLS == N_CALLS - 1 ? " " : "");
     printf("|%4ld %5ld", count_different(y[1], y[2], N), count_different(y[1], y[3], N));
     printf("|%4ld %5ld\n", count_different(y[0], y2[0], N), count_different(y[3], y2[3], 64 * N));
 }
 
 /* One dot product, computed ten times. */
 static void print_example(const struct problem *p) {
-    const char *ways[N_WAYS] = {"sgemv", "sgemm, M=1", "sgemm, M=7", "sgemm, M=64"};
+    const char *calls[N_CALLS] = {"sgemv", "sgemm, M=1", "sgemm, M=7", "sgemm, M=64"};
     int n = 4; /* an output with many answers */
     printf("\nOne dot product (K = %d, row 0, output %d, 1 thread):\n"
            "    %08" PRIx32 "  one fmaf chain\n    %08" PRIx32 "  plain sum\n",
            p->k, n, num_bits(p->order[0][n]), num_bits(p->order[1][n]));
-    for (int i = 0; i < 2 * N_WAYS; i++)
+    for (int i = 0; i < 2 * N_CALLS; i++)
         printf("    %08" PRIx32 "  %s, weights by %s\n",
-               num_bits(p->y[0][i / N_WAYS][i % N_WAYS][n]), ways[i % N_WAYS],
-               i < N_WAYS ? "rows" : "columns");
+               num_bits(p->y[0][i / N_CALLS][i % N_CALLS][n]), calls[i % N_CALLS],
+               i < N_CALLS ? "rows" : "columns");
 }
 
 static void print_findings(const struct findings *f) {
@@ -164,7 +164,7 @@ static void measure(struct findings *f, struct problem *p, bool one_line) {
                f->core, N, N, 7 * N, 64 * N, N, N, 7 * N, 64 * N, N, N, N, 64 * N);
     for (int i = 0; i < N_KS; i++) {
         make_problem(p, all_k[i]);
-        multiply_all_ways(f, p);
+        multiply_by_all_calls(f, p);
         for (int layout = 0; layout < 2 && !one_line; layout++)
             print_shape(p, layout);
     }

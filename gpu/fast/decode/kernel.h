@@ -40,14 +40,14 @@ template <class size>
 static __device__ __forceinline__ void merge_tile(struct merged_tiles<size> *s,
                                                   const struct tile_result<size> *t) {
     float max = s->m > t->m ? s->m : t->m;
-    float old_share = num_exp(s->m - max), new_share = num_exp(t->m - max);
-    s->l = num_merge(s->l, old_share, t->l, new_share);
+    float old_scale = num_exp(s->m - max), new_scale = num_exp(t->m - max);
+    s->l = num_merge(s->l, old_scale, t->l, new_scale);
     s->m = max;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++)
-        s->o[i][j] = num_merge(s->o[i][j], old_share, t->o[i][j], new_share);
+        s->o[i][j] = num_merge(s->o[i][j], old_scale, t->o[i][j], new_scale);
 }
 
 /* One tile, and the loads for the next. set: of the slots and units that are this tile's. */
@@ -84,7 +84,7 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
                                        c * size::CHUNK);
         chunks->step();
     }
-    put_largest_score<size>(scores, rows);
+    store_largest<size>(scores, rows);
     struct softmax softmax;
     struct value_sums<size> sums[size::SHARE] = {};
     UNROLL

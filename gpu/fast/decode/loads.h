@@ -45,8 +45,8 @@ template <class size> struct loader {
         return (int)threadIdx.x + i * size::THREADS;
     }
 
-    /* The same in its sequence. Those behind the n that exist are the last one again: they are
-     * hidden from the softmax and have no weight. */
+    /* That place's position in its sequence. Places behind the n that exist have the last one's
+     * again: they are hidden from the softmax and have no weight. */
     static __device__ __forceinline__ int position_in(const struct tile_cursor *at, int n, int i) {
         return begin_of(&at->group, at->tile) + min(place_in_tile(i), n - 1);
     }

@@ -51,8 +51,7 @@ static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
     return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
 }
 
-/* Of the keys of 16-bit floats that this warp multiplies, 8 of each part: the exponent of key
- * lane / 4. */
+/* This warp multiplies 8 keys of each part; finds the exponents of key lane / 4 of each. */
 template <class size, int N>
 static __device__ __forceinline__ void find_key_exponents(int exponents[N],
                                                           const unsigned char *keys) {

@@ -23,9 +23,9 @@ struct softmax {
     float unit;           /* of its weighted values */
 };
 
-/* Leaves this warp's largest score of each row for the other warps. */
+/* Writes this warp's largest score of each row where the other warps read it. */
 template <class size>
-static __device__ __forceinline__ void put_largest_score(const float s[], struct row_states *rows) {
+static __device__ __forceinline__ void store_largest(const float s[], struct row_states *rows) {
     float m = s[0];
     UNROLL
     for (int i = 1; i < size::SCORES; i++)

@@ -125,8 +125,8 @@ static __device__ __forceinline__ int32_t dot_of(const struct digit_sums *s, int
     return s->high[j] * 256 + s->high[2 + j] + s->low[j] + (s->low[2 + j] >> 8);
 }
 
-/* The same of mantissas of 8 bits, from one of the two: exact, because one of them is the upper
- * half of one of 16 bits, whose unit is 256. */
+/* A dot product with mantissas of 8 bits, from one of the two sums: exact, because one of them is
+ * the upper half of one of 16 bits, whose unit is 256. */
 static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], int j) {
     return sums[j] * 256 + sums[2 + j];
 }

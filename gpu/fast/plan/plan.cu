@@ -3,35 +3,23 @@
 
 #include <stdlib.h>
 
-/* ---- the arrays, in one piece -----------------------------------------------------------------
- */
+/* ---- the arrays, in one piece --------------------------------------------------------------- */
 
-/* Makes room for `bytes` behind *at and moves it on. */
-static size_t place(size_t *at, size_t bytes) {
-    size_t here = *at;
-    *at += (bytes + 15) / 16 * 16;
-    return here;
-}
-
-/* Where the arrays begin in the piece. */
-struct layout {
-    size_t qo_indptr, kv_indptr, kv_lens, token_sequence, pages, groups, shares, splits;
-    size_t bytes;
-};
-
-static struct layout lay_out(const struct paged_batch *b, int n_groups, int n_shares) {
-    struct layout l = {};
-    size_t n = (size_t)b->n_sequences, word = sizeof(int32_t);
-    l.qo_indptr = place(&l.bytes, word * (n + 1));
-    l.kv_indptr = place(&l.bytes, word * (n + 1));
-    l.kv_lens = place(&l.bytes, word * n);
-    l.token_sequence = place(&l.bytes, word * (size_t)b->qo_indptr[n]);
-    l.groups = place(&l.bytes, sizeof(struct row_group) * (size_t)n_groups);
-    l.shares = place(&l.bytes, sizeof(struct decode_share) * (size_t)n_shares);
-    l.splits = place(&l.bytes, sizeof(struct decode_split) * (size_t)n_shares);
+/* The arrays of a piece of memory. Returns its size, which NULL is enough for. */
+static size_t lay_out(struct plan_arrays *a, unsigned char *piece, const struct paged_batch *b,
+                      int n_groups, int n_shares) {
+    size_t bytes = 0;
+    int n = b->n_sequences;
+    work_place(&a->qo_indptr, piece, &bytes, n + 1);
+    work_place(&a->kv_indptr, piece, &bytes, n + 1);
+    work_place(&a->kv_lens, piece, &bytes, n);
+    work_place(&a->token_sequence, piece, &bytes, b->qo_indptr[n]);
+    work_place(&a->groups, piece, &bytes, n_groups);
+    work_place(&a->shares, piece, &bytes, n_shares);
+    work_place(&a->splits, piece, &bytes, n_shares);
     /* The last, so that the others stay where they are while the sequences grow. */
-    l.pages = place(&l.bytes, word * (size_t)b->kv_indptr[n]);
-    return l;
+    work_place(&a->pages, piece, &bytes, b->kv_indptr[n]);
+    return bytes;
 }
 
 /* Memory grows by half: lengths grow by a token a pass. */
@@ -67,36 +55,23 @@ static int reserve_partial(struct device *dev, struct attention_plan *p, struct 
     return p->partial ? 0 : -1;
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
+/* ---- the plan ------------------------------------------------------------------------------- */
 
-static void fill_sequences(const struct layout *l, unsigned char *at, const struct paged_batch *b,
+static void fill_sequences(const struct plan_arrays *host, const struct paged_batch *b,
                            struct attention_plan *p) {
     size_t n = (size_t)b->n_sequences;
-    int32_t *kv_lens = (int32_t *)(at + l->kv_lens);
-    int32_t *token_sequence = (int32_t *)(at + l->token_sequence);
-    memcpy(at + l->qo_indptr, b->qo_indptr, sizeof(int32_t) * (n + 1));
-    memcpy(at + l->kv_indptr, b->kv_indptr, sizeof(int32_t) * (n + 1));
-    memcpy(at + l->pages, b->kv_page_indices, sizeof(int32_t) * (size_t)b->kv_indptr[n]);
+    memcpy((void *)host->qo_indptr, b->qo_indptr, sizeof(int32_t) * (n + 1));
+    memcpy((void *)host->kv_indptr, b->kv_indptr, sizeof(int32_t) * (n + 1));
+    memcpy((void *)host->pages, b->kv_page_indices, sizeof(int32_t) * (size_t)b->kv_indptr[n]);
     p->longest = 0;
     for (int i = 0; i < b->n_sequences; i++) {
-        kv_lens[i] = paged_batch_kv_len(b, i);
-        p->longest = kv_lens[i] > p->longest ? kv_lens[i] : p->longest;
+        int kv_len = paged_batch_kv_len(b, i);
+        ((int32_t *)host->kv_lens)[i] = kv_len;
+        p->longest = kv_len > p->longest ? kv_len : p->longest;
         for (int t = b->qo_indptr[i]; t < b->qo_indptr[i + 1]; t++)
-            token_sequence[t] = i;
-        p->n_long += attention_plan_is_long(p, b, i);
+            ((int32_t *)host->token_sequence)[t] = i;
+        p->n_prompts += attention_plan_is_prompt(p, b, i);
     }
-}
-
-static void set_arrays(struct plan_arrays *a, const struct layout *l, const unsigned char *at) {
-    a->qo_indptr = (const int32_t *)(at + l->qo_indptr);
-    a->kv_indptr = (const int32_t *)(at + l->kv_indptr);
-    a->kv_lens = (const int32_t *)(at + l->kv_lens);
-    a->token_sequence = (const int32_t *)(at + l->token_sequence);
-    a->pages = (const int32_t *)(at + l->pages);
-    a->groups = (const struct row_group *)(at + l->groups);
-    a->shares = (const struct decode_share *)(at + l->shares);
-    a->splits = (const struct decode_split *)(at + l->splits);
 }
 
 struct attention_plan *gpu_attention_plan_new(struct device *dev, struct error *err) {
@@ -120,18 +95,18 @@ void gpu_attention_plan_free(struct device *dev, struct attention_plan *p) {
 
 /* The plan is then of no sequences: what it knows of the batch before must not be run. */
 static void clear(struct attention_plan *p) {
-    p->n_tokens = p->n_groups = p->n_long = p->n_splits = p->n_own = p->n_partial = 0;
+    p->n_tokens = p->n_groups = p->n_prompts = p->n_splits = p->n_own = p->n_partial = 0;
     p->shared.cascade.n_stretches = 0;
     p->prompts.n_work = 0;
     p->prompts.chains = false;
 }
 
 /* The shares of the row groups' work, and room for what is left to be merged. */
-static int divide(struct device *dev, struct attention_plan *p, const struct layout *l,
+static int divide(struct device *dev, struct attention_plan *p, const struct plan_arrays *host,
                   const struct paged_batch *b, struct error *err) {
-    return attention_plan_share(p, (struct decode_share *)(p->host + l->shares),
-                                (struct decode_split *)(p->host + l->splits),
-                                (struct row_group *)(p->host + l->groups), b, err) ||
+    return attention_plan_share(p, (struct decode_share *)host->shares,
+                                (struct decode_split *)host->splits,
+                                (struct row_group *)host->groups, b, err) ||
                    reserve_partial(dev, p, err)
                ? -1
                : 0;
@@ -140,29 +115,31 @@ static int divide(struct device *dev, struct attention_plan *p, const struct lay
 static int fill(struct device *dev, struct attention_plan *p, const struct paged_batch *b,
                 const struct attention_shape *shape, struct error *err) {
     int heads_per_group = shape->n_heads / shape->n_kv_heads;
-    p->short_tokens = MOST_SHORT_ROWS / heads_per_group;
-    p->short_tokens = p->short_tokens > SHORT_TOKENS ? p->short_tokens : (int)SHORT_TOKENS;
+    p->decode_tokens = DECODE_ROWS / heads_per_group;
+    p->decode_tokens = p->decode_tokens > DECODE_TOKENS ? p->decode_tokens : (int)DECODE_TOKENS;
     int n_groups = attention_plan_count_groups(p, b, heads_per_group);
     int dim = decode_dim(shape->head_dim, true);
     int blocks = gpu_of(dev)->n_processors * decode_blocks(dim, shape->kv_type);
     p->n_shares = blocks > shape->n_kv_heads ? blocks / shape->n_kv_heads : 1;
-    struct layout l = lay_out(b, n_groups, p->n_shares);
-    if (reserve(dev, p, l.bytes, err))
+    struct plan_arrays host = {};
+    size_t bytes = lay_out(&host, NULL, b, n_groups, p->n_shares);
+    if (reserve(dev, p, bytes, err))
         return -1;
-    memset(p->host, 0, l.bytes);
+    lay_out(&host, p->host, b, n_groups, p->n_shares);
+    lay_out(&p->arrays, p->device, b, n_groups, p->n_shares);
+    memset(p->host, 0, bytes);
     p->shape = *shape;
     p->n_groups = n_groups;
     p->n_slots = (int64_t)b->n_pages * b->page_size;
-    fill_sequences(&l, p->host, b, p);
-    set_arrays(&p->arrays, &l, p->device);
+    fill_sequences(&host, b, p);
     if (attention_plan_cascade(dev, p, b, err) || attention_plan_prompts(dev, p, b, err))
         return -1;
-    int status = divide(dev, p, &l, b, err);
+    int status = divide(dev, p, &host, b, err);
     if (status && attention_plan_has_cascade(p)) { /* each sequence by itself takes less memory */
         attention_plan_cascade_free(dev, &p->shared);
         p->shared.no_memory = true;
         p->n_own = 0;
-        status = divide(dev, p, &l, b, err);
+        status = divide(dev, p, &host, b, err);
     }
     if (status)
         return -1;
@@ -170,7 +147,7 @@ static int fill(struct device *dev, struct attention_plan *p, const struct paged
     p->arrays.by_page_size = division_by(b->page_size);
     p->arrays.n_sequences = b->n_sequences;
     p->n_tokens = p->arrays.n_tokens = b->qo_indptr[b->n_sequences];
-    dev->ops->upload(dev, p->device, p->host, l.bytes);
+    dev->ops->upload(dev, p->device, p->host, bytes);
     return 0;
 }
 
@@ -190,8 +167,7 @@ int gpu_attention_plan_form(const struct attention_plan *p) {
     return attention_plan_has_cascade(p);
 }
 
-/* ---- where rows lie ---------------------------------------------------------------------------
- */
+/* ---- where rows lie ------------------------------------------------------------------------- */
 
 /* Whether all steps are whole rows, and exponents lie as the rows do. */
 static bool in_rows(const struct kv_view *v, int head_dim) {

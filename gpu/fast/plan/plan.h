@@ -23,9 +23,8 @@
 
 enum {
     GROUP_ROWS = 8,
-    MOST_SHORT_ROWS = 48, /* of a kv head: sequences with more go to the prompt kernels
-                             (measured: tests/bench/README.md), */
-    SHORT_TOKENS = 4,     /* but not for so few tokens: these may share tiles, too */
+    DECODE_ROWS = 48,  /* of a kv head: sequences with more are prompts (tests/bench/README.md), */
+    DECODE_TOKENS = 4, /* but not those of so few tokens, which may share tiles, too */
 };
 
 struct row_group {
@@ -152,8 +151,8 @@ struct attention_plan {
     int n_own, n_partial;         /* places of partial: those of own_place come first; all */
     int64_t n_slots;              /* of the pool */
     int longest_split, most_rows; /* most tiles that are left to be merged; most rows of a group */
-    int short_tokens;             /* sequences with more are the long ones, and in no group */
-    int n_long;
+    int decode_tokens;            /* sequences with more are prompts, and in no row group */
+    int n_prompts;
     unsigned char *host, *device; /* all arrays, one after the other */
     size_t host_bytes, device_bytes;
     float *partial; /* device: [n_partial, n_kv_heads, kept_floats] */
@@ -190,8 +189,8 @@ static inline bool attention_is_causal_only(const struct attention_variant *v) {
            !v->alibi_slopes && !v->sinks && !v->lse && !v->m;
 }
 
-/* Whether sequence i has too many tokens for row groups; how many groups the others have. */
-bool attention_plan_is_long(const struct attention_plan *p, const struct paged_batch *b, int i);
+/* Whether sequence i is a prompt; how many row groups the others have. */
+bool attention_plan_is_prompt(const struct attention_plan *p, const struct paged_batch *b, int i);
 int attention_plan_count_groups(const struct attention_plan *p, const struct paged_batch *b,
                                 int heads_per_group);
 
@@ -209,11 +208,17 @@ int attention_plan_share(struct attention_plan *p, struct decode_share *shares,
                          struct decode_split *splits, struct row_group *groups,
                          const struct paged_batch *b, struct error *err);
 
-/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu -------------------------------------
- */
+/* ---- work for the prompt kernels: gpu/fast/prompt/work.cu ----------------------------------- */
 
 static inline int blocks_of(int count, int size) {
     return (count + size - 1) / size;
+}
+
+/* An array of n elements begins *bytes behind the piece's beginning; *bytes moves behind it. */
+template <class T>
+static inline void work_place(T **array, unsigned char *piece, size_t *bytes, int n) {
+    *array = piece ? (T *)(piece + *bytes) : NULL;
+    *bytes += (sizeof(T) * (size_t)n + 15) / 16 * 16;
 }
 
 /* What may be kept, and what the results at so many places take. */
@@ -323,7 +328,8 @@ void gpu_attention_prompts(struct gpu_device *gpu, const struct attention_argume
 /* The shared memory that the decode kernel takes, in bytes. */
 int gpu_attention_decode_bytes(int head_dim, bool variant);
 
-/* Of any views. Returns false: their rows are not in one piece. */
+/* Describes any views as the decode kernel reads them. Returns false if their rows are not in one
+ * piece. */
 bool decode_cache_of_views(struct decode_cache *out, const struct kv_views *kv, int head_dim);
 
 struct attention_plan *gpu_attention_plan_new(struct device *, struct error *);

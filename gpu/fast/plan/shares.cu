@@ -1,13 +1,14 @@
 /*
  * The shares of attention's plan: which thread block works on which tiles (gpu/fast/plan/plan.h).
  *
- * All blocks run at once, so the dearest share decides how long it takes. There are three ways to
- * cut, and the cheapest by this count is taken: at equal cost, wherever that falls; the same with a
- * rounder number of shares; or whole row groups, dealt out.
+ * All blocks run at once, so the share that costs most decides how long it takes. There are three
+ * ways to cut, and the cheapest by this count is taken: at equal cost, wherever that falls; the
+ * same with a rounder number of shares; or whole row groups, dealt out.
  */
 #include "gpu/fast/plan/plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <stdlib.h>
 
 enum {
@@ -17,15 +18,15 @@ enum {
     MOST_DEALT = 16384, /* groups times shares: dealing must not take long */
 };
 
-bool attention_plan_is_long(const struct attention_plan *p, const struct paged_batch *b, int i) {
-    return b->qo_indptr[i + 1] - b->qo_indptr[i] > p->short_tokens;
+bool attention_plan_is_prompt(const struct attention_plan *p, const struct paged_batch *b, int i) {
+    return b->qo_indptr[i + 1] - b->qo_indptr[i] > p->decode_tokens;
 }
 
 int attention_plan_count_groups(const struct attention_plan *p, const struct paged_batch *b,
                                 int heads_per_group) {
     int n = 0;
     for (int i = 0; i < b->n_sequences; i++)
-        if (!attention_plan_is_long(p, b, i))
+        if (!attention_plan_is_prompt(p, b, i))
             n += blocks_of((b->qo_indptr[i + 1] - b->qo_indptr[i]) * heads_per_group, GROUP_ROWS);
     return n;
 }
@@ -49,7 +50,7 @@ static void fill_groups(struct row_group *out, const struct attention_plan *p,
         if (attention_plan_has_cascade(p) && b->qo_indptr[i] < b->qo_indptr[i + 1])
             chain = p->shared.plan.host.chains[b->qo_indptr[i]];
         int n_tokens = b->qo_indptr[i + 1] - b->qo_indptr[i], rows = n_tokens * heads_per_group;
-        for (int first = 0; !attention_plan_is_long(p, b, i) && first < rows;
+        for (int first = 0; !attention_plan_is_prompt(p, b, i) && first < rows;
              first += GROUP_ROWS, out++) {
             int end = first + GROUP_ROWS < rows ? first + GROUP_ROWS : rows;
             out->sequence = i;
@@ -144,11 +145,11 @@ static void split_at(struct attention_plan *p, struct decode_share *share,
     share->split_last = p->n_splits - 1;
 }
 
-/* Cuts the work, which costs `all`, into n shares of equal cost. Returns what the dearest one
- * costs, and the merge. */
+/* Cuts the work, which costs `all`, into n shares of equal cost. Returns what the most
+ * expensive one costs, and the merge. */
 static int64_t cut_into(int n, struct attention_plan *p, struct decode_share *shares,
                         struct decode_split *splits, const struct row_group *groups, int64_t all) {
-    int64_t before = 0, begun_at = 0, dearest = 0;
+    int64_t before = 0, begun_at = 0, most = 0;
     clear_shares(p, shares, splits);
     struct cut at = {0, 0};
     for (int i = 0; i < n; i++) {
@@ -164,14 +165,13 @@ static int64_t cut_into(int n, struct attention_plan *p, struct decode_share *sh
         if (at.tile && tiles)
             split_at(p, s, splits, groups, begin, at);
         int64_t ends_at = before + (int64_t)at.tile * (TILE + TILE_COST);
-        dearest = ends_at - begun_at > dearest ? ends_at - begun_at : dearest;
+        most = ends_at - begun_at > most ? ends_at - begun_at : most;
         begun_at = ends_at;
     }
-    return dearest + (p->n_splits ? SPLIT_COST : 0);
+    return most + (p->n_splits ? SPLIT_COST : 0);
 }
 
-/* ---- whole groups -----------------------------------------------------------------------------
- */
+/* ---- whole groups --------------------------------------------------------------------------- */
 
 /* A row group, and the share that it is dealt to. */
 struct dealt_group {
@@ -184,40 +184,19 @@ struct share_load {
     int first, n_groups, n_tiles; /* first: where its next group goes */
 };
 
-/* What a share's groups cost. */
-struct share_cost {
-    int64_t cost;
-    int share;
-};
-
-static bool is_less(const struct share_cost *a, const struct share_cost *b) {
-    return a->cost != b->cost ? a->cost < b->cost : a->share < b->share;
-}
-
-/* The first of a heap, whose first is the least of all, has become more: it sinks to its place. */
-static void sink(struct share_cost *heap, int n) {
-    struct share_cost first = heap[0];
-    int at = 0;
-    for (int child = 1; child < n; child = 2 * at + 1) {
-        child += child + 1 < n && is_less(&heap[child + 1], &heap[child]);
-        if (is_less(&first, &heap[child]))
-            break;
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = first;
-}
+/* What a share's groups cost, and its number. */
+typedef std::pair<int64_t, int> share_cost;
 
 /* Deals whole groups to the shares, each to the one that has the least (Graham's rule of the
- * longest first, 1969), when the dearest share then costs less than `limit`. Returns whether it
- * did: the groups are in another order then. */
+ * longest first, 1969), when the most expensive share then costs less than `limit`. Returns whether
+ * it did: the groups are in another order then. */
 static bool deal_whole(struct attention_plan *p, struct decode_share *shares,
                        struct decode_split *splits, struct row_group *groups, int64_t limit) {
     int n = p->n_groups;
     struct dealt_group *dealt = (struct dealt_group *)malloc(sizeof *dealt * (size_t)n);
     struct row_group *ordered = (struct row_group *)malloc(sizeof *ordered * (size_t)n);
     struct share_load *load = (struct share_load *)calloc((size_t)p->n_shares, sizeof *load);
-    struct share_cost *heap = (struct share_cost *)malloc(sizeof *heap * (size_t)p->n_shares);
+    share_cost *heap = (share_cost *)malloc(sizeof *heap * (size_t)p->n_shares);
     bool pays = dealt && ordered && load && heap;
     for (int s = 0; pays && s < p->n_shares; s++)
         heap[s] = {0, s};
@@ -230,13 +209,14 @@ static bool deal_whole(struct attention_plan *p, struct decode_share *shares,
             return a.cost != b.cost ? a.cost > b.cost : a.group < b.group;
         });
     for (int i = 0; pays && i < n; i++) {
-        int least = heap[0].share;
-        dealt[i].share = least;
-        load[least].n_groups++;
-        load[least].n_tiles += groups[dealt[i].group].n_tiles;
-        heap[0].cost += dealt[i].cost;
-        pays = heap[0].cost < limit;
-        sink(heap, p->n_shares);
+        std::pop_heap(heap, heap + p->n_shares, std::greater<>()); /* the least comes last */
+        share_cost *least = &heap[p->n_shares - 1];
+        dealt[i].share = least->second;
+        load[least->second].n_groups++;
+        load[least->second].n_tiles += groups[dealt[i].group].n_tiles;
+        least->first += dealt[i].cost;
+        pays = least->first < limit;
+        std::push_heap(heap, heap + p->n_shares, std::greater<>());
     }
     if (pays) {
         clear_shares(p, shares, splits);

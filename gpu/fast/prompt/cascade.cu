@@ -28,11 +28,10 @@ static const int64_t least_bytes_less = (int64_t)220 << 20;
 static struct cascade_rule sharing_pays(const struct attention_shape *shape) {
     int64_t tile = (int64_t)TILE * shape->n_kv_heads * shape->head_dim * 4; /* bytes of k and v */
     int64_t tiles = least_bytes_less / tile + 1;
-    return {SHORT_TOKENS, tiles < INT32_MAX ? (int)tiles : INT32_MAX};
+    return {DECODE_TOKENS, tiles < INT32_MAX ? (int)tiles : INT32_MAX};
 }
 
-/* ---- how much ---------------------------------------------------------------------------------
- */
+/* ---- how much ------------------------------------------------------------------------------- */
 
 static int tokens_of(const struct cascade *c, const struct paged_batch *b, int stretch) {
     const struct shared_stretch *s = &c->stretches[stretch];
@@ -93,8 +92,7 @@ static bool own_takes_too_much(const struct attention_plan *p, const struct page
     return group_results_bytes(places, &p->shape) > most_kept_bytes;
 }
 
-/* ---- the arrays -------------------------------------------------------------------------------
- */
+/* ---- the arrays ----------------------------------------------------------------------------- */
 
 /* Tokens, tiles, row lists and items of a stretch, and a segment for each of its tokens. */
 static void fill_stretch(struct work_arrays *f, const struct cascade *c,

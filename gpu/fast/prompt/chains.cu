@@ -90,7 +90,7 @@ template <int VECTORS> struct lane_values {
     static __device__ __forceinline__ int dim_of(int i) {
         return ((int)threadIdx.x % LANES + i * LANES) * VECTOR;
     }
-    /* Of `dim` dimensions; zeros behind them. */
+    /* Reads a row of `dim` dimensions; zeros stand behind them. */
     __device__ __forceinline__ void load(const float *from, int dim) {
         UNROLL
         for (int i = 0; i < VECTORS; i++)
@@ -201,11 +201,7 @@ void gpu_attention_chains(struct gpu_device *gpu, const struct attention_argumen
     int dim = prompt_dim(a->head_dim), n_rows = n_tokens * a->n_heads;
     struct chain_memory memory = {w->chains,  w->segments, w->row_lists,
                                   plan->kept, dim,         own ? *own : (struct group_results){}};
-    unsigned blocks = (unsigned)blocks_of(n_rows, CHAIN_ROWS);
-    if (dim <= LANES * VECTOR)
-        GPU_LAUNCH_EARLY(gpu, merge_chains<1>, blocks, CHAIN_ROWS * LANES, 0, *a, *variant, memory,
-                         n_rows);
-    else
-        GPU_LAUNCH_EARLY(gpu, merge_chains<2>, blocks, CHAIN_ROWS * LANES, 0, *a, *variant, memory,
-                         n_rows);
+    auto merge = dim <= LANES * VECTOR ? merge_chains<1> : merge_chains<2>;
+    GPU_LAUNCH_EARLY(gpu, merge, (unsigned)blocks_of(n_rows, CHAIN_ROWS), CHAIN_ROWS * LANES, 0, *a,
+                     *variant, memory, n_rows);
 }

@@ -63,8 +63,7 @@ static __device__ __forceinline__ void set_units(float *k_unit, float *v_unit, i
     *v_unit = VARIANT && v == NOT_FINITE ? NAN : num_pow2f(v);
 }
 
-/* ---- a tile's softmax --------------------------------------------------------------------------
- */
+/* ---- a tile's softmax ----------------------------------------------------------------------- */
 
 /* What positions that no row sees have instead of scores: anything, mask and vary hide them. For
  * the compiler: registers that are not set on every way through the loop would be kept all the way
@@ -134,7 +133,7 @@ template <class tile_scores> static __device__ __forceinline__ uint32_t peer_sum
     return x;
 }
 
-/* Of the lanes that share rows, the first. */
+/* True in the first of the lanes that share rows. */
 template <class tile_scores> static __device__ __forceinline__ bool leads_peers(void) {
     return ((int)threadIdx.x & (tile_scores::PEER_END - tile_scores::PEER_BEGIN)) == 0;
 }
@@ -234,8 +233,7 @@ static __device__ __forceinline__ void merge_sums(struct row_pair *rows, bool me
     }
 }
 
-/* ---- the end of a row --------------------------------------------------------------------------
- */
+/* ---- the end of a row ----------------------------------------------------------------------- */
 
 /* Writes a pair, whose first is at `to`. */
 template <int NEXT> static __device__ __forceinline__ void put_pair(float *to, float2 pair) {
@@ -287,8 +285,8 @@ static __device__ __forceinline__ bool divide_near(float *y, int head_dim, float
         least = fminf(fminf(least, fabsf(x.x)), fabsf(x.y));
         most = fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y));
         if (exists)
-            put_pair<value_sums::NEXT>(
-                y + i * sums->STEP, make_float2(quotients.x * v_scale, quotients.y * v_scale));
+            put_pair<value_sums::NEXT>(y + i * sums->STEP,
+                                       make_float2(quotients.x * v_scale, quotients.y * v_scale));
     }
     return num_is_near(least, most);
 }
@@ -348,8 +346,7 @@ end_rows(const struct item_task *t, const struct row_pair *rows, const value_sum
     }
 }
 
-/* ---- the choice of a kernel --------------------------------------------------------------------
- */
+/* ---- the choice of a kernel ----------------------------------------------------------------- */
 
 /* kernel<DIM, VARIANT>::get() for the rounded head dimension. */
 template <template <int, bool> class kernel, bool VARIANT>

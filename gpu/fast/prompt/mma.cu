@@ -31,7 +31,7 @@ enum { STAGES = 3, THREADS = 256, VALUE_DIMS = 32 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 32. */
 template <int DIM> struct sizes {
-    static const int STAGES = ::STAGES;
+    static const int STAGES = ::STAGES, THREADS = ::THREADS;
     static const int KEYS = DIM > 128 ? 32 : 64; /* in a chunk */
     static const int KEY_BYTES = group_bytes(KEYS, DIM), KEY_CHUNKS = TILE / KEYS;
     static const int VALUE_BYTES = group_bytes(VALUE_DIMS, TILE), VALUE_CHUNKS = DIM / VALUE_DIMS;
@@ -40,23 +40,7 @@ template <int DIM> struct sizes {
         STAGES * STAGE_BYTES + group_bytes(ROWS, DIM) + 4 * ROWS * DIM + 8 * TILE;
 };
 
-/* All threads copy 16 bytes at a time. */
-struct thread_copies {
-    template <int BYTES>
-    __device__ __forceinline__ void start(unsigned char *to, const uint8_t *from, int) {
-        for (int at = (int)threadIdx.x * 16; at < BYTES; at += THREADS * 16)
-            cp_async_16(to + at, from + at);
-    }
-    __device__ __forceinline__ void end_group() {
-        cp_async_commit();
-    }
-    __device__ __forceinline__ void wait(int, int) {
-        cp_async_wait<STAGES - 2>();
-    }
-};
-
-/* ---- exact products ----------------------------------------------------------------------------
- */
+/* ---- exact products ------------------------------------------------------------------------- */
 
 /* a: 16 rows in shared memory, high digits at `a` and low ones at `a + low`, as ldmatrix_x4 wants
  * this lane's address. b: the two registers of the high digits, then those of the low ones. */
@@ -74,8 +58,7 @@ static __device__ __forceinline__ float dot_of(const struct digit_sums *s, int i
     return (float)(s->high[i] * 256 + s->middle[i] + (s->low[i] >> 8));
 }
 
-/* ---- the kernel --------------------------------------------------------------------------------
- */
+/* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* What a lane holds of its warp's 8 rows by 256 positions: s[i][j] is position 16 i + g + j / 2 * 8
  * of row 2 t + j % 2, where lane = 4 g + t. First scores, then weights. */
@@ -283,7 +266,7 @@ static __device__ __forceinline__ void run_item(const struct item_task *t,
 
     int n_last = min((int)TILE, item->end - (item->first_tile + n_tiles - 1) * TILE);
     size_t first_of_digits = (size_t)t->kv_head * (size_t)in->n_tiles + (size_t)item->tile;
-    struct chunk_ring<size, struct thread_copies> chunks = {};
+    struct chunk_ring<size> chunks = {};
     chunks.from = in->tiles + first_of_digits * (size_t)tile_bytes(DIM);
     chunks.ring = mem->ring;
     chunks.tiles_left = n_tiles;

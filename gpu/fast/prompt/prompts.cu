@@ -17,6 +17,7 @@
  */
 #include "gpu/fast/plan/plan.h"
 
+#include <algorithm>
 #include <stdlib.h>
 
 enum {
@@ -63,8 +64,7 @@ static struct prompt prompt_of(const struct attention_plan *p, const struct page
     return s;
 }
 
-/* ---- how much ---------------------------------------------------------------------------------
- */
+/* ---- how much ------------------------------------------------------------------------------- */
 
 /* How many tiles an item of each sequence has, when `each` is the mean. */
 static void cut(struct prompt *s, int n, int each) {
@@ -118,8 +118,7 @@ static struct work_sizes balance(const struct attention_plan *p, const struct pa
     return n;
 }
 
-/* ---- the arrays -------------------------------------------------------------------------------
- */
+/* ---- the arrays ----------------------------------------------------------------------------- */
 
 /* Tiles, row lists and items of a sequence. base: where its work begins. */
 static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,
@@ -152,18 +151,15 @@ static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,
 }
 
 /* Those with most to do first: others fill the time in which the last ones end. */
-static int longest_first(const void *x, const void *y) {
-    const struct prompt *a = (const struct prompt *)x, *b = (const struct prompt *)y;
-    int of_a = a->longest < a->each ? a->longest : a->each;
-    int of_b = b->longest < b->each ? b->longest : b->each;
-    return of_a != of_b ? (of_a < of_b ? 1 : -1) : a->first_token - b->first_token;
+static bool is_longer(const struct prompt &a, const struct prompt &b) {
+    int of_a = min(a.longest, a.each), of_b = min(b.longest, b.each);
+    return of_a != of_b ? of_a > of_b : a.first_token < b.first_token;
 }
 
-static int longest_item_first(const void *x, const void *y) {
-    const struct prompt_item *a = (const struct prompt_item *)x, *b = (const struct prompt_item *)y;
-    if (a->n_tiles != b->n_tiles)
-        return a->n_tiles < b->n_tiles ? 1 : -1;
-    return a->rows != b->rows ? a->rows - b->rows : a->tile - b->tile;
+static bool is_longer_item(const struct prompt_item &a, const struct prompt_item &b) {
+    if (a.n_tiles != b.n_tiles)
+        return a.n_tiles > b.n_tiles;
+    return a.rows != b.rows ? a.rows < b.rows : a.tile < b.tile;
 }
 
 /* The sequences from number `first` on that are one work. Returns the number behind them. */
@@ -175,8 +171,7 @@ static int fill_work(struct attention_plan *p, const struct prompt *all, int fir
     int i = first;
     while (i < n_prompts && (i == first || f->n.tiles - base.tiles + all[i].n_tiles <= most_tiles))
         fill_sequence(f, &base, p, &all[i++]);
-    qsort(f->items + base.items, (size_t)(f->n.items - base.items), sizeof *f->items,
-          longest_item_first);
+    std::sort(f->items + base.items, f->items + f->n.items, is_longer_item);
     int32_t *counts = f->counts + base.counts;
     counts[COUNT_ROW_LISTS] = f->n.row_lists - base.row_lists;
     counts[COUNT_TILES] = f->n.tiles - base.tiles;
@@ -200,7 +195,7 @@ static int fill(struct attention_plan *p, const struct paged_batch *b, struct pr
     if (prompts->chains)
         memset(prompts->plan.host.chains, 0,
                sizeof *prompts->plan.host.chains * (size_t)b->qo_indptr[b->n_sequences]);
-    qsort(all, (size_t)n_prompts, sizeof *all, longest_first);
+    std::sort(all, all + n_prompts, is_longer);
     for (int i = 0; i < n_prompts;)
         i = fill_work(p, all, i, n_prompts, most_tiles);
     return 0;
@@ -216,13 +211,13 @@ int attention_plan_prompts(struct device *dev, struct attention_plan *p,
                            const struct paged_batch *b, struct error *err) {
     struct gpu_device *gpu = gpu_of(dev);
     int blocks = gpu->n_processors * 2 / p->shape.n_kv_heads, n = 0;
-    if (!p->n_long || !gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
+    if (!p->n_prompts || !gpu_attention_fits_tensor_cores(gpu, p->shape.head_dim))
         return 0;
-    struct prompt *all = (struct prompt *)malloc(sizeof *all * (size_t)p->n_long);
+    struct prompt *all = (struct prompt *)malloc(sizeof *all * (size_t)p->n_prompts);
     if (!all)
         return error_set(err, "out of memory for the plan of attention");
     for (int i = 0; i < b->n_sequences; i++)
-        if (attention_plan_is_long(p, b, i))
+        if (attention_plan_is_prompt(p, b, i))
             all[n++] = prompt_of(p, b, i);
     struct work_sizes sizes = balance(p, b, all, n, blocks > 0 ? blocks : 1);
     p->prompts.chains = sizes.chains > 0;

@@ -9,25 +9,18 @@
 
 #include <stdlib.h>
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
-
-/* An array of n elements begins *bytes behind the piece's beginning; *bytes moves behind it. */
-template <class T> static void place(T **array, unsigned char *piece, size_t *bytes, int n) {
-    *array = piece ? (T *)(piece + *bytes) : NULL;
-    *bytes += (sizeof(T) * (size_t)n + 15) / 16 * 16;
-}
+/* ---- memory --------------------------------------------------------------------------------- */
 
 /* The arrays of a piece of memory. Returns its size, which NULL is enough for. */
 static size_t lay_out(struct work_arrays *a, unsigned char *piece, const struct work_sizes *n) {
     size_t bytes = 0;
-    place(&a->counts, piece, &bytes, n->counts);
-    place(&a->row_lists, piece, &bytes, n->row_lists);
-    place(&a->tiles, piece, &bytes, n->tiles);
-    place(&a->items, piece, &bytes, n->items);
-    place(&a->tokens, piece, &bytes, n->tokens);
-    place(&a->segments, piece, &bytes, n->segments);
-    place(&a->chains, piece, &bytes, n->chains);
+    work_place(&a->counts, piece, &bytes, n->counts);
+    work_place(&a->row_lists, piece, &bytes, n->row_lists);
+    work_place(&a->tiles, piece, &bytes, n->tiles);
+    work_place(&a->items, piece, &bytes, n->items);
+    work_place(&a->tokens, piece, &bytes, n->tokens);
+    work_place(&a->segments, piece, &bytes, n->segments);
+    work_place(&a->chains, piece, &bytes, n->chains);
     a->n = {};
     return bytes;
 }
@@ -95,8 +88,7 @@ void work_plan_upload(struct device *dev, struct work_plan *w) {
     dev->ops->upload(dev, w->device_bytes, w->host_bytes, w->bytes);
 }
 
-/* ---- row lists and items ----------------------------------------------------------------------
- */
+/* ---- row lists and items -------------------------------------------------------------------- */
 
 int work_items_of(int n_tiles, int each) {
     return n_tiles > each ? blocks_of(n_tiles, each) : 1;
@@ -151,8 +143,7 @@ struct attention_work work_plan_work(const struct work_plan *w, const struct wor
     return work;
 }
 
-/* ---- the launch of a prompt kernel -------------------------------------------------------------
- */
+/* ---- the launch of a prompt kernel ---------------------------------------------------------- */
 
 void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_kernel *k,
                                  const struct attention_arguments *a, const struct kv_views *kv,

@@ -2,10 +2,10 @@
  * linear.h - a linear layer of decode_step: computes what ../../linear.cu does, for up to eight
  * rows whose digits are in the shared memory of every block; gains a launch.
  *
- * Sixteen rows of weights are a tile: the rows of an mma, whose columns are the rows of x. A block
- * has tiles that follow each other. A unit is a tile and 64 inputs; the warps of a block take its
- * units in turn, leave their sums in shared memory, and a thread per output adds those of the tile.
- * The weights are on their way from the moment at which those before have been multiplied.
+ * Sixteen rows of weights are a panel: the rows of an mma, whose columns are the rows of x. A block
+ * has panels that follow each other. A unit is a panel and 64 inputs; the warps of a block take its
+ * units in turn, leave their sums in shared memory, and a thread per output adds those of the
+ * panel. The weights are on their way from the moment at which those before have been multiplied.
  */
 #ifndef SAMEBITS_GPU_FAST_STEP_LINEAR_H
 #define SAMEBITS_GPU_FAST_STEP_LINEAR_H
@@ -40,20 +40,20 @@ static inline struct step_linear step_linear_of(const struct step_arguments *a,
     w.steps_inverse = step_inverse(w.steps);
     w.outputs = w.gated ? 8 : 16;
     w.n_sent = w.n + (w.gated ? (w.n + 7) / 8 : 0);
-    w.at_once = STEP_UNITS / w.steps;
+    w.room = STEP_UNITS / w.steps;
     return w;
 }
 
-static inline __host__ __device__ int step_tiles(const struct step_linear *w) {
+static inline __host__ __device__ int step_panels(const struct step_linear *w) {
     return (w->n + w->outputs - 1) / w->outputs;
 }
 
 /* Where the exponents begin in what is packed of it, and the bytes of all. */
 static inline __host__ __device__ size_t step_exponents_offset(const struct step_linear *w) {
-    return (size_t)step_tiles(w) * (size_t)step_tile_bytes(w->steps);
+    return (size_t)step_panels(w) * (size_t)step_panel_bytes(w->steps);
 }
 static inline size_t step_packed_bytes(const struct step_linear *w) {
-    return step_exponents_offset(w) + (size_t)step_tiles(w) * 16;
+    return step_exponents_offset(w) + (size_t)step_panels(w) * 16;
 }
 
 /* Where a kind begins in what is packed of a layer; of STEP_LOGITS, the bytes of a layer. (It comes
@@ -67,8 +67,8 @@ static inline size_t step_packed_offset(const struct step_arguments *a, enum ste
     return at;
 }
 
-/* Of output i, the bias; NULL: there is none. of_up: the second row of a gated one. (Adding 0 would
- * make a +0 of a -0.) */
+/* The bias of output i, or NULL where there is none. of_up: the second row of a gated one. (Adding
+ * 0 would make a +0 of a -0.) */
 static __device__ __forceinline__ const float *
 bias_of(const struct step_linear *w, const struct step_layer *layer, int i, bool of_up) {
     int matrix = w->matrix + (of_up || i >= w->second), first = i >= w->second ? w->second : 0;
@@ -80,11 +80,11 @@ bias_of(const struct step_linear *w, const struct step_layer *layer, int i, bool
     return biases ? biases + (i - first) : NULL;
 }
 
-/* The copy thread alone: starts copying the weights of tiles first ... of the block, as many as
+/* The copy thread alone: starts copying the weights of panels first ... of the block, as many as
  * there is room for. Nobody reads the digits before any more. */
 static __device__ __forceinline__ void fetch(const struct step *s, const struct step_linear *w,
                                              int layer, int first) {
-    int n = min(w->n_tiles - first, w->at_once), bytes = step_tile_bytes(w->steps);
+    int n = min(w->n_panels - first, w->room), bytes = step_panel_bytes(w->steps);
     size_t at = (size_t)layer * s->a->layer_bytes;
     struct bulk_barrier *barrier = &step_shared()->barrier;
     bulk_expect(barrier, n * (bytes + 16));
@@ -107,8 +107,8 @@ struct step_unit {
 
 static __device__ __forceinline__ void load_unit(struct step_unit *u, const struct step *s,
                                                  const struct step_linear *w, int unit) {
-    int tile = step_divide(unit, w->steps_inverse);
-    u->step = unit - tile * w->steps;
+    int panel = step_divide(unit, w->steps_inverse);
+    u->step = unit - panel * w->steps;
     const uint4 *from = (const uint4 *)(step_shared()->weights + unit * 2048) + s->lane;
     UNROLL
     for (int j = 0; j < 2; j++) {
@@ -150,19 +150,19 @@ static __device__ __forceinline__ float step_round(long long dot, int exponent) 
     return num_dot_to_float((double)dot, exponent);
 }
 
-/* An output of a lane, while there are tiles left for its warp, of which each has two of a row at
- * a time. Of a gated layer, 8 rows of gate and 8 of up are a tile; both lanes of an output work it
+/* An output of a lane, while there are panels left for its warp, of which each has two of a row at
+ * a time. Of a gated layer, 8 rows of gate and 8 of up are a panel; both lanes of an output work it
  * out. */
 struct step_output {
-    int row;     /* of the tiles, less the lane: the warp's first one */
-    int n_rows;  /* of all tiles; 0: this warp has none */
+    int row;     /* of the panels, less the lane: the warp's first one */
+    int n_rows;  /* of all panels; 0: this warp has none */
     int from;    /* where its sums begin */
     int output;  /* of the layer */
     bool exists; /* it is one */
     struct step_route route;
 };
 
-/* That of row at + lane of the block's n tiles from `first` on. */
+/* That of row at + lane of the block's n panels from `first` on. */
 static __device__ __forceinline__ struct step_output
 output_at(const struct step *s, const struct step_linear *w, int first, int n, int at) {
     struct step_output o;
@@ -172,10 +172,10 @@ output_at(const struct step *s, const struct step_linear *w, int first, int n, i
     o.from = (int)((row / 16 * (unsigned)w->steps * (unsigned)s->n_rows + (unsigned)s->row) * 16 +
                    row % 16);
     o.output =
-        (w->first_tile + first) * w->outputs + (int)(w->gated ? row / 16 * 8 + row % 8 : row);
+        (w->first_panel + first) * w->outputs + (int)(w->gated ? row / 16 * 8 + row % 8 : row);
     o.exists = at + s->lane < n * 16 && o.output < w->n;
-    int begin = (w->first_tile + first + (at >> 4)) * w->outputs;
-    int end = min((w->first_tile + first + n) * w->outputs, w->n);
+    int begin = (w->first_panel + first + (at >> 4)) * w->outputs;
+    int end = min((w->first_panel + first + n) * w->outputs, w->n);
     o.route = step_route_of(s, s->row, begin, end - begin, w->gated);
     return o;
 }
@@ -199,11 +199,11 @@ static __device__ __forceinline__ float step_dot(const struct step *s, const str
     return step_round(dot, exponent - 30);
 }
 
-/* What comes of the tiles whose sums are there: for all blocks, or the logits. */
-static __device__ __forceinline__ void finish_tiles(const struct step *s,
-                                                    const struct step_linear *w, int number,
-                                                    int first, int n, struct step_output o,
-                                                    const int8_t *exponents) {
+/* What comes of the panels whose sums are there: for all blocks, or the logits. */
+static __device__ __forceinline__ void finish_panels(const struct step *s,
+                                                     const struct step_linear *w, int number,
+                                                     int first, int n, struct step_output o,
+                                                     const int8_t *exponents) {
     int layer = number / 4;
     UNROLL_1
     while (o.row < o.n_rows) {
@@ -219,10 +219,10 @@ static __device__ __forceinline__ void finish_tiles(const struct step *s,
                 s->a->logits[(size_t)(s->first_row + s->row) * (size_t)w->n + (size_t)o.output] = y;
         } else {
             if (w->gated) {
-                int tile = w->first_tile + first + (o.row >> 4);
+                int panel = w->first_panel + first + (o.row >> 4);
                 float other = __shfl_xor_sync(0xffffffffu, y, 8);
                 y = num_silu(is_up ? other : y) * (is_up ? y : other);
-                step_send_largest(s, warp_max(o.exists ? num_magnitude(y) : 0), s->row, tile,
+                step_send_largest(s, warp_max(o.exists ? num_magnitude(y) : 0), s->row, panel,
                                   o.row + 16 < o.n_rows);
             }
             step_send(s, y, &o.route);
@@ -236,9 +236,9 @@ static __device__ __forceinline__ const struct step_linear *linear_of(const stru
     return &step_shared()->linears[i < 4 * s->a->n_layers ? i % 4 : (int)STEP_LOGITS];
 }
 
-/* What a warp can make ready for tiles first ... of the block before their input is there. */
+/* What a warp can make ready for panels first ... of the block before their input is there. */
 struct step_work {
-    int n; /* tiles */
+    int n; /* panels */
     struct step_unit unit;
     struct step_output output;
 };
@@ -250,9 +250,9 @@ static __device__ __forceinline__ int first_unit(const struct step *s) {
 }
 
 /* Waits for the weights that were fetched last. */
-static __device__ __forceinline__ void begin_tiles(struct step_work *work, const struct step *s,
-                                                   const struct step_linear *w, int first) {
-    work->n = min(w->at_once, w->n_tiles - first);
+static __device__ __forceinline__ void begin_panels(struct step_work *work, const struct step *s,
+                                                    const struct step_linear *w, int first) {
+    work->n = min(w->room, w->n_panels - first);
     /* The last parts of a row begin: the first ones have the next input to make. */
     work->output = output_at(s, w, first, work->n, (s->n_parts - 1 - s->part) * 32);
     bool multiplies = first_unit(s) < work->n * w->steps;
@@ -263,7 +263,7 @@ static __device__ __forceinline__ void begin_tiles(struct step_work *work, const
 }
 
 /*
- * Linear layer i, the block's tiles from `first` on, on which the work has begun: multiplies the
+ * Linear layer i, the block's panels from `first` on, on which the work has begun: multiplies the
  * digits that this block's warps are leaving in shared memory by the weights. What comes of it goes
  * to the next stage of all blocks, or is the logits.
  */
@@ -279,15 +279,15 @@ static __device__ __forceinline__ void multiply_rows(struct step *s, const struc
     }
     __syncthreads();
     if (threadIdx.x == STEP_COPY_THREAD) {
-        if (next < w->n_tiles)
+        if (next < w->n_panels)
             fetch(s, linear_of(s, i), layer, next);
         else if (layer < s->a->n_layers) {
             fetch(s, linear_of(s, i + 1), (i + 1) / 4, 0);
             step_expect(s, s->n_rows * w->n_sent);
         }
     }
-    finish_tiles(s, w, i, first, work->n, work->output,
-                 step_shared()->weight_exponents[(s->copies - 1) % 2]);
+    finish_panels(s, w, i, first, work->n, work->output,
+                  step_shared()->weight_exponents[(s->copies - 1) % 2]);
     count_fetch(s);
 }
 

@@ -6,33 +6,34 @@ struct pack_source {
     int n[3]; /* rows of each; 0: there is none */
 };
 
-/* Row `row` of tile `tile`: of which matrix, and where it is there. Behind the end: the last one,
+/* Row `row` of panel `panel`: of which matrix, and where it is there. Behind the end: the last one,
  * whose outputs are nobody's then. */
-static __device__ __forceinline__ int2 row_of_tile(const struct pack_source *from,
-                                                   const struct step_linear *w, int tile, int row) {
-    int part = w->gated ? row / 8 : 0, index = w->gated ? tile * 8 + row % 8 : tile * 16 + row;
+static __device__ __forceinline__ int2 row_of_panel(const struct pack_source *from,
+                                                    const struct step_linear *w, int panel,
+                                                    int row) {
+    int part = w->gated ? row / 8 : 0, index = w->gated ? panel * 8 + row % 8 : panel * 16 + row;
     for (; !w->gated && part < 2 && index >= from->n[part] && from->n[part + 1]; part++)
         index -= from->n[part];
     return {part, min(index, from->n[part] - 1)};
 }
 
-/* A block per tile. */
-__global__ static void pack_tiles(unsigned char *packed, struct pack_source from,
-                                  struct step_linear w) {
+/* A block per panel. */
+__global__ static void pack_panels(unsigned char *packed, struct pack_source from,
+                                   struct step_linear w) {
     run_in_turn();
-    int tile = (int)blockIdx.x, padded = w.steps * 64;
-    unsigned char *to = packed + (size_t)tile * (size_t)step_tile_bytes(w.steps);
+    int panel = (int)blockIdx.x, padded = w.steps * 64;
+    unsigned char *to = packed + (size_t)panel * (size_t)step_panel_bytes(w.steps);
     for (int i = (int)threadIdx.x; i < w.steps * 512; i += (int)blockDim.x) {
         int word = i % 4, lane = i / 4 % 32, vector = i / 128 % 4;
-        int2 row = row_of_tile(&from, &w, tile, lane / 4 + word % 2 * 8);
+        int2 row = row_of_panel(&from, &w, panel, lane / 4 + word % 2 * 8);
         size_t at = (size_t)row.y * (size_t)padded +
                     (size_t)(i / 512 * 64 + lane % 4 * 16 + vector % 2 * 8 + word / 2 * 4);
         size_t low = vector / 2 ? (size_t)from.n[row.x] * (size_t)padded : 0;
         ((uint32_t *)to)[i] = *(const uint32_t *)(from.digits[row.x] + low + at);
     }
     if (threadIdx.x < 16) {
-        int2 row = row_of_tile(&from, &w, tile, (int)threadIdx.x);
-        packed[step_exponents_offset(&w) + (size_t)tile * 16 + threadIdx.x] =
+        int2 row = row_of_panel(&from, &w, panel, (int)threadIdx.x);
+        packed[step_exponents_offset(&w) + (size_t)panel * 16 + threadIdx.x] =
             (unsigned char)from.exponents[row.x][row.y];
     }
 }
@@ -48,7 +49,7 @@ static void pack_linear(struct gpu_device *gpu, const struct step_arguments *a, 
     }
     if (kind != STEP_LOGITS)
         to += step_packed_offset(a, kind);
-    GPU_LAUNCH_EARLY(gpu, pack_tiles, (unsigned)step_tiles(&w), 128, 0, to, from, w);
+    GPU_LAUNCH_EARLY(gpu, pack_panels, (unsigned)step_panels(&w), 128, 0, to, from, w);
 }
 
 /* Where the launch finds the weights of the first layer. */

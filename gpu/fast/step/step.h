@@ -1,9 +1,11 @@
 /*
  * step.h - what the files of decode_step share: a decoding pass as one kernel.
  *
- *     step.cu      the kernel, from token to logits, and its launch
+ *     step.cu      the kernel, from token to logits
+ *     launch.cu    where it applies, and its launch
  *     linear.h     a linear layer: computes what ../../linear.cu does
  *     attention.h  attention: computes what ../../attention_paged.cu does
+ *     cache.h      a tile of keys and values from the cache to registers
  *     pack.cu      the weights in the order in which the tensor cores take them
  *
  * A cluster of thread blocks has up to STEP_ROWS rows (sequences) and takes them through all
@@ -53,21 +55,22 @@ struct alignas(16) step_layer {
 
 /*
  * Weights are packed for the kernel: a layer's matrices one after the other, as step_kind has them;
- * of each its tiles, 16 rows in the order in which an mma has them. A tile is
+ * of each its panels, 16 rows in the order in which an mma has them. A panel is
  *
  *     digits     [inputs / 64][4][32 lanes], 16 bytes each: what lane 4 g + t hands to four mmas,
  *                two for the high digits, then two for the low ones. Each is 4 of inputs 16 t ...
  *                of row g, of row g + 8, then the next 4 of either
  *
- * and behind the last tile, the exponents of all rows follow, one byte each. So what a block
+ * and behind the last panel, the exponents of all rows follow, one byte each. So what a block
  * computes of a layer comes to its shared memory in two copies; the digits' place is free again
  * when the exponents are still needed.
  */
-static inline __host__ __device__ constexpr int step_tile_bytes(int steps) {
+static inline __host__ __device__ constexpr int step_panel_bytes(int steps) {
     return steps * 2048;
 }
 
-/* x / d as x * inverse / 2^20, for x * d < 2^20. */
+/* x / d as x * inverse / 2^20, for x * d < 2^20. (ptx/division.h divides any number, with one
+ * instruction more: the kernel is 6 % slower then.) */
 static inline __host__ __device__ uint32_t step_inverse(int d) {
     return (uint32_t)(((1 << 20) + d - 1) / d);
 }
@@ -75,8 +78,8 @@ static __device__ __forceinline__ int step_divide(int x, uint32_t inverse) {
     return (int)((uint32_t)x * inverse >> 20);
 }
 
-/* One or several matrices with the same input, and what of them a block computes: tiles of 16 rows
- * that follow each other. gated: two matrices, whose rows make one output together; a tile has
+/* One or several matrices with the same input, and what of them a block computes: panels of 16 rows
+ * that follow each other. gated: two matrices, whose rows make one output together; a panel has
  * eight rows of each. */
 struct step_linear {
     int columns;               /* of its input */
@@ -86,12 +89,12 @@ struct step_linear {
     int gated;
     int steps; /* times 64 inputs */
     uint32_t steps_inverse;
-    int n, outputs;            /* of all matrices; of a tile */
+    int n, outputs;            /* of all matrices; of a panel */
     int n_sent;                /* floats of a row that the blocks send each other */
     int matrix, second, third; /* the first of its layer's; from which output on it is another's */
-    int first_tile, n_tiles;   /* of the block */
-    int at_once;               /* tiles that there is room for */
-    /* In device memory: of all tiles of the first layer, then of those of a block. */
+    int first_panel, n_panels; /* of the block */
+    int room;                  /* panels that there is room for */
+    /* In device memory: of all panels of the first layer, then of those of a block. */
     const unsigned char *packed, *exponents;
 };
 
@@ -134,15 +137,15 @@ struct step_arguments {
 };
 
 /* Floats from one row of activations to the next: behind the row are the largest magnitudes of its
- * parts: of 32 dimensions of attention, of the outputs of a tile of gate_up. */
+ * parts: of 32 dimensions of attention, of the outputs of a panel of gate_up. */
 static inline int step_row_floats(const struct step_arguments *a) {
     int qkv = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
     int width = qkv > a->ffn ? qkv : a->ffn;
     return width > a->hidden ? width : a->hidden;
 }
 static inline int step_width(const struct step_arguments *a) {
-    int heads = a->n_heads * a->head_dim / 32, tiles = (a->ffn + 7) / 8;
-    return step_row_floats(a) + ((heads > tiles ? heads : tiles) + 3) / 4 * 4;
+    int heads = a->n_heads * a->head_dim / 32, panels = (a->ffn + 7) / 8;
+    return step_row_floats(a) + ((heads > panels ? heads : panels) + 3) / 4 * 4;
 }
 
 /* Bytes from one row of digits to the next: an odd number of 64, so that two rows lie in other
@@ -154,8 +157,8 @@ static inline int step_stride(const struct step_arguments *a) {
 
 /* The shared memory of a block: this, then what depends on the sizes of the model (step_sizes). */
 struct alignas(128) step_shared {
-    unsigned char weights[STEP_UNITS * step_tile_bytes(1)]; /* tiles of a linear layer */
-    int8_t weight_exponents[2][STEP_OUTPUTS];               /* of these, and those before */
+    unsigned char weights[STEP_UNITS * step_panel_bytes(1)]; /* panels of a linear layer */
+    int8_t weight_exponents[2][STEP_OUTPUTS];                /* of these, and those before */
     union {
         long long partial[STEP_UNITS * STEP_ROWS * 16]; /* [unit][row][16] its sums */
         int2 sums[STEP_WARPS * STEP_MOST_DIM];          /* [warp][head_dim] of attention */
@@ -305,6 +308,10 @@ static __device__ __forceinline__ void step_stage_end(struct step *s, bool reads
     s->out = was;
     s->stages++;
 }
+
+/* The kernel for a head dimension, or NULL. */
+typedef void (*step_kernel)(struct step_arguments);
+step_kernel gpu_step_kernel(int head_dim);
 
 /* Packs the weights, unless they are those that were packed last, and sets where they are in a: a
  * matrix that exists has its address for itself, and weights_changes counts every change to one. */

@@ -85,8 +85,7 @@ static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
     return make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
 }
 
-/* ---- heads: the pairs (d, d + half), of which lane `lane` has d = lane, lane + 32, ... ----------
- */
+/* ---- heads: the pairs (d, d + half), of which lane `lane` has d = lane, lane + 32, ... ------ */
 
 /* Zeros behind the end. */
 template <int PAIRS>

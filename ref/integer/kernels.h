@@ -1,0 +1,187 @@
+/*
+ * kernels.h - the loops of integer.h, over the instructions of the file that includes it:
+ *
+ *     lanes, N_LANES        a vector of so many mantissas
+ *     multiply(a, b)        the products of all lanes, two added to each of N_LANES / 2 sums
+ *     across(s)             the sum of all of these
+ *     pair, zip_first,      multiply(zip_first(a, b), pair(x)) is x[0] a[d] + x[1] b[d] in sum i,
+ *     zip_second            with d = i / 4 * 8 + i % 4; zip_second: with d + 4
+ *     W_ROWS, X_ROWS        so many rows at once fill the registers: two sums for each pair of rows
+ *
+ * and over the steps in which it takes a row (pairs.h, or its own):
+ *
+ *     STEP                  numbers of a step
+ *     struct factor         a step of a row; w_factor and x_factor load it
+ *     X_HEAD, X_STEP        bytes of a piece of a row of x: what `high` begins with, then each step
+ *     multiply_add          adds the products of a step to low and high
+ */
+#ifndef SAMEBITS_REF_INTEGER_KERNELS_H
+#define SAMEBITS_REF_INTEGER_KERNELS_H
+
+#include "ref/integer/integer.h"
+
+/* Inlined with constants, so that every loop over rows is unrolled and every sum is a register. */
+#define UNROLLED static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum {
+    AHEAD = 2048, /* numbers: a page, at whose end prefetchers leave off */
+    LINE = 32     /* numbers of a cache line */
+};
+
+static inline int n_steps(int k) {
+    return (k + STEP - 1) / STEP;
+}
+
+static size_t row_bytes(int k) {
+    size_t pieces = (size_t)(k + ROW_PIECE - 1) / ROW_PIECE;
+    return (pieces * X_HEAD + (size_t)n_steps(k) * X_STEP + 63) / 64 * 64;
+}
+
+/* The exact sum of all lanes. */
+static inline int64_t total(sums high, wrapped low) {
+    wrapped rest = low - ((wrapped)high << 16);
+    high += (sums)rest >> 16;
+    return 65536 * (int64_t)across(high) + across((sums)(rest & 0xffff));
+}
+
+/* What comes after a step of n_w rows: of one row, what lies a page ahead; of several, the next n_w
+ * rows, into the second cache, because the first has no room for them. */
+UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
+    UNROLL for (int line = 0; line < STEP; line += LINE) {
+        if (n_w > 1)
+            __builtin_prefetch(w + (size_t)n_w * w_step + line, 0, 2);
+        else
+            __builtin_prefetch(w + AHEAD + line);
+    }
+}
+
+/* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas. It is the first, or is
+ * added to what the pieces before it gave. */
+UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
+                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
+    sums high[X_ROWS * W_ROWS];
+    wrapped low[X_ROWS * W_ROWS];
+    UNROLL for (int s = 0; s < n_x * n_w; s++) {
+        high[s] = x_head(x + (size_t)(s / n_w) * x_step);
+        low[s] = (wrapped){0};
+    }
+    x += X_HEAD;
+    for (int i = 0; i < steps; i++, x += X_STEP, w += STEP) {
+        struct factor of_w[W_ROWS];
+        UNROLL for (int r = 0; r < n_w; r++) {
+            of_w[r] = w_factor(w + (size_t)r * w_step);
+            prefetch(w + (size_t)r * w_step, w_step, n_w);
+        }
+        UNROLL for (int t = 0; t < n_x; t++) {
+            struct factor of_x = x_factor(x + (size_t)t * x_step);
+            UNROLL for (int r = 0; r < n_w; r++)
+                multiply_add(&low[t * n_w + r], &high[t * n_w + r], of_w[r], of_x);
+        }
+    }
+    UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
+        double *to = out + (size_t)t * out_step + (size_t)r, before = is_first ? 0 : *to;
+        *to = before + (double)total(high[t * n_w + r], low[t * n_w + r]);
+    }
+}
+
+/* All rows of x with n_w rows of w. */
+UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
+                    const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
+    int t = 0;
+    for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
+        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first);
+    for (; X_ROWS > 2 && t + 2 <= n_x; t += 2, x += 2 * x_step, out += 2 * out_step)
+        tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first);
+    for (; t < n_x; t++, x += x_step, out += out_step)
+        tile(out, out_step, x, x_step, 1, w, w_step, n_w, steps, is_first);
+}
+
+enum { PIECE_STEPS = ROW_PIECE / STEP, PIECE_BYTES = X_HEAD + PIECE_STEPS * X_STEP };
+
+static inline int steps_of_piece(int steps, int first) {
+    return steps - first < PIECE_STEPS ? steps - first : PIECE_STEPS;
+}
+
+/* One row of x is no more work than reading w, which is fastest in the order of memory. */
+static void dots_of_one(double *out, const char *x, int steps, const int16_t *w, size_t w_step,
+                        int n_w) {
+    for (int r = 0; r < n_w; r++) {
+        const char *of_x = x;
+        for (int first = 0; first < steps; first += PIECE_STEPS, of_x += PIECE_BYTES)
+            tile(out + r, 0, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
+                 steps_of_piece(steps, first), first == 0);
+    }
+}
+
+/* Pieces of several rows of x stay in the first cache while w goes by. */
+static void dots(double *out, size_t out_step, const struct x_rows *x, int first_x, int n_x,
+                 const int16_t *w, size_t w_step, int n_w) {
+    const char *from = x->rows + (size_t)first_x * x->row_bytes;
+    int steps = n_steps(x->k);
+    if (n_x == 1) {
+        dots_of_one(out, from, steps, w, w_step, n_w);
+        return;
+    }
+    for (int first = 0; first < steps; first += PIECE_STEPS, from += PIECE_BYTES, w += ROW_PIECE) {
+        int n = steps_of_piece(steps, first), r = 0;
+        for (; r + W_ROWS <= n_w; r += W_ROWS)
+            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step,
+                  W_ROWS, n, first == 0);
+        for (; r < n_w; r++)
+            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step, 1, n,
+                  first == 0);
+    }
+}
+
+/* ---- weighted sums: always pairs and their high halves ----------------------------------------
+ */
+
+static inline lanes load(const int16_t *from) {
+    lanes a;
+    memcpy(&a, from, sizeof a);
+    return a;
+}
+
+/* N_LANES of the dimensions of n_x rows. */
+UNROLLED void weigh_lanes(float *out, size_t out_step, const int16_t *x, size_t x_step, int n_x,
+                          const int16_t *v, size_t v_step, int n) {
+    sums high[2 * X_ROWS];
+    wrapped low[2 * X_ROWS];
+    UNROLL for (int s = 0; s < 2 * n_x; s++) {
+        high[s] = (sums){0};
+        low[s] = (wrapped){0};
+    }
+    for (int j = 0; j < n; j += 2) {
+        lanes a = load(v + (size_t)j * v_step), b = load(v + (size_t)(j + 1) * v_step);
+        lanes both[2] = {zip_first(a, b), zip_second(a, b)};
+        UNROLL for (int s = 0; s < 2 * n_x; s++) {
+            sums p = multiply(both[s % 2], pair(x + (size_t)(s / 2) * x_step + j));
+            low[s] += (wrapped)p;
+            high[s] += p >> 16;
+        }
+    }
+    UNROLL for (int s = 0; s < 2 * n_x; s++) {
+        float *to = out + (size_t)(s / 2) * out_step + s % 2 * 4;
+        wrapped rest = low[s] - ((wrapped)high[s] << 16); /* of 128 low halves */
+        sums found = high[s] * 256 + (sums)(rest >> 8);   /* 256 times that fits */
+        for (int i = 0; i < N_LANES / 2; i++)
+            to[i / 4 * 8 + i % 4] = (float)found[i] * 256;
+    }
+}
+
+static void weighted(float *out, size_t out_step, const int16_t *x, size_t x_step, int n_x, int n,
+                     const int16_t *v, size_t v_step, int dim) {
+    int t = 0;
+    for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
+        for (int d = 0; d < dim; d += N_LANES)
+            weigh_lanes(out + d, out_step, x, x_step, X_ROWS, v + d, v_step, n);
+    for (; t < n_x; t++, x += x_step, out += out_step)
+        for (int d = 0; d < dim; d += N_LANES)
+            weigh_lanes(out + d, out_step, x, x_step, 1, v + d, v_step, n);
+}
+
+#define KERNELS(name)                                                                              \
+    { name, row_bytes, put_row, dots, weighted }
+
+#endif

@@ -1,0 +1,266 @@
+#include "tutorials/12-server/api_fields.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- parts of a request ---------------------------------------------------------------------- */
+
+static int read_stops(struct request *r, const json_t *body, struct api_error *err) {
+    json_t *stop = api_field(body, "stop");
+    if (!stop)
+        return 0;
+    size_t n = json_is_array(stop) ? json_array_size(stop) : 1;
+    if (n > MOST_STOPS)
+        return api_refuse(err, 400, "stop", "stop has %zu texts; at most %d", n, MOST_STOPS);
+    r->stops = calloc(n + 1, sizeof *r->stops);
+    if (!r->stops)
+        return api_refuse(err, 500, "stop", "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *text = json_is_array(stop) ? json_array_get(stop, i) : stop;
+        size_t length = json_string_length(text);
+        if (!length || length > LONGEST_STOP || strlen(json_string_value(text)) != length)
+            return api_refuse(err, 400, "stop",
+                              "stop must be a text or a list of texts, each of 1 to %d bytes",
+                              LONGEST_STOP);
+        if (!(r->stops[r->n_stops++] = strdup(json_string_value(text))))
+            return api_refuse(err, 500, "stop", "out of memory");
+    }
+    return 0;
+}
+
+static int read_sampling(struct sampling_options *s, const json_t *body, struct api_error *err) {
+    double temperature = 1, top_p = 1;
+    const json_t *seed = api_field(body, "seed");
+    *s = (struct sampling_options){0};
+    if (api_get_number(body, "temperature", 0, 2, &temperature, err) ||
+        api_get_number(body, "top_p", 0, 1, &top_p, err) ||
+        api_get_int(body, "top_k", -1, 1 << 30, &s->top_k, err))
+        return -1;
+    if (seed && !json_is_integer(seed))
+        return api_refuse(err, 400, "seed", "seed must be a whole number");
+    s->temperature = (float)temperature;
+    s->top_p = (float)top_p;
+    s->top_k = s->top_k < 0 ? 0 : s->top_k;
+    s->has_seed = seed != NULL;
+    s->seed = (uint64_t)json_integer_value(seed);
+    return 0;
+}
+
+/* Chat: logprobs true, and how many in top_logprobs. Else logprobs is that number. */
+static int read_logprobs(struct api_request *r, const json_t *body, struct api_error *err) {
+    r->n_logprobs = -1;
+    if (!r->chat)
+        return api_get_int(body, "logprobs", 0, MOST_TOP_LOGPROBS, &r->n_logprobs, err);
+    bool wanted = false;
+    int n = 0;
+    if (api_get_bool(body, "logprobs", &wanted, err) ||
+        api_get_int(body, "top_logprobs", 0, MOST_TOP_LOGPROBS, &n, err))
+        return -1;
+    if (n && !wanted)
+        return api_refuse(err, 400, "top_logprobs", "top_logprobs needs logprobs: true");
+    r->n_logprobs = wanted ? n : -1;
+    return 0;
+}
+
+static int encode(struct request *r, const struct demo *demo, const char *text,
+                  struct api_error *err) {
+    size_t n;
+    err->status = 400;
+    if (tokenizer_encode(demo->tokenizer, text, strlen(text), true, &r->prompt, &n, &err->why))
+        return -1;
+    r->n_prompt = (int)n;
+    return 0;
+}
+
+/* Token ids instead of a text. */
+static int take_ids(struct request *r, const struct demo *demo, const json_t *list,
+                    const char *field, struct api_error *err) {
+    size_t n = json_array_size(list);
+    r->prompt = malloc(sizeof *r->prompt * (n + 1));
+    if (!r->prompt)
+        return api_refuse(err, 500, field, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_array_get(list, i);
+        json_int_t x = json_integer_value(id);
+        if (!json_is_integer(id) || x < 0 || x >= demo->model.config.vocab_size)
+            return api_refuse(err, 400, field, "%s: token %zu must be an id from 0 to %d", field, i,
+                              demo->model.config.vocab_size - 1);
+        r->prompt[i] = (int32_t)x;
+    }
+    r->n_prompt = (int)n;
+    return 0;
+}
+
+static int read_prompt(struct api_request *r, const struct demo *demo, const json_t *body,
+                       struct api_error *err) {
+    json_t *prompt = api_field(body, "prompt");
+    if (json_is_array(prompt) && json_array_size(prompt) == 1 &&
+        !json_is_integer(json_array_get(prompt, 0)))
+        prompt = json_array_get(prompt, 0);
+    if (json_is_array(prompt) && json_is_integer(json_array_get(prompt, 0)))
+        return take_ids(&r->base, demo, prompt, "prompt", err);
+    if (!json_is_string(prompt) || strlen(json_string_value(prompt)) != json_string_length(prompt))
+        return api_refuse(err, 400, "prompt",
+                          "prompt must be a text without NUL, or a list of token ids");
+    return encode(&r->base, demo, json_string_value(prompt), err);
+}
+
+/* What echo puts in front of the answer: the prompt as it was given, or what its ids say. */
+static int keep_prompt(struct api_request *r, const struct demo *demo, const json_t *body,
+                       struct api_error *err) {
+    json_t *prompt = api_field(body, "prompt");
+    if (json_is_array(prompt) && json_is_string(json_array_get(prompt, 0)))
+        prompt = json_array_get(prompt, 0);
+    err->status = 500;
+    if (!json_is_string(prompt))
+        return tokenizer_decode(demo->tokenizer, r->base.prompt, (size_t)r->base.n_prompt, true,
+                                &r->echoed, &r->n_echoed, &err->why);
+    r->n_echoed = json_string_length(prompt);
+    r->echoed = strdup(json_string_value(prompt));
+    return r->echoed ? 0 : error_set(&err->why, "out of memory");
+}
+
+static int read_messages(struct api_request *r, const struct demo *demo, const json_t *body,
+                         struct api_error *err) {
+    size_t n;
+    err->status = 400;
+    snprintf(err->field, sizeof err->field, "messages");
+    if (demo_encode_messages(demo, body, "the body", &r->base.prompt, &n, &err->why))
+        return -1;
+    r->base.n_prompt = (int)n;
+    return 0;
+}
+
+/* ---- a request ------------------------------------------------------------------------------- */
+
+static int read_limits(struct api_request *r, const struct demo *demo, const json_t *body,
+                       struct api_error *err) {
+    int context = demo->generator.context, room = context - r->base.n_prompt;
+    r->base.max_new = r->chat ? room : 16; /* the API's defaults */
+    if (r->base.n_prompt < 1)
+        return api_refuse(err, 400, r->chat ? "messages" : "prompt", "the prompt is empty");
+    if (room < 1)
+        return api_refuse(err, 400, r->chat ? "messages" : "prompt",
+                          "the prompt has %d tokens, and the context is %d: none is left to answer",
+                          r->base.n_prompt, context);
+    if (api_get_int(body, "max_tokens", 1, 1 << 30, &r->base.max_new, err) ||
+        api_get_int(body, "max_completion_tokens", 1, 1 << 30, &r->base.max_new, err))
+        return -1;
+    if (r->base.max_new > room)
+        r->base.max_new = room;
+    return 0;
+}
+
+static int read_stream(struct api_request *r, const json_t *body, struct api_error *err) {
+    const json_t *options = api_field(body, "stream_options");
+    if (api_get_bool(body, "stream", &r->stream, err))
+        return -1;
+    if (options && (!r->stream || !json_is_object(options)))
+        return api_refuse(err, 400, "stream_options", "stream_options goes with stream: true");
+    return api_get_bool(options, "include_usage", &r->include_usage, err);
+}
+
+static int read_body(struct api_request *r, const struct demo *demo, const json_t *body,
+                     struct api_error *err) {
+    const char *model = json_string_value(api_field(body, "model"));
+    int most = demo->options.max_waiting; /* all of them wait, before the first can run */
+    r->n = 1;
+    if (!json_is_object(body))
+        return api_refuse(err, 400, "", "the body must be a JSON object");
+    if (api_check_fields(body, err))
+        return -1;
+    if (api_field(body, "model") && (!model || strcmp(model, demo->options.model)))
+        return api_refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
+    if (read_stream(r, body, err) ||
+        api_get_int(body, "n", 1, most < MOST_CHOICES ? most : MOST_CHOICES, &r->n, err) ||
+        api_get_bool(body, "echo", &r->echo, err) ||
+        api_get_bool(body, "ignore_eos", &r->base.ignore_stop, err) ||
+        api_get_bool(body, "samebits_receipt", &r->base.receipt, err) ||
+        read_logprobs(r, body, err) || read_sampling(&r->base.sampling, body, err) ||
+        read_stops(&r->base, body, err))
+        return -1;
+    if (r->echo && (r->chat || r->n_logprobs >= 0))
+        return api_refuse(err, 400, "echo", "echo goes with completions, and without logprobs");
+    if (r->base.receipt && !demo->phase->receipt)
+        return api_refuse(err, 400, "samebits_receipt",
+                          "make phase13 builds a server with receipts");
+    if ((r->chat ? read_messages(r, demo, body, err) : read_prompt(r, demo, body, err)) ||
+        (r->echo && keep_prompt(r, demo, body, err)))
+        return -1;
+    return read_limits(r, demo, body, err);
+}
+
+int api_read(struct api_request *r, const struct demo *demo, bool chat, const char *body, size_t n,
+             struct api_error *err) {
+    *r = (struct api_request){.chat = chat};
+    *err = (struct api_error){.status = 400};
+    json_t *json = json_parse(body, n, "the body", &err->why);
+    if (!json)
+        return -1;
+    int result = read_body(r, demo, json, err);
+    json_decref(json);
+    return result;
+}
+
+void api_request_free(struct api_request *r) {
+    for (int i = 0; i < r->base.n_stops; i++)
+        free(r->base.stops[i]);
+    free(r->base.stops);
+    free(r->base.prompt);
+    free(r->echoed);
+    *r = (struct api_request){0};
+}
+
+/* ---- /tokenize and /detokenize --------------------------------------------------------------- */
+
+json_t *api_tokenize(const struct demo *demo, const char *body, size_t n, struct api_error *err) {
+    struct api_request r = {0};
+    bool special = true;
+    *err = (struct api_error){.status = 400};
+    json_t *json = json_parse(body, n, "the body", &err->why), *answer = NULL;
+    const json_t *text = json_object_get(json, "prompt");
+    int32_t *ids = NULL;
+    size_t n_ids = 0;
+    int result = -1;
+    if (!json || api_get_bool(json, "add_special_tokens", &special, err))
+        result = -1;
+    else if (json_object_get(json, "messages") && !read_messages(&r, demo, json, err)) {
+        ids = r.base.prompt;
+        n_ids = (size_t)r.base.n_prompt;
+        result = 0;
+    } else if (json_is_string(text))
+        result = tokenizer_encode(demo->tokenizer, json_string_value(text),
+                                  json_string_length(text), special, &ids, &n_ids, &err->why);
+    else if (!err->why.text[0])
+        api_refuse(err, 400, "prompt", "prompt must be a text, or messages a list");
+    if (!result) {
+        json_t *list = json_array();
+        for (size_t i = 0; i < n_ids; i++)
+            json_array_append_new(list, json_integer(ids[i]));
+        answer = json_pack("{si si so}", "count", (int)n_ids, "max_model_len",
+                           demo->generator.context, "tokens", list);
+    }
+    free(ids);
+    json_decref(json);
+    return answer;
+}
+
+json_t *api_detokenize(const struct demo *demo, const char *body, size_t n, struct api_error *err) {
+    struct request r = {0};
+    *err = (struct api_error){.status = 400};
+    json_t *json = json_parse(body, n, "the body", &err->why), *answer = NULL;
+    const json_t *ids = json_object_get(json, "tokens");
+    char *text;
+    size_t n_bytes;
+    if (json && !json_is_array(ids))
+        api_refuse(err, 400, "tokens", "tokens must be a list of token ids");
+    else if (json && !take_ids(&r, demo, ids, "tokens", err) &&
+             !tokenizer_decode(demo->tokenizer, r.prompt, (size_t)r.n_prompt, false, &text,
+                               &n_bytes, &err->why)) {
+        answer = json_pack("{ss%}", "prompt", text, n_bytes);
+        free(text);
+    }
+    free(r.prompt);
+    json_decref(json);
+    return answer;
+}
