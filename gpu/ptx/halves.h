@@ -45,11 +45,6 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
     return half_fma(a >> 16, b >> 16, c >> 16) << 16 | half_fma(a, b, c);
 }
 
-/* Two numbers as fp16, each rounded to the nearest: the lower half, and the upper one. */
-static inline uint32_t halves_of_floats(float low, float high) {
-    return half_of_float(high) << 16 | half_of_float(low);
-}
-
 /* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
  * largest. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
@@ -81,16 +76,6 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
     uint32_t d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
-}
-
-/* Two numbers as fp16, each rounded to the nearest: the lower half, and the upper one. Compute
- * capability 8.0 and later. */
-static __device__ __forceinline__ uint32_t halves_of_floats(float low, float high) {
-    uint32_t halves = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
-#endif
-    return halves;
 }
 
 /* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
@@ -153,17 +138,6 @@ static __device__ __forceinline__ void halves_of_fp8(uint32_t out[2], uint32_t b
     } else {
         out[0] = __byte_perm(bytes, 0, 0x1404);
         out[1] = __byte_perm(bytes, 0, 0x3424);
-    }
-}
-
-/* Four fp8 numbers as fp16: [0] those of the even bytes, [1] of the odd ones. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ void even_and_odd_of_fp8(uint32_t out[2], uint32_t bytes) {
-    if constexpr (TYPE == KV_E4M3) {
-        halves_of_e4m3(out, __byte_perm(bytes, 0, 0x3120));
-    } else {
-        out[0] = __byte_perm(bytes, 0, 0x2404);
-        out[1] = bytes & 0xff00ff00u;
     }
 }
 

@@ -113,21 +113,23 @@ static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4],
 }
 #endif
 
-/* d = a * b + c, where c is all one number: what a sum begins with. */
+/* d[16][8] = a[16][8] * b[8][8] + c, for half as many summands, those of a[0], a[1] and b[0]; c is
+ * of the same place as d, and stays. */
 #ifdef SAMEBITS_EMU
-inline void mma_f16_first(float d[4], const uint32_t a[4], const uint32_t b[2], float c,
-                          const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline void mma_f16_half(float d[4], const uint32_t a[2], uint32_t b, const float c[4],
+                         const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+    const uint32_t all_a[4] = {a[0], a[1], 0, 0}, all_b[2] = {b, 0};
     for (int i = 0; i < 4; i++)
-        d[i] = c;
-    emu_mma_f16(d, a, b, file, line);
+        d[i] = c[i];
+    emu_mma_f16(d, all_a, all_b, file, line);
 }
 #else
-static __device__ __forceinline__ void mma_f16_first(float d[4], const uint32_t a[4],
-                                                     const uint32_t b[2], float c) {
-    SAMEBITS_PTX("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+static __device__ __forceinline__ void mma_f16_half(float d[4], const uint32_t a[2], uint32_t b,
+                                                    const float c[4]) {
+    SAMEBITS_PTX("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c));
+                 : "r"(a[0]), "r"(a[1]), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 #endif
 

@@ -4,17 +4,12 @@
 
 enum { N_BYTES = 256 };
 
-/* halves[byte]: the byte beside the next one; behind them, 0 beside it; the byte beside 0; the next
- * one beside the byte. */
+/* halves[byte]: the byte beside the next one; behind them, 0 beside it. */
 template <enum kv_type TYPE> __global__ void widen(uint32_t *halves) {
     uint32_t four[2], next = (threadIdx.x + 1) & 255;
-    uint32_t bytes = threadIdx.x | next << 8 | threadIdx.x << 24;
-    halves_of_fp8<TYPE>(four, bytes);
+    halves_of_fp8<TYPE>(four, threadIdx.x | next << 8 | threadIdx.x << 24);
     halves[threadIdx.x] = four[0];
     halves[N_BYTES + threadIdx.x] = four[1];
-    even_and_odd_of_fp8<TYPE>(four, bytes);
-    halves[2 * N_BYTES + threadIdx.x] = four[0];
-    halves[3 * N_BYTES + threadIdx.x] = four[1];
 }
 
 static void expect_number(enum kv_type type, uint32_t half, int byte) {
@@ -26,18 +21,14 @@ static void expect_number(enum kv_type type, uint32_t half, int byte) {
 }
 
 template <enum kv_type TYPE> static void check_every_number(void) {
-    uint32_t *out = to_device(std::vector<uint32_t>(4 * N_BYTES, 0));
+    uint32_t *out = to_device(std::vector<uint32_t>(2 * N_BYTES, 0));
     LAUNCH(widen<TYPE>, 1, N_BYTES, 0, 0, out);
-    std::vector<uint32_t> halves = from_device(out, 4 * N_BYTES);
+    std::vector<uint32_t> halves = from_device(out, 2 * N_BYTES);
     for (int i = 0; i < N_BYTES; i++) {
         expect_number(TYPE, halves[(size_t)i] & 0xffff, i);
         expect_number(TYPE, halves[(size_t)i] >> 16, (i + 1) % N_BYTES);
         expect_number(TYPE, halves[(size_t)(N_BYTES + i)] & 0xffff, 0);
         expect_number(TYPE, halves[(size_t)(N_BYTES + i)] >> 16, i);
-        expect_number(TYPE, halves[(size_t)(2 * N_BYTES + i)] & 0xffff, i);
-        expect_number(TYPE, halves[(size_t)(2 * N_BYTES + i)] >> 16, 0);
-        expect_number(TYPE, halves[(size_t)(3 * N_BYTES + i)] & 0xffff, (i + 1) % N_BYTES);
-        expect_number(TYPE, halves[(size_t)(3 * N_BYTES + i)] >> 16, i);
     }
 }
 

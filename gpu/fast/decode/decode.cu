@@ -8,8 +8,8 @@
  *   share is walked through without a break, over the ends of sequences, by the blocks of all kv
  *   heads at the same time, because keys of the same position lie side by side;
  * - keys and values come in chunks of 128 positions (4 warps: 64) through a ring in shared memory,
- *   as many on their way while one is used as a tile has chunks of values (4 warps: one less), so
- *   that the loads hardly wait for the softmax between them;
+ *   as many on their way while one is used as a tile has chunks of values, so that the loads never
+ *   wait for the softmax between them;
  * - products are made by int8 tensor cores on digits: the 16 rows of an mma are the high digits of
  *   8 rows and their low ones. The cache's mantissas are int16: their two bytes are the digits
  *   already, high signed and low unsigned. For the other operand, which lies in registers, both are

@@ -9,8 +9,6 @@
 #include "gpu/fast/plan/plan.h"
 #include "gpu/ptx/tensor_core.h"
 
-#include <type_traits>
-
 enum {
     TILE = ATTENTION_TILE,
     ROWS = GROUP_ROWS,
@@ -34,7 +32,6 @@ template <int HEAD_DIM, kv_type KV_TYPE> struct decode_sizes {
     static const kv_type TYPE = KV_TYPE;
     static const bool SNAPPED = is_snapped<TYPE>::value;
     static const int BYTES = bytes_of<TYPE>::value;
-    static const bool FP8 = SNAPPED && BYTES == 1; /* products are those of planes.h */
     static const int WARPS = decode_warps(DIM, TYPE), THREADS = 32 * WARPS;
     static const int PART = 8 * WARPS;           /* positions: 8 for each warp */
     static const int PARTS = TILE / PART;        /* of a tile */
@@ -43,9 +40,9 @@ template <int HEAD_DIM, kv_type KV_TYPE> struct decode_sizes {
     /* Positions that arrive together. A small block has small ones: so they take less memory. */
     static const int CHUNK = WARPS < 8 ? 64 : 128;
     static const int CHUNKS = TILE / CHUNK; /* of keys in a tile, and of values */
-    /* Chunks on their way while one is used. Where rows are snapped, all values of a tile must have
-     * come before its first weight: a ring of CHUNKS is the least. */
-    static const int AHEAD = FP8 && WARPS < 8 ? CHUNKS - 1 : CHUNKS;
+    /* Chunks on their way while one is used: all values of a tile must have come before its first
+     * weight, where their rows are snapped. */
+    static const int AHEAD = CHUNKS;
     static const int STAGES = AHEAD + 1;
     /* The chunk of a tile at which the rows of the next one are worked out: two before they are
      * used. */
@@ -58,12 +55,11 @@ template <int HEAD_DIM, kv_type KV_TYPE> struct decode_sizes {
     static const int SHARE = (COLUMNS + WARPS - 1) / WARPS; /* columns of a warp */
     static const int EACH = VECTOR / 4; /* dimensions of a column for a lane, of one row */
     static const int STAGE_BYTES = CHUNK * ROW_BYTES;
-    /* Digits of all rows, high ones and low ones: bytes, or, fp8, halves. */
-    static const int QUERY_BYTES = (FP8 ? 4 : 2) * ROWS * DIM;
-    static const int WEIGHT_ROW = TILE + 16; /* so, 8 rows of a column lie in different banks */
-    static const int WEIGHT_BYTES = FP8 ? 4 * ROWS * TILE : 2 * ROWS * WEIGHT_ROW;
+    static const int QUERY_BYTES = 2 * ROWS * DIM;
+    /* With 16 more, 8 rows of a column lie in different banks. */
+    static const int WEIGHT_BYTES = TILE + 16;
     static const int SHARED_BYTES =
-        STAGES * STAGE_BYTES + QUERY_BYTES + WEIGHT_BYTES + 3 * 2 * 4 * TILE;
+        STAGES * STAGE_BYTES + QUERY_BYTES + 2 * ROWS * WEIGHT_BYTES + 3 * 2 * 4 * TILE;
 };
 
 /* The row whose scores and results a lane has, which is row g of an mma's results, and whether it
@@ -96,11 +92,10 @@ static __device__ __forceinline__ void load_keys(uint32_t m[4], const unsigned c
 struct decode_memory {
     unsigned char *ring; /* [STAGES] chunks */
     uint32_t *rows;      /* [2][TILE] where the positions of a tile are */
-    int8_t *query;       /* digits as the lanes hand them to mma, 16 bytes each */
-    int8_t *weights;     /* fp8: as those of the query. [2 ROWS][WEIGHT_ROW] high digits of all
-                            rows, then low ones */
+    int8_t *query;       /* [DIM / 32][32 lanes][16] digits as the lanes hand them to mma */
+    int8_t *weights;     /* [2 ROWS][WEIGHT_BYTES] high digits of all rows, then low ones */
     float *k_units;      /* [2][TILE] 2^(e-30) of the keys; or, in the same memory, */
-    void *v_scales;      /* [2][TILE] scale_of or half_scale_of the values, if rows are snapped */
+    uint32_t *v_scales;  /* [2][TILE] scale_of the values, where rows are snapped */
     uint32_t *v_units;   /* [2][TILE] 2^e of the values, as bits */
 };
 
@@ -117,8 +112,8 @@ template <class size> static __device__ struct decode_memory cut_memory(unsigned
     m.ring = memory;
     m.rows = (uint32_t *)(memory + size::STAGES * size::STAGE_BYTES);
     m.k_units = (float *)(m.rows + 2 * TILE);
-    m.v_scales = m.k_units;
-    m.v_units = m.rows + 4 * TILE;
+    m.v_scales = (uint32_t *)m.k_units;
+    m.v_units = m.v_scales + 2 * TILE;
     m.query = (int8_t *)(m.v_units + 2 * TILE);
     m.weights = m.query + size::QUERY_BYTES;
     return m;

@@ -1,7 +1,7 @@
 /*
  * Decode over caches of floats: gpu/fast/decode/decode.cu says how it works,
- * gpu/fast/decode/snapped.h and planes.h how their rows become mantissas. Kernels take long to
- * compile, so each type has a plain one for one size alone: those for variants do the same.
+ * gpu/fast/decode/snapped.h how their rows become mantissas. Kernels take long to compile, so each
+ * type has a plain one for one size alone: those for variants do the same.
  */
 #include "gpu/fast/decode/kernel.h"
 

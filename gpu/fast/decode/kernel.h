@@ -109,7 +109,8 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
         }
         if (c == 1)
             chunks->fetch_page(after_next, chunks->size_of(after_next));
-        add_chunk<size>(sums, chunks->chunk(), mem, set, c * size::CHUNK, n - c * size::CHUNK);
+        add_chunk<size>(sums, chunks->chunk(), mem, mem->v_scales + set * TILE, c * size::CHUNK,
+                        n - c * size::CHUNK);
         chunks->step();
     }
     bool sees = VARIANT ? softmax.sees : visible > 0;
@@ -207,7 +208,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         let_next_kernel_start(); /* all before this one have ended */
     if (a.head_dim < size::DIM)
         clear_padding<size>(mem.ring, a.head_dim);
-    for (int i = (int)threadIdx.x; i < size::WEIGHT_BYTES; i += size::THREADS)
+    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
         mem.weights[i] = 0; /* of rows that do not exist */
 
     struct merged_tiles<size> s;

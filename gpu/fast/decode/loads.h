@@ -206,10 +206,10 @@ template <class size> struct loader {
         return memory.ring + (at < end ? at : at - end);
     }
 
-    /* Waits for all chunks of values, when the first is next; keys of the next tile may be on their
-     * way. All threads are done with the chunk before. */
+    /* Waits for all chunks of values; the first of the next tile's keys is on its way already. All
+     * threads are done with the chunk before. */
     __device__ __forceinline__ void wait_for_values() const {
-        cp_async_wait<size::AHEAD - size::CHUNKS + 1>();
+        cp_async_wait<1>();
         __syncthreads();
     }
 

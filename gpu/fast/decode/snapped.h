@@ -1,10 +1,25 @@
 /*
  * snapped.h - for gpu/fast/decode/decode.cu: floats of 8 and 16 bits, whose rows are snapped when
- * they are read. 16-bit floats become mantissas here, fp8 numbers digits in planes.h.
+ * they are read.
  *
- * A row's exponent depends on its largest number. Of a key, the four lanes that have it find that.
- * Of values, all exponents of a tile are needed before the first weight, so all chunks of values
- * must have come; each thread looks at its own positions.
+ * A row's exponent depends on its largest number. Of a key, the four lanes that have it find that
+ * with one more look at shared memory. Of values, all exponents of a tile are needed before the
+ * first weight, so all chunks of values must have come; each thread looks at its own positions.
+ *
+ * A mantissa is the element times 2^(15-e), rounded. 16-bit floats: in float32, by adding a number
+ * whose last bit is 1 (num_mantissa). Fp8 is read as fast as bfp16 only if two elements go through
+ * one instruction, so it is rounded in fp16:
+ *
+ *     fp16:        y = x * 2^(15-e) + 1536
+ *     tensor core: y * 1 + (12582912 - 1536)       float32; the lower 16 bits are the mantissa
+ *
+ * Both are exact but for the rounding that is wanted. fp16 numbers from 1024 to 2047 have 1 as
+ * their last bit, so where a mantissa m is less than 512, y is rounded to a whole number. A larger
+ * m is whole already: fp8 numbers have 4 bits at most, so m is a multiple of 64 from 512 on, of 128
+ * from 1024 on and so on, and so is 1536 + m, or of 512; fp16 holds it. The tensor core multiplies
+ * by the identity matrix and adds: it turns four fp16 numbers of each lane into float32, in place,
+ * which would take four instructions, and four for the addition. (All is in units of 2^-16, for
+ * fp16 to hold 2^(15-e) of any row.)
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_SNAPPED_H
 #define SAMEBITS_GPU_FAST_DECODE_SNAPPED_H
@@ -66,8 +81,11 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
             for (int j = 0; j < 4; j += 2)
                 note_magnitudes<size::TYPE>(&largest, m[j], m[j + 1]);
         }
-        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        UNROLL
+        for (int step = 1; step < 4; step *= 2) {
+            uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
+            largest = largest_halves(largest, other, other);
+        }
         exponents[i] = exponent_of_largest<size::TYPE>(largest);
     }
 }
@@ -77,19 +95,13 @@ static __device__ __forceinline__ float unit_of_key(int e) {
     return e > BFP_MAX_EXPONENT ? NAN : num_pow2f(e) * 0x1p-30f;
 }
 
-/* What elements of a row of 16-bit floats are multiplied by: 2^(15-e). Any finite number where the
- * row cannot be read. */
-static __device__ __forceinline__ uint32_t scale_of(int e) {
-    return num_bits(num_pow2f(15 - min(e, BFP_MAX_EXPONENT)));
-}
-
-/* What elements of a row of fp8 are multiplied by: 2^(-9-e), as fp16, twice. Any finite number
- * where all elements are 0, or where the row cannot be read. Fp16 has no 2^-25, which the largest
- * rows of e5m2 want: -2^-24 says that their elements are halved before (planes.h). */
-static __device__ __forceinline__ uint32_t half_scale_of(int e) {
-    float scale = num_pow2f(-9 - max(-15, min(e, 15)));
-    scale = e > 15 ? -scale : scale;
-    return halves_of_floats(scale, scale);
+/* What elements of a row are multiplied by: 2^(15-e) as float32, or, fp8, 2^(-1-e) twice as fp16.
+ * Any finite number where all elements are 0, or where the row cannot be read. */
+template <enum kv_type TYPE> static __device__ __forceinline__ uint32_t scale_of(int e) {
+    if constexpr (bytes_of<TYPE>::value == 2)
+        return num_bits(num_pow2f(15 - min(e, BFP_MAX_EXPONENT)));
+    e = max(e, -15);
+    return halves_of(e <= 13 ? (uint32_t)(14 - e) << 10 : 0x400u >> min(e - 13, 10));
 }
 
 /* The units and scales of this thread's values of a tile, of n, whose chunks have all come. Values
@@ -113,10 +125,7 @@ static __device__ __forceinline__ void find_value_units(const struct loader<size
         int e = exponent_of_largest<size::TYPE>(largest);
         bool bad = e > BFP_MAX_EXPONENT;
         chunks->memory.v_units[set * TILE + j] = bad ? num_bits(NAN) : (uint32_t)(e + 127) << 23;
-        if constexpr (size::FP8)
-            ((uint16_t *)chunks->memory.v_scales)[set * TILE + j] = (uint16_t)half_scale_of(e);
-        else
-            ((uint32_t *)chunks->memory.v_scales)[set * TILE + j] = scale_of(e);
+        chunks->memory.v_scales[set * TILE + j] = scale_of<size::TYPE>(e);
         for (int i = 0; i < size::COLUMNS && bad; i++)
             *(uint4 *)(from + 16 * i) = make_uint4(0, 0, 0, 0);
     }
@@ -133,6 +142,52 @@ static __device__ __forceinline__ uint32_t snap_two(uint32_t elements, uint32_t 
     float first = fmaf(number_of<TYPE>(elements & 0xffff), num_float(first_scale), shift);
     float second = fmaf(number_of<TYPE>(elements >> 16), num_float(second_scale), shift);
     return __byte_perm(num_bits(first), num_bits(second), 0x5410);
+}
+
+/* The identity matrix as the second operand of mma_f16_half. */
+static __device__ __forceinline__ uint32_t identity_matrix(void) {
+    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    return g / 2 != t ? 0 : g % 2 ? 0x3c000000u : 0x3c00u;
+}
+
+/* Four elements of 8 bits as mantissas, each in the lower half of its word; the first two are of a
+ * row with the first scale. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void snap_four(uint32_t mantissas[4], uint32_t elements,
+                                                 uint32_t first_scale, uint32_t second_scale) {
+    const uint32_t shift = halves_of(0x2600); /* 1536 * 2^-16 */
+    const float rest = (12582912.0f - 1536.0f) * 0x1p-16f;
+    uint32_t x[2];
+    halves_of_fp8<TYPE>(x, elements);
+    x[0] = halves_fma(x[0], first_scale, shift);
+    x[1] = halves_fma(x[1], second_scale, shift);
+    const float rests[4] = {rest, rest, rest, rest};
+    float sums[4];
+    mma_f16_half(sums, x, identity_matrix(), rests);
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        mantissas[i] = num_bits(sums[i]);
+}
+
+/* Four neighbouring elements of a key: the mantissas of the first two, and of the others. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void snap_key_bytes(uint32_t pairs[2], uint32_t elements,
+                                                      uint32_t scale) {
+    uint32_t m[4];
+    snap_four<TYPE>(m, elements, scale, scale);
+    pairs[0] = __byte_perm(m[0], m[1], 0x5410);
+    pairs[1] = __byte_perm(m[2], m[3], 0x5410);
+}
+
+/* Two dimensions of a value, then of the next one: the mantissas of both values in the even
+ * dimension, and in the odd one. scales: of both values. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void snap_value_bytes(uint32_t *even, uint32_t *odd,
+                                                        uint32_t elements, uint2 scales) {
+    uint32_t m[4];
+    snap_four<TYPE>(m, elements, scales.x, scales.y);
+    *even = __byte_perm(m[0], m[2], 0x5410);
+    *odd = __byte_perm(m[1], m[3], 0x5410);
 }
 
 #endif

@@ -114,7 +114,6 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
                                                     const struct decode_memory *mem,
                                                     const struct row_states *rows) {
     const int N = size::SCORES;
-    const float shift = 12582912.0f; /* num_mantissa, as a float */
     int warp = (int)(threadIdx.x / 32);
     const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
     uint32_t units = 0, largest = 0;
@@ -129,8 +128,7 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
     e = bad ? BFP_MIN_EXPONENT : e;
     float scale = bad ? 0 : num_pow2f(15 - e);
     int position = x->first_part * size::PART + warp * 8 + (int)(threadIdx.x % 4) * 2;
-    int8_t *to = mem->weights + x->row * size::WEIGHT_ROW + summand_of(position);
-    uint16_t *half_high = (uint16_t *)mem->weights + place_of_digit(x->row, position);
+    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
     UNROLL
     for (int half = 0; half < N; half += N / 2) {
         if (half >= x->n)
@@ -138,14 +136,8 @@ static __device__ __forceinline__ bool snap_weights(struct softmax *x, const flo
         UNROLL
         for (int i = half; i < half + N / 2; i += 2) {
             int8_t *high = to + i / 2 * size::PART;
-            if constexpr (size::FP8) {
-                uint2 *digits = (uint2 *)(half_high + i / 2 * size::PART * ROWS * 2);
-                cut_mantissas(&digits->x, &digits->y, fmaf(s[i], scale, shift) - shift,
-                              fmaf(s[i + 1], scale, shift) - shift);
-            } else {
-                put_two_digits(high, high + ROWS * size::WEIGHT_ROW, num_mantissa(s[i], scale),
-                               num_mantissa(s[i + 1], scale));
-            }
+            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
+                           num_mantissa(s[i + 1], scale));
         }
     }
     x->tile_l = (float)units * 0x1p-23f;

@@ -5,7 +5,7 @@
 #ifndef SAMEBITS_GPU_FAST_DECODE_TILE_H
 #define SAMEBITS_GPU_FAST_DECODE_TILE_H
 
-#include "gpu/fast/decode/planes.h"
+#include "gpu/fast/decode/snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
  */
@@ -60,15 +60,6 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         UNROLL
         for (int i = 0; i < size::DIM / 32; i++) {
             int mantissa = bad ? 0 : num_mantissa(x[i], num_pow2f(15 - e));
-            if constexpr (size::FP8) {
-                uint32_t high, low;
-                uint16_t *to =
-                    (uint16_t *)mem->query + place_of_digit(row, half_summand_of(lane + 32 * i));
-                cut_mantissas(&high, &low, (float)mantissa, 0);
-                to[0] = (uint16_t)high;
-                to[2] = (uint16_t)low;
-                continue;
-            }
             /* Summand 4 t + j of row g is byte j of the first register of lane 4 g + t, 16 + 4 t +
              * j of the third; low digits are in the second and fourth. */
             int summand = size::BYTES == 1 ? lane : summand_of(lane);
@@ -131,13 +122,17 @@ static __device__ __forceinline__ int32_t dot_of_bytes(const int32_t sums[4], in
     return sums[j] * 256 + sums[2 + j];
 }
 
-/* Sums of products of mantissas with elements of the cache. */
-template <class size> struct sums_of {
-    typedef typename std::conditional<size::FP8, struct plane_sums, struct digit_sums>::type type;
+/* Sums over a column of values. Floats of 8 bits: [0] of its even dimensions, [1] of its odd ones.
+ */
+template <class size> struct value_sums {
+    struct digit_sums of[size::SNAPPED && size::BYTES == 1 ? 2 : 1];
 };
 
-/* Sums over a column of values. fp8: [0] of its even dimensions, [1] of its odd ones. */
-template <class size> struct value_sums { typename sums_of<size>::type of[size::FP8 ? 2 : 1]; };
+/* The sum of the products of row g with key 2 t + j, in units of 256. */
+template <class size>
+static __device__ __forceinline__ int32_t dot_of_key(const struct digit_sums *s, int j) {
+    return size::TYPE == KV_BFP8 ? dot_of_bytes(s->low, j) : dot_of(s, j);
+}
 
 /* ---- a tile -----------------------------------------------------------------------------------
  */
@@ -152,20 +147,15 @@ template <enum kv_type TYPE, bool VARIANT> struct hidden {
     }
 };
 
-/* The products of the rows with keys, mantissas or 16-bit floats: the chunk's positions of this
- * warp, 8 of each part. exponents: of keys lane / 4, if they are snapped now. */
+/* The products of the rows with keys: the chunk's positions of this warp, 8 of each part. scales:
+ * of keys that are snapped now, scale_of key lane / 4 of each part. */
 template <class size, int N>
-static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N], int exponents[N],
-                                                     const unsigned char *keys,
-                                                     const struct decode_memory *mem) {
-    uint32_t scales[N];
-    if constexpr (size::SNAPPED)
-        find_key_exponents<size, N>(exponents, keys);
+static __device__ __forceinline__ void
+multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
+              const uint32_t scales[N]) {
     UNROLL
-    for (int i = 0; i < N; i++) {
-        scales[i] = scale_of(exponents[i]);
+    for (int i = 0; i < N; i++)
         clear(&sums[i]);
-    }
     UNROLL
     for (int k = 0; k < size::COLUMNS; k += 4) {
         const int AT_ONCE = 2 / size::BYTES; /* times 32 elements in four columns */
@@ -181,6 +171,14 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N], 
             if constexpr (size::TYPE == KV_BFP8) {
                 mma_s8_s8(sums[i].low, digits[0], m);
                 mma_s8_s8(sums[i].low, digits[1], m + 2);
+            } else if constexpr (size::BYTES == 1) {
+                UNROLL
+                for (int j = 0; j < AT_ONCE; j++) {
+                    uint32_t pairs[4];
+                    snap_key_bytes<size::TYPE>(pairs, m[2 * j], scales[i]);
+                    snap_key_bytes<size::TYPE>(pairs + 2, m[2 * j + 1], scales[i]);
+                    multiply<size::TYPE>(&sums[i], digits[j], pairs);
+                }
             } else {
                 UNROLL
                 for (int j = 0; j < 4 && size::SNAPPED; j++)
@@ -189,15 +187,6 @@ static __device__ __forceinline__ void multiply_keys(struct digit_sums sums[N], 
             }
         }
     }
-}
-
-/* The sum of the products of row g with key 2 t + j, in units of 256. */
-template <class size>
-static __device__ __forceinline__ int32_t dot_of_key(const typename sums_of<size>::type *s, int j) {
-    if constexpr (size::TYPE == KV_BFP8)
-        return dot_of_bytes(s->low, j);
-    else
-        return dot_of(s, j);
 }
 
 /* What the scores of a tile depend on, of the row that a lane has. */
@@ -236,12 +225,16 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     const int N = size::CHUNK / size::PART;
     int position = (int)(threadIdx.x / 32) * 8 + (int)threadIdx.x % 4 * 2; /* of part 0 */
     int end = at->view.end - tile - position;
-    typename sums_of<size>::type sums[N];
-    int exponents[N] = {}; /* of key lane / 4; of fp8, in both, of part lane % 2 */
-    if constexpr (size::FP8)
-        exponents[0] = exponents[N - 1] = multiply_fp8_keys<size>(sums, keys, mem);
-    else
-        multiply_keys<size, N>(sums, exponents, keys, mem);
+    struct digit_sums sums[N];
+    int exponents[N] = {}; /* of key lane / 4 of each part */
+    uint32_t scales[N] = {};
+    if constexpr (size::SNAPPED) {
+        find_key_exponents<size, N>(exponents, keys);
+        UNROLL
+        for (int i = 0; i < N; i++)
+            scales[i] = scale_of<size::TYPE>(exponents[i]);
+    }
+    multiply_keys<size, N>(sums, keys, mem, scales);
     UNROLL
     for (int i = 0; i < N; i++) {
         int begin = first + i * size::PART;
@@ -253,8 +246,7 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
         for (int j = 0; j < 2; j++) {
             float k_unit = j ? unit.y : unit.x;
             if (size::SNAPPED)
-                k_unit = __shfl_sync(0xffffffffu, own_unit,
-                                     (int)threadIdx.x % 4 * 8 + 4 * j + (size::FP8 ? i : 0));
+                k_unit = __shfl_sync(0xffffffffu, own_unit, (int)threadIdx.x % 4 * 8 + 4 * j);
             s[2 * i + j] = score_of<size, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
                                                    tile + begin + position + j, begin + j < end, at,
                                                    variant, rows);
@@ -265,55 +257,46 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
 /* The products of the weights of 32 positions with a column of their values, as ldmatrix gives them
  * on their side. scales: of the positions 2 t and 2 t + 1 of each 8, if they are snapped. */
 template <class size>
-static __device__ __forceinline__ void multiply_values(struct digit_sums *s,
-                                                       const uint32_t weights[4], uint32_t m[4],
-                                                       const uint2 scales[4]) {
-    UNROLL
-    for (int j = 0; j < 4 && size::SNAPPED; j++)
-        m[j] = snap_two<size::TYPE>(m[j], scales[j].x, scales[j].y);
-    multiply<size::TYPE>(s, weights, m);
-}
-
-/* What the products of 32 positions need beside their values: digits of weights, and scales. */
-template <class size> struct value_factors {
-    alignas(16) uint32_t weights[size::FP8 ? 2 : 1][4];
-    typename std::conditional<size::FP8, uint32_t, uint2>::type scales[4];
-};
-
-template <class size>
-static __device__ __forceinline__ void
-load_factors(struct value_factors<size> *f, const struct decode_memory *mem, int set, int first) {
-    int lane = (int)(threadIdx.x % 32);
-    int at = set * TILE + first + lane % 4 * 2;
-    if constexpr (size::FP8) {
-        UNROLL
-        for (int j = 0; j < 2; j++)
-            *(uint4 *)f->weights[j] = ((const uint4 *)mem->weights)[(first / 16 + j) * 32 + lane];
+static __device__ __forceinline__ void multiply_values(struct value_sums<size> *s,
+                                                       const uint32_t weights[4],
+                                                       const uint32_t m[4], const uint2 scales[4]) {
+    if constexpr (!size::SNAPPED) {
+        multiply<size::TYPE>(&s->of[0], weights, m);
+    } else if constexpr (size::BYTES == 1) {
+        uint32_t even[4], odd[4];
         UNROLL
         for (int j = 0; j < 4; j++)
-            f->scales[j] = *(const uint32_t *)((const uint16_t *)mem->v_scales + at + 8 * j);
+            snap_value_bytes<size::TYPE>(&even[j], &odd[j], m[j], scales[j]);
+        multiply<size::TYPE>(&s->of[0], weights, even);
+        multiply<size::TYPE>(&s->of[1], weights, odd);
     } else {
-        load_digits(f->weights[0],
-                    mem->weights + lane / 4 * size::WEIGHT_ROW + first + lane % 4 * 4,
-                    ROWS * size::WEIGHT_ROW);
+        uint32_t snapped[4];
         UNROLL
-        for (int j = 0; j < 4 && size::SNAPPED; j++)
-            f->scales[j] = *(const uint2 *)((const uint32_t *)mem->v_scales + at + 8 * j);
+        for (int j = 0; j < 4; j++)
+            snapped[j] = snap_two<size::TYPE>(m[j], scales[j].x, scales[j].y);
+        multiply<size::TYPE>(&s->of[0], weights, snapped);
     }
 }
 
-/* Adds the products of a chunk's weights and values, of n positions. */
+/* Adds the products of a chunk's weights and values, of n positions. scales: of the tile's values,
+ * if they are snapped. */
 template <class size>
 static __device__ __forceinline__ void
 add_chunk(struct value_sums<size> sums[], const unsigned char *values,
-          const struct decode_memory *mem, int set, int first, int n) {
+          const struct decode_memory *mem, const uint32_t *scales, int first, int n) {
     int lane = (int)(threadIdx.x % 32);
     UNROLL
     for (int k = 0; k < size::CHUNK; k += 32) {
-        if ((k == 0 || !size::FP8) && k >= n) /* fp8: whole chunks, without branches */
+        uint32_t weights[4];
+        if (k >= n)
             break;
-        struct value_factors<size> f;
-        load_factors(&f, mem, set, first + k);
+        load_digits(weights,
+                    mem->weights + lane / 4 * size::WEIGHT_BYTES + first + k + lane % 4 * 4,
+                    ROWS * size::WEIGHT_BYTES);
+        uint2 scale[4];
+        UNROLL
+        for (int j = 0; j < 4 && size::SNAPPED; j++)
+            scale[j] = *(const uint2 *)(scales + first + k + 8 * j + lane % 4 * 2);
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
@@ -321,10 +304,7 @@ add_chunk(struct value_sums<size> sums[], const unsigned char *values,
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size>(lane, column_of_warp<size>(i)));
-            if constexpr (size::FP8)
-                multiply_fp8_values<size>(sums[i].of, first + k == 0, f.weights, m, f.scales);
-            else
-                multiply_values<size>(&sums[i].of[0], f.weights[0], m, f.scales);
+            multiply_values<size>(&sums[i], weights, m, scale);
         }
     }
 }
@@ -335,7 +315,7 @@ static __device__ __forceinline__ float weighted_value(const struct value_sums<s
                                                        float unit) {
     if constexpr (size::BYTES == 2)
         return (float)dot_of(&s->of[0], j) * unit;
-    else if constexpr (size::FP8)
+    else if constexpr (size::SNAPPED)
         return (float)dot_of(&s->of[j % 2], j / 2) * unit;
     else
         return (float)dot_of_bytes(j % 2 ? s->of[0].high : s->of[0].low, j / 2) * unit;
