@@ -121,14 +121,27 @@ static void load_queries(struct block *b, int first_tile) {
 
 /* ---- a tile --------------------------------------------------------------------------------- */
 
+static void prefetch_row(const struct kv_view *view, int64_t page, int position, int head,
+                         int dim) {
+    size_t bytes = (size_t)kv_type_bytes(view->type);
+    ref_prefetch((const char *)view->data + kv_view_row(view, page, position, head) * (int)bytes,
+                 bytes * (size_t)dim);
+}
+
 static void load_tile(struct block *b, int tile, int n) {
     const struct kv_views *kv = &b->call->kv;
     const struct attention_plan *p = b->call->plan;
+    const int32_t *pages = p->sequences[b->item->sequence].pages;
     int dim = p->shape.head_dim;
     for (int j = 0; j < n; j++) {
         size_t at = (size_t)j * (size_t)b->memory.padded;
-        int position = (tile + j) % p->page_size;
-        int64_t page = p->sequences[b->item->sequence].pages[(tile + j) / p->page_size];
+        int position = (tile + j) % p->page_size, ahead = tile + j + AHEAD;
+        int64_t page = pages[(tile + j) / p->page_size];
+        if (j + AHEAD < n) {
+            int64_t then = pages[ahead / p->page_size];
+            prefetch_row(&kv->k, then, ahead % p->page_size, b->head, dim);
+            prefetch_row(&kv->v, then, ahead % p->page_size, b->head, dim);
+        }
         int k = ref_load_row(b->memory.k + at, &kv->k, page, position, b->head, dim);
         int v = ref_load_row(b->memory.v + at, &kv->v, page, position, b->head, dim);
         b->k_units[j] = kv_score_unit(k);

@@ -109,6 +109,10 @@ static void load_tile(struct block *b, int tile, int n) {
     size_t heads = (size_t)b->call->shape->n_kv_heads, dim = (size_t)m->head_dim;
     for (size_t j = 0; j < (size_t)n; j++) {
         size_t row = ((size_t)tile + j) * heads + (size_t)b->kv_head;
+        if (j + AHEAD < (size_t)n) {
+            ref_prefetch(kv->k + (row + AHEAD * heads) * dim, sizeof *m->k * dim);
+            ref_prefetch(kv->v + (row + AHEAD * heads) * dim, sizeof *m->k * dim);
+        }
         memcpy(m->k + j * (size_t)m->padded, kv->k + row * dim, sizeof *m->k * dim);
         memcpy(m->v + j * (size_t)m->padded, kv->v + row * dim, sizeof *m->v * dim);
         b->k_units[j] = kv_score_unit(kv->k_exponents[row]);

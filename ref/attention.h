@@ -37,6 +37,14 @@ void ref_put_query(const struct block_memory *m, int r, const int16_t *q);
 void ref_multiply_keys(const struct block_memory *m, int first, int n_rows, int n);
 void ref_multiply_values(const struct block_memory *m, int first, int n_rows, int n);
 
+/* A tile's rows of one head lie apart, so memory is asked for one this many positions ahead. */
+enum { AHEAD = 16 };
+
+static inline void ref_prefetch(const void *row, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)row + i);
+}
+
 /* What faults of a row are reported with. */
 struct row_name {
     struct device *dev;

@@ -28,11 +28,12 @@ static inline lanes zip_second(lanes a, lanes b) {
     return (lanes)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
 }
 
-static inline int32_t across(sums s) {
-    __m128i four =
-        _mm_add_epi32(_mm256_castsi256_si128((__m256i)s), _mm256_extracti128_si256((__m256i)s, 1));
-    __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+static inline void across(int32_t *to, const sums *s) {
+    __m256i ab = _mm256_hadd_epi32((__m256i)s[0], (__m256i)s[1]);
+    __m256i cd = _mm256_hadd_epi32((__m256i)s[2], (__m256i)s[3]);
+    __m256i all = _mm256_hadd_epi32(ab, cd);
+    _mm_storeu_si128((__m128i *)to,
+                     _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
 }
 
 #include "ref/integer/pairs.h"

@@ -40,8 +40,15 @@ static inline lanes zip_second(lanes a, lanes b) {
     return (lanes)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
 }
 
-static inline int32_t across(sums s) {
-    return _mm512_reduce_add_epi32((__m512i)s);
+/* Neighbours of a and b are added, until each of four lanes has the sum of one vector. */
+static inline void across(int32_t *to, const sums *s) {
+    __m512i a = (__m512i)s[0], b = (__m512i)s[1], c = (__m512i)s[2], d = (__m512i)s[3];
+    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    _mm_storeu_si128((__m128i *)to, _mm_add_epi32(_mm256_castsi256_si128(half),
+                                                  _mm256_extracti128_si256(half, 1)));
 }
 
 struct factor {

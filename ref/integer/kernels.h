@@ -3,7 +3,7 @@
  *
  *     lanes, N_LANES        a vector of so many mantissas
  *     multiply(a, b)        the products of all lanes, two added to each of N_LANES / 2 sums
- *     across(s)             the sum of all of these
+ *     across(to, s)         the sum of all of these, for four vectors at once
  *     pair, zip_first,      multiply(zip_first(a, b), pair(x)) is x[0] a[d] + x[1] b[d] in sum i,
  *     zip_second            with d = i / 4 * 8 + i % 4; zip_second: with d + 4
  *     W_ROWS, X_ROWS        so many rows at once fill the registers: two sums for each pair of rows
@@ -26,7 +26,8 @@
 
 enum {
     AHEAD = 2048, /* numbers: a page, at whose end prefetchers leave off */
-    LINE = 32     /* numbers of a cache line */
+    LINE = 32,    /* numbers of a cache line */
+    TILE = (X_ROWS * W_ROWS + 3) / 4 * 4
 };
 
 static inline int n_steps(int k) {
@@ -38,30 +39,21 @@ static size_t row_bytes(int k) {
     return (pieces * X_HEAD + (size_t)n_steps(k) * X_STEP + 63) / 64 * 64;
 }
 
-/* The exact sum of all lanes. */
-static inline int64_t total(sums high, wrapped low) {
-    wrapped rest = low - ((wrapped)high << 16);
-    high += (sums)rest >> 16;
-    return 65536 * (int64_t)across(high) + across((sums)(rest & 0xffff));
-}
-
-/* What comes after a step of n_w rows: of one row, what lies a page ahead; of several, the next n_w
- * rows, into the second cache, because the first has no room for them. */
+/* What comes after a step of n_w rows: of one row, what lies a page ahead; of several, the n_w rows
+ * after the next, into the second cache, because the first has no room for them. */
 UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
     UNROLL for (int line = 0; line < STEP; line += LINE) {
         if (n_w > 1)
-            __builtin_prefetch(w + (size_t)n_w * w_step + line, 0, 2);
+            __builtin_prefetch(w + 2 * (size_t)n_w * w_step + line, 0, 2);
         else
             __builtin_prefetch(w + AHEAD + line);
     }
 }
 
-/* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas. It is the first, or is
- * added to what the pieces before it gave. */
-UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
-                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
-    sums high[X_ROWS * W_ROWS];
-    wrapped low[X_ROWS * W_ROWS];
+/* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas: in each lane of a pair
+ * of rows, 65536 * high + low, with 0 <= low < 65536. */
+UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_step, int n_x,
+                             const int16_t *w, size_t w_step, int n_w, int steps) {
     UNROLL for (int s = 0; s < n_x * n_w; s++) {
         high[s] = x_head(x + (size_t)(s / n_w) * x_step);
         low[s] = (wrapped){0};
@@ -79,9 +71,34 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
                 multiply_add(&low[t * n_w + r], &high[t * n_w + r], of_w[r], of_x);
         }
     }
+    UNROLL for (int s = 0; s < n_x * n_w; s++) {
+        wrapped rest = low[s] - ((wrapped)high[s] << 16);
+        high[s] += (sums)rest >> 16;
+        low[s] = rest & 0xffff;
+    }
+}
+
+/* The exact sums of n pairs of rows. There is room for whole fours. */
+UNROLLED void total(double *to, const sums *high, const wrapped *low, int n) {
+    int32_t of_high[TILE], of_low[TILE];
+    UNROLL for (int s = 0; s < n; s += 4) {
+        across(of_high + s, high + s);
+        across(of_low + s, (const sums *)low + s);
+    }
+    UNROLL for (int s = 0; s < n; s++) to[s] = 65536 * (double)of_high[s] + of_low[s];
+}
+
+/* The piece is the first of its rows, or is added to what the pieces before it gave. */
+UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
+                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
+    sums high[TILE] = {{0}};
+    wrapped low[TILE] = {{0}};
+    double found[TILE];
+    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps);
+    total(found, high, low, n_x * n_w);
     UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
-        double *to = out + (size_t)t * out_step + (size_t)r, before = is_first ? 0 : *to;
-        *to = before + (double)total(high[t * n_w + r], low[t * n_w + r]);
+        double *to = out + (size_t)t * out_step + (size_t)r;
+        *to = (is_first ? 0 : *to) + found[t * n_w + r];
     }
 }
 
@@ -103,15 +120,35 @@ static inline int steps_of_piece(int steps, int first) {
     return steps - first < PIECE_STEPS ? steps - first : PIECE_STEPS;
 }
 
+/* One row of x times n <= 4 rows of w, one after the other. */
+UNROLLED void few_of_one(double *out, const char *x, int steps, const int16_t *w, size_t w_step,
+                         int n) {
+    sums high[4] = {{0}};
+    wrapped low[4] = {{0}};
+    double found[4];
+    UNROLL for (int r = 0; r < n; r++) {
+        const char *of_x = x;
+        for (int first = 0; first < steps; first += PIECE_STEPS, of_x += PIECE_BYTES) {
+            sums h[1];
+            wrapped l[1];
+            multiply_piece(h, l, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
+                           steps_of_piece(steps, first));
+            high[r] += h[0];
+            low[r] += l[0];
+        }
+    }
+    total(found, high, low, n);
+    memcpy(out, found, sizeof *found * (size_t)n);
+}
+
 /* One row of x is no more work than reading w, which is fastest in the order of memory. */
 static void dots_of_one(double *out, const char *x, int steps, const int16_t *w, size_t w_step,
                         int n_w) {
-    for (int r = 0; r < n_w; r++) {
-        const char *of_x = x;
-        for (int first = 0; first < steps; first += PIECE_STEPS, of_x += PIECE_BYTES)
-            tile(out + r, 0, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
-                 steps_of_piece(steps, first), first == 0);
-    }
+    int r = 0;
+    for (; r + 4 <= n_w; r += 4)
+        few_of_one(out + r, x, steps, w + (size_t)r * w_step, w_step, 4);
+    for (; r < n_w; r++)
+        few_of_one(out + r, x, steps, w + (size_t)r * w_step, w_step, 1);
 }
 
 /* Pieces of several rows of x stay in the first cache while w goes by. */

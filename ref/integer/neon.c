@@ -28,8 +28,8 @@ static inline lanes zip_second(lanes a, lanes b) {
     return vcombine_s16(vget_high_s16(a), vget_high_s16(b));
 }
 
-static inline int32_t across(sums s) {
-    return vaddvq_s32(s);
+static inline void across(int32_t *to, const sums *s) {
+    vst1q_s32(to, vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
 }
 
 #include "ref/integer/pairs.h"

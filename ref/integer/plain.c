@@ -25,8 +25,9 @@ static inline lanes zip_second(lanes a, lanes b) {
     return (lanes){a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]};
 }
 
-static inline int32_t across(sums s) {
-    return s[0] + s[1] + s[2] + s[3];
+static inline void across(int32_t *to, const sums *s) {
+    for (int i = 0; i < 4; i++)
+        to[i] = s[i][0] + s[i][1] + s[i][2] + s[i][3];
 }
 
 #include "ref/integer/pairs.h"
