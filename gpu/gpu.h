@@ -240,7 +240,7 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
     OP(rmsnorm) OP(add_rmsnorm) OP(rope) OP(norm_rope) OP(kv_append) OP(kv_gather) OP(attention)   \
     LATER_OP(attention_plan_new) LATER_OP(attention_plan_free) LATER_OP(attention_plan)            \
     LATER_OP(attention_plan_form) LATER_OP(attend) LATER_OP(merge_states) LATER_OP(finish_states)  \
-    LATER_OP(kv_convert) OP(silu_mul) OP(add) OP(sample) LATER_OP(decode_step)
+    LATER_OP(kv_convert) OP(silu_mul) OP(add) OP(sample) LATER_OP(hash_rows) LATER_OP(decode_step)
 /* clang-format on */
 
 #define DECLARE_OP(name) std::remove_pointer_t<decltype(ops::name)> gpu_##name;

@@ -1,5 +1,7 @@
 #include "model/attention_plans.h"
 
+#include "model/context_parallel.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -66,6 +68,8 @@ static int make_each(struct attention_plans *p, const struct model *model,
 int attention_plans_make(struct attention_plans *p, const struct model *model,
                          const struct batch *batch, struct error *err) {
     struct attention_shape shape = attention_shape_of(&model->config);
+    if (context_is_shared(model))
+        return context_plan_make(&p->context, model, batch, err);
     for (int windowed = 0; windowed < 2; windowed++) {
         int layer = find_layer(&model->config, windowed);
         if (layer < 0)
@@ -108,4 +112,5 @@ void attention_plans_free(struct attention_plans *p, struct device *dev) {
         if (p->each[i])
             dev->ops->attention_plan_free(dev, p->each[i]);
     free(p->each);
+    context_plan_free(p->context, dev);
 }

@@ -21,6 +21,7 @@ struct attention_plans {
                                            layer needed it so far */
     struct attention_plan **each;       /* [n_each] of one sequence, for layers with a window */
     int n_each;
+    struct context_plan *context; /* in place of both, of ranks that share positions */
 };
 
 /* Sizes and scale of the model's attention, over a cache of bfp16. */

@@ -69,11 +69,18 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
         r->layers = layers;
         return 0;
     }
-    if (!r->graph) {
+    struct parallel_counts none = {0}, *said = model->parallel ? &model->parallel->counts : &none;
+    if (r->graph) {
+        said->calls += r->said.calls;
+        said->bytes += r->said.bytes;
+    } else {
+        struct parallel_counts before = *said;
         if (ops->graph_begin(dev, err))
             return -1;
         parts->run(model, ws, &g->batch, NULL);
         r->graph = ops->graph_end(dev, err);
+        r->said.calls = said->calls - before.calls;
+        r->said.bytes = said->bytes - before.bytes;
     }
     if (!r->graph)
         return -1;
@@ -81,11 +88,21 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
     return 0;
 }
 
+/* Whether a sequence follows another one in its cache: a draft, of which each token reads what the
+ * pass stores for the one before it. */
+static bool reads_what_it_stores(const struct batch *b) {
+    for (int i = 1; i < b->n_sequences; i++)
+        if (b->caches[i] == b->caches[i - 1])
+            return true;
+    return false;
+}
+
 /* The pass as one op. Returns 1; 0: it must be run otherwise; -1 with err set. */
 static int run_as_one_op(struct model *model, struct workspace *ws, const struct batch *batch,
                          struct error *err) {
     struct device *dev = model->dev;
-    if (!dev->ops->decode_step || batch->caches[0]->type != KV_BFP16)
+    if (!dev->ops->decode_step || model->parallel || batch->caches[0]->type != KV_BFP16 ||
+        reads_what_it_stores(batch))
         return 0;
     if (workspace_reserve_batch(ws, model, batch, err))
         return -1;
@@ -96,8 +113,10 @@ static int run_as_one_op(struct model *model, struct workspace *ws, const struct
 int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct pass_parts *parts, struct error *err) {
     const struct ops *ops = model->dev->ops;
+    const struct parallel *ranks = model->parallel;
     int size = ws->no_graphs ? -1 : decode_size_of(batch);
-    if (size < 0)
+    /* A recording can call GPUs alone; over positions, what runs depends on lengths. */
+    if (size < 0 || (ranks && (!ranks->on_device || ranks->by_position)))
         return 0;
     int done = run_as_one_op(model, ws, batch, err);
     if (done || !ops->graph_begin)

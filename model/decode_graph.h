@@ -13,6 +13,7 @@
 
 #include "model/attention_plans.h"
 #include "model/forward.h"
+#include "model/parallel.h"
 
 #include <stdbool.h>
 
@@ -38,6 +39,7 @@ struct recording {
     struct device_graph *graph;    /* NULL: not recorded */
     long memory;                   /* what memory_changes said after the last pass of this size */
     const struct kv_layer *layers; /* of its caches: another pool lies elsewhere */
+    struct parallel_counts said;   /* by this rank in a replay, to other GPUs */
 };
 
 struct decode_graphs {

@@ -1,5 +1,6 @@
 #include "model/forward.h"
 
+#include "model/context_parallel.h"
 #include "model/decode_graph.h"
 #include "model/forward_parallel.h"
 
@@ -64,6 +65,8 @@ static int upload_rows(struct workspace *ws, const struct batch *batch, struct e
                               slots + first, err);
     }
     if (!result) {
+        if (context_is_shared(ws->model))
+            context_slots(ws->model->parallel, slots, batch->n_tokens);
         dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
         dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
         shared_token_ids(ws->model, ids, batch->token_ids, batch->n_tokens);
@@ -150,12 +153,12 @@ static void finish_linear(const struct pass *p, float *y, const struct matrix *w
     see(p, id, y, n_rows, w->n);
 }
 
-/* branch = x W^T + bias, where x is shared by all ranks. */
+/* branch = x W^T + bias, where x is shared by all ranks, unless every rank has it whole. */
 static void snap_and_branch(const struct pass *p, const float *x, const struct matrix *w,
                             const float *bias, enum tensor_id from, enum tensor_id id) {
+    bool whole = from == TENSOR_ATTENTION && context_is_shared(p->model);
     int n = p->batch->n_tokens;
-    shared_snap_rows(p->model, p->ws, x, n, w->k, site(p, from));
-    shared_linear(p->model, p->ws, p->ws->branch, w, n);
+    shared_branch(p->model, p->ws, x, w, n, whole, site(p, from));
     finish_linear(p, p->ws->branch, w, bias, id, n);
 }
 
@@ -206,12 +209,17 @@ static void append(const struct pass *p, const struct kv_views *kv, int page_siz
 static void attend_together(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     const struct kv_cache *cache = p->batch->caches[0];
-    int page_size = p->batch->pages->page_size;
+    int page_size = context_stored(p->model, p->batch->pages->page_size);
     struct attention_variant variant = attention_variant_of(c, p->layer);
     const struct attention_plan *plan = p->ws->plans.together[variant.window_left >= 0];
     struct kv_views kv = kv_layer_views(&cache->layers[p->layer], cache->type, page_size,
                                         c->n_kv_heads, c->head_dim);
     append(p, &kv, page_size, 0, p->batch->n_tokens);
+    if (context_is_shared(p->model)) {
+        context_attend(p->ws->plans.context, p->model, p->ws->attention, p->ws->q, &kv,
+                       site(p, TENSOR_ATTENTION));
+        return;
+    }
     p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, plan, &variant,
                    site(p, TENSOR_ATTENTION));
 }
@@ -341,7 +349,7 @@ static void run_ops(struct model *model, struct workspace *ws, const struct batc
 float *forward(struct model *model, struct workspace *ws, const struct batch *batch,
                const struct probe *probe, struct error *err) {
     const struct pass_parts parts = {prepare, run_ops};
-    int done = probe || model->parallel ? 0 : decode_at_once(model, ws, batch, &parts, err);
+    int done = probe ? 0 : decode_at_once(model, ws, batch, &parts, err);
     if (!done && !prepare(model, ws, batch, err)) {
         run_ops(model, ws, batch, probe);
         done = 1;
@@ -352,10 +360,13 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
 /* ---- finish: the next tokens, and faults ---------------------------------------------------- */
 
 /* Turns a fault into a sentence: which tensor, where in the model, where in the text. */
-static int describe_fault(const struct batch *batch, struct fault fault, int n_layers,
+static int describe_fault(const struct model *model, const struct batch *batch, struct fault fault,
                           struct error *err) {
-    int layer = fault.site / N_TENSORS;
+    int layer = fault.site / N_TENSORS, n_layers = model->config.n_layers;
     enum tensor_id id = (enum tensor_id)(fault.site % N_TENSORS);
+    if (id == TENSOR_ATTENTION && context_is_shared(model)) /* of a row and a tile */
+        return error_set(err, "layer %d of %d, %s: a NaN, an infinity or a value too large", layer,
+                         n_layers, tensor_name(id));
     int row = layer == n_layers ? batch->logit_rows[fault.token] : fault.token;
     int sequence = 0;
     while (batch->qo_indptr[sequence + 1] <= row)
@@ -383,5 +394,5 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
     if (model->parallel &&
         parallel_check_pass(model->parallel, shared_pass_hash(batch, token_ids), &fault, err))
         return -1;
-    return fault.site < 0 ? 0 : describe_fault(batch, fault, model->config.n_layers, err);
+    return fault.site < 0 ? 0 : describe_fault(model, batch, fault, err);
 }

@@ -15,28 +15,21 @@ void shared_embed(struct model *m, struct workspace *ws, int n_tokens) {
     parallel_max(m->parallel, m->dev, ws->x, (size_t)n_tokens * (size_t)m->config.hidden);
 }
 
-void shared_snap_rows(struct model *m, struct workspace *ws, const float *x, int n_rows, int n_cols,
-                      int site) {
+void shared_branch(struct model *m, struct workspace *ws, const float *x, const struct matrix *w,
+                   int n_rows, bool whole, int site) {
     const struct ops *ops = m->dev->ops;
-    if (!m->parallel) {
-        ops->snap_rows(m->dev, ws->snapped, x, n_rows, n_cols, site);
+    if (!m->parallel || whole) {
+        ops->snap_rows(m->dev, ws->snapped, x, n_rows, w->k, site);
+        ops->linear(m->dev, ws->branch, ws->snapped, w, n_rows);
         return;
     }
-    ops->row_largest(m->dev, ws->largest, x, n_rows, n_cols);
+    ops->row_largest(m->dev, ws->largest, x, n_rows, w->k);
     parallel_max(m->parallel, m->dev, ws->largest, (size_t)n_rows);
-    ops->snap_part(m->dev, ws->snapped, x, ws->largest, n_rows, n_cols, site);
-}
-
-void shared_linear(struct model *m, struct workspace *ws, float *y, const struct matrix *w,
-                   int n_rows) {
-    const struct ops *ops = m->dev->ops;
-    if (!m->parallel) {
-        ops->linear(m->dev, y, ws->snapped, w, n_rows);
-        return;
-    }
+    ops->snap_part(m->dev, ws->snapped, x, ws->largest, n_rows, w->k, site);
     ops->linear_sums(m->dev, ws->sums, ws->snapped, w, n_rows);
     parallel_sum(m->parallel, m->dev, ws->sums, (size_t)n_rows * (size_t)w->n);
-    ops->round_sums(m->dev, y, ws->sums, ws->snapped.exponents, w->exponents, n_rows, w->n);
+    ops->round_sums(m->dev, ws->branch, ws->sums, ws->snapped.exponents, w->exponents, n_rows,
+                    w->n);
 }
 
 void shared_logits(struct model *m, struct workspace *ws, int n_rows) {

@@ -1,6 +1,6 @@
 /*
  * forward_parallel.h - phase 14: the four steps of a pass in which ranks meet (parallel.h). With
- * one rank each is the plain op that it is named after.
+ * one rank each is the plain op. shared_branch has the second and the third.
  *
  *     embed        the rank that has a word's row gives it, the others zeros: the largest bits
  *     snap_rows    a row is snapped with the exponent of all of it, of which each has some columns
@@ -19,13 +19,10 @@ void shared_token_ids(const struct model *m, int32_t *out, const int32_t *ids, i
 /* ws->x = the embeddings of ws->token_ids. */
 void shared_embed(struct model *m, struct workspace *ws, int n_tokens);
 
-/* ws->snapped = x [n_rows, n_cols], columns of rows that all ranks share. */
-void shared_snap_rows(struct model *m, struct workspace *ws, const float *x, int n_rows, int n_cols,
-                      int site);
-
-/* y [n_rows, w->n] = ws->snapped W^T, where rows of ws->snapped and W are shared. */
-void shared_linear(struct model *m, struct workspace *ws, float *y, const struct matrix *w,
-                   int n_rows);
+/* ws->branch = x W^T, where ranks share the columns of x [n_rows, w->k] and of W; whole: where each
+ * has all of them. */
+void shared_branch(struct model *m, struct workspace *ws, const float *x, const struct matrix *w,
+                   int n_rows, bool whole, int site);
 
 /* ws->logits = ws->snapped W^T, W the output matrix. */
 void shared_logits(struct model *m, struct workspace *ws, int n_rows);

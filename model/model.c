@@ -274,7 +274,8 @@ static int choose_part(struct model *m, struct error *err) {
     struct parallel *p = m->parallel;
     if (p && !m->dev->ops->linear_sums)
         return error_set(err, "%s: this device has no ranks", m->dev->ops->name);
-    return parallel_part(&m->part, &m->config, p ? p->rank : 0, p ? p->n_ranks : 1, err);
+    return parallel_part(&m->part, &m->config, p ? p->rank : 0, p ? p->n_ranks : 1,
+                         p && p->by_position, err);
 }
 
 /* What of the config is of the rank's part: what follows from it, caches and buffers, does so, too.

@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-enum { N_PLAN_FORMS = 2, MOST_LINEAR_PARTS = 3 };
+enum { N_PLAN_FORMS = 2, MOST_LINEAR_PARTS = 3, SHA256_BYTES = 32, HASH_PIECE_BYTES = 512 };
 
 struct ops;
 struct attention_plan; /* a device's own, like the next */
@@ -395,6 +395,14 @@ struct ops {
                    const float *logits,                    /* [n_rows, vocab] */
                    const struct sampling *how,             /* host [n_rows] */
                    int n_rows, int vocab, int site);
+
+    /* SHA-256 of rows, in pieces that many threads share. A row's bytes, float32 in little endian,
+     * are cut into pieces of HASH_PIECE_BYTES, of which the last may be shorter; their digests, one
+     * behind the other, are cut and hashed again, until there is one (Merkle, "A Digital Signature
+     * Based on a Conventional Encryption Function", 1987). Complete when the call returns. */
+    void (*hash_rows)(struct device *dev, unsigned char *digests, /* host [n_rows, SHA256_BYTES] */
+                      const float *x,                             /* [n_rows, n_cols] */
+                      int n_rows, int n_cols);
 
     /*
      * All ops of a decoding pass in one, from token ids to logits: forward.h, for one token of each

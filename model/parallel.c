@@ -22,15 +22,18 @@ static int first_rank_of(int h, int n_kv_heads, int n_ranks) {
 }
 
 int parallel_part(struct model_part *out, const struct model_config *c, int r, int n_ranks,
-                  struct error *err) {
-    int most = c->n_heads < c->ffn ? c->n_heads : c->ffn, group = c->n_heads / c->n_kv_heads;
+                  bool by_position, struct error *err) {
+    int most = by_position || c->ffn < c->n_heads ? c->ffn : c->n_heads;
+    int group = c->n_heads / c->n_kv_heads;
     most = most < c->vocab_size ? most : c->vocab_size;
     if (n_ranks > most)
         return error_set(err, "%d ranks: this model can be shared by %d at most, one for each head",
                          n_ranks, most);
-    *out = (struct model_part){.kv_heads = parallel_span(c->n_kv_heads, r, n_ranks),
-                               .ffn = parallel_span(c->ffn, r, n_ranks),
+    *out = (struct model_part){.ffn = parallel_span(c->ffn, r, n_ranks),
                                .vocab = parallel_span(c->vocab_size, r, n_ranks)};
+    if (by_position) /* heads as of one rank */
+        r = 0, n_ranks = 1;
+    out->kv_heads = parallel_span(c->n_kv_heads, r, n_ranks);
     if (n_ranks <= c->n_kv_heads) {
         out->heads = (struct span){out->kv_heads.first * group, out->kv_heads.n * group};
         return 0;
@@ -78,11 +81,12 @@ static void begin(struct parallel *p, size_t bytes) {
     p->counts.seconds -= now();
 }
 
-/* x: what all ranks must have heard alike. */
+/* x: what all ranks must have heard alike; NULL: it stays on the GPU. */
 static void end(struct parallel *p, int result, const void *x, size_t bytes) {
     p->counts.seconds += now();
     p->failed = p->failed || result;
-    p->heard = XXH3_64bits_withSeed(x, bytes, p->heard);
+    if (x)
+        p->heard = XXH3_64bits_withSeed(x, bytes, p->heard);
 }
 
 void parallel_max(struct parallel *p, struct device *dev, void *x, size_t n) {
@@ -171,6 +175,31 @@ void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole
     }
     free(counts);
     free(mine);
+}
+
+void parallel_gather_parts(struct parallel *p, struct device *dev, float *all, const float *mine,
+                           const int *n) {
+    size_t bytes = sizeof *mine * (size_t)n[p->rank], n_all = 0;
+    for (int r = 0; r < p->n_ranks; r++)
+        n_all += (size_t)n[r];
+    if (p->failed)
+        return;
+    if (p->on_device) {
+        begin(p, bytes);
+        end(p, p->on_device->gather_parts(p, dev, all, mine, n, &p->why), NULL, 0);
+        return;
+    }
+    uint32_t *mine_here = malloc(bytes + sizeof *all * n_all), *parts = mine_here + n[p->rank];
+    if (mine_here) {
+        if (bytes)
+            dev->ops->download(dev, mine_here, mine, bytes);
+        begin(p, bytes);
+        end(p, p->gather(p, parts, mine_here, n, &p->why), parts, sizeof *parts * n_all);
+        dev->ops->upload(dev, all, parts, sizeof *parts * n_all);
+    } else {
+        p->failed = error_set(&p->why, "out of memory for what ranks say to each other");
+    }
+    free(mine_here);
 }
 
 void parallel_wait(struct parallel *p, struct device *dev) {

@@ -58,6 +58,8 @@ struct parallel_device {
     int (*sum)(struct parallel *p, struct device *dev, int64_t *x, size_t n, struct error *err);
     int (*gather)(struct parallel *p, struct device *dev, float *y, int whole, const float *x,
                   int x_cols, int n_rows, struct error *err);
+    int (*gather_parts)(struct parallel *p, struct device *dev, float *all, const float *mine,
+                        const int *n, struct error *err);
     /* Waits for them as long as ranks are waited for. */
     int (*wait)(struct parallel *p, struct device *dev, struct error *err);
     void (*end)(struct parallel *p, struct device *dev);
@@ -67,7 +69,8 @@ struct parallel {
     int rank, n_ranks;
     int neighbour, n_neighbours; /* which of how many ranks on this host: they share its memory and
                                     cores */
-    double limit; /* seconds that a rank may keep the others waiting; may be changed */
+    bool by_position; /* positions are shared, not heads (context_parallel.h): before loading */
+    double limit;     /* seconds that a rank may keep the others waiting; may be changed */
     bool failed;
     struct error why;
     /* How the pass is checked at its end: a hash of all results so far; and, since sums are of
@@ -100,11 +103,11 @@ struct span parallel_span(int whole, int r, int n_ranks);
 
 /*
  * What rank r has of a model: whole kv heads with their query heads; where there are fewer than
- * ranks, several have the same kv head, and its query heads are dealt out among them. Returns 0, or
- * -1 with err set: more ranks than heads, columns of the FFN or words.
+ * ranks, several have the same kv head, and its query heads are dealt out among them. by_position:
+ * all heads. Returns 0, or -1 with err set: more ranks than heads, columns of the FFN or words.
  */
 int parallel_part(struct model_part *out, const struct model_config *c, int r, int n_ranks,
-                  struct error *err);
+                  bool by_position, struct error *err);
 
 /* ---- over device memory; p == NULL: one rank, nothing to do -----------------------------------
  */
@@ -120,6 +123,10 @@ void parallel_sum(struct parallel *p, struct device *dev, int64_t *x, size_t n);
  * parallel_span(whole, ...).n are a rank's part. */
 void parallel_gather(struct parallel *p, struct device *dev, float *y, int whole, const float *x,
                      int x_cols, int n_rows);
+
+/* all: what each rank has in mine, one behind the other; rank r has n[r] numbers (n: host). */
+void parallel_gather_parts(struct parallel *p, struct device *dev, float *all, const float *mine,
+                           const int *n);
 
 /* Waits for what was said over device memory; before a sync, which would wait for ever. */
 void parallel_wait(struct parallel *p, struct device *dev);

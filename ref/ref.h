@@ -90,7 +90,7 @@ void integer_linear(struct device *dev, const struct linear_part *parts, int n_p
     X(available) \
     X(embed) X(take_rows) X(snap_rows) X(linear) X(linear_parts) X(add_bias) \
     X(row_largest) X(snap_part) X(linear_sums) X(round_sums) \
-    X(rmsnorm) X(add_rmsnorm) X(rope) X(norm_rope) X(silu_mul) X(add) X(sample) \
+    X(rmsnorm) X(add_rmsnorm) X(rope) X(norm_rope) X(silu_mul) X(add) X(sample) X(hash_rows) \
     X(kv_append) X(kv_gather) X(kv_convert) X(attention) X(attend) \
     X(attention_plan_new) X(attention_plan_free) X(attention_plan) X(attention_plan_form) \
     X(merge_states) X(finish_states)

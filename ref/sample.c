@@ -83,21 +83,39 @@ static int32_t draw(const float *logits, int vocab, float max, const struct samp
     return c[i].id;
 }
 
+struct call {
+    struct device *dev;
+    int32_t *token_ids;
+    const float *logits;
+    const struct sampling *how;
+    struct candidate *candidates; /* [threads, vocab] */
+    int vocab, site;
+};
+
+static void sample_rows(void *context, int first, int end, int worker) {
+    const struct call *c = context;
+    for (int row = first; row < end; row++) {
+        const float *l = c->logits + (size_t)row * (size_t)c->vocab;
+        int32_t best = argmax(l, c->vocab);
+        if (best < 0)
+            ref_fault(c->dev, c->site, row);
+        else if (c->how[row].temperature > 0)
+            best = draw(l, c->vocab, l[best], &c->how[row],
+                        c->candidates + (size_t)worker * (size_t)c->vocab);
+        c->token_ids[row] = best < 0 ? 0 : best;
+    }
+}
+
 void ref_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
                 const float *logits,                    /* [n_rows, vocab] */
                 const struct sampling *how,             /* host [n_rows] */
                 int n_rows, int vocab, int site) {
-    for (int row = 0; row < n_rows; row++) {
-        const float *l = logits + (size_t)row * (size_t)vocab;
-        token_ids[row] = argmax(l, vocab);
-        if (token_ids[row] < 0) {
-            ref_fault(dev, site, row);
-            token_ids[row] = 0;
-        } else if (how[row].temperature > 0) {
-            struct candidate *c = ref_scratch(dev, SCRATCH_X, sizeof *c * (size_t)vocab, "sample");
-            if (!c)
-                return;
-            token_ids[row] = draw(l, vocab, l[token_ids[row]], &how[row], c);
-        }
-    }
+    struct call c = {dev, token_ids, logits, how, NULL, vocab, site};
+    bool drawn = false;
+    for (int i = 0; i < n_rows; i++)
+        drawn = drawn || how[i].temperature > 0;
+    size_t bytes = sizeof *c.candidates * (size_t)vocab * (size_t)ref_n_threads(dev);
+    c.candidates = drawn ? ref_scratch(dev, SCRATCH_X, bytes, "sample") : NULL;
+    if (!drawn || c.candidates)
+        ref_parallel_rows(dev, n_rows, vocab, sample_rows, &c);
 }

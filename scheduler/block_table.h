@@ -17,7 +17,7 @@
 struct block_table {
     int32_t *blocks; /* [n_blocks], owned */
     int n_blocks, capacity;
-    int block_size; /* positions per block: a power of two from 1 to MAX_BLOCK_SIZE */
+    int block_size; /* positions per block, as in kv_pool_options */
 };
 
 /* An empty table. Returns 0, or -1 with err set: a block size that is no power of two from 1 to

@@ -3,11 +3,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Drafts begin with the first length, and grow up to the last. A pause begins with the first one
- * and doubles up to the last, as long as drafts are not worth their time. */
-enum { FIRST_LENGTH = 8, PROBE_LENGTH = 2, MOST_LENGTH = 16, FIRST_PAUSE = 16, MOST_PAUSE = 256 };
+/* Drafts begin with the first length, and grow up to the last: with the token before them, 8 and 16
+ * rows, which make whole tiles. A pause begins with the first one and doubles up to the last, as
+ * long as drafts are not worth their time. */
+enum { FIRST_LENGTH = 7, PROBE_LENGTH = 2, MOST_LENGTH = 15, FIRST_PAUSE = 16, MOST_PAUSE = 256 };
 /* Tokens that must have stood before; more than that are not compared. */
-enum { LEAST_MATCH = 3, MOST_MATCH = 16 };
+enum { LEAST_MATCH = 2, MOST_MATCH = 16 };
 /* One step in so many has no draft, so that it is known what such a step takes. */
 enum { PLAIN_STEP = 64 };
 
@@ -18,22 +19,29 @@ static int min_int(int a, int b) {
 /* ---- what a drafted token costs ---------------------------------------------------------------
  */
 
-/* A running mean, in which no sample counts for more than twice the mean: a step may have been
- * interrupted. */
+/* What a drafted token is taken to cost before it is measured, and the most that it can. */
+static const double likely_cost = 0.3, most_cost = 1.5;
+
+/* A running mean that follows low samples faster than high ones: a step may have been interrupted.
+ */
 static void add_sample(double *mean, double sample) {
-    if (*mean > 0 && sample > 2 * *mean)
-        sample = 2 * *mean;
-    *mean += *mean > 0 ? (sample - *mean) / 8 : sample;
+    *mean += (sample - *mean) / (sample < *mean ? 3 : 12);
 }
 
 /* The time from proposal to proposal is that of the step between them. */
 static void measure_step(struct drafter *d) {
     double now = clock_now(), seconds = now - d->last_call;
-    if (d->last_n && !d->last_drafted)
-        add_sample(&d->plain_seconds, seconds / d->last_n);
-    else if (d->last_n && d->plain_seconds > 0)
-        add_sample(&d->draft_seconds,
-                   fmax(seconds - d->plain_seconds * d->last_n, 0) / d->last_drafted);
+    if (d->last_n && !d->last_drafted) {
+        double sample = seconds / d->last_n;
+        if (d->plain_seconds <= 0)
+            d->plain_seconds = sample;
+        add_sample(&d->plain_seconds, fmin(sample, 2 * d->plain_seconds));
+    } else if (d->last_n && d->plain_seconds > 0) {
+        double sample = (seconds / d->plain_seconds - d->last_n) / d->last_drafted;
+        if (d->measured_cost <= 0)
+            d->measured_cost = likely_cost;
+        add_sample(&d->measured_cost, fmin(fmax(sample, 0), most_cost));
+    }
     d->last_call = now;
     d->n_steps++;
 }
@@ -41,9 +49,7 @@ static void measure_step(struct drafter *d) {
 /* What a drafted token takes, as a part of what a token takes that is drawn without drafts. If a
  * smaller part of the drafted ones is accepted, they take more time than they save. */
 static double cost(const struct drafter *d) {
-    return d->fixed_cost > 0      ? d->fixed_cost
-           : d->draft_seconds > 0 ? d->draft_seconds / d->plain_seconds
-                                  : 0;
+    return d->fixed_cost > 0 ? d->fixed_cost : d->measured_cost;
 }
 
 /* ---- how long a draft is ----------------------------------------------------------------------
@@ -62,7 +68,7 @@ static void learn(struct drafting *d, double least) {
     d->rate += ((double)d->last_accepted / d->last_proposed - d->rate) / 2;
     if (d->rate > least) {
         bool all = d->last_accepted == d->last_proposed;
-        d->length = min_int(all ? 2 * d->length : d->last_accepted + 1, MOST_LENGTH);
+        d->length = min_int(all ? 2 * d->length + 1 : d->last_accepted + 1, MOST_LENGTH);
         d->next_pause = FIRST_PAUSE;
     } else {
         d->length = PROBE_LENGTH;

@@ -30,9 +30,10 @@ struct drafter {
      * same drafts in every run need it fixed. */
     double fixed_cost;
 
-    double plain_seconds, draft_seconds; /* measured: of a token of either kind */
-    double last_call;                    /* clock_now of the last proposal */
-    int last_n, last_drafted;            /* its sequences and tokens */
+    double plain_seconds;     /* measured: of a token without drafts, */
+    double measured_cost;     /* and of a drafted one, as a part of it */
+    double last_call;         /* clock_now of the last proposal */
+    int last_n, last_drafted; /* its sequences and tokens */
     long n_steps;
 };
 
@@ -43,7 +44,7 @@ struct drafter {
 int drafter_propose(struct drafter *d, struct sequence *const *sequences, int *most, int n,
                     struct error *err);
 
-/* What followed the longest end of the text that has stood before, of at least three tokens; a
+/* What followed the longest end of the text that has stood before, of at least two tokens; a
  * draft ends with a stop token of the model, whose config must stay where it is. NULL with err set:
  * no memory. */
 struct drafter *ngram_drafter_new(const struct model_config *config, struct error *err);

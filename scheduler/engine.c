@@ -82,7 +82,7 @@ static int decode(struct engine *e, struct answer *a, struct error *err) {
     struct sequence *s = &a->sequence;
     const char *text;
     size_t n, old = a->n_text;
-    if (!wants_text(e))
+    if (!wants_text(e) || sequence_new_tokens(s) <= s->n_forced)
         return 0;
     if (!a->stream && !(a->stream = decode_stream_new(e->options->tokenizer, true, err)))
         return -1;
@@ -138,7 +138,7 @@ static int make_sequence(struct engine *e, int i, int fork_of, struct error *err
         sequence_add_prompt(s, r->prompt, r->n_prompt, r->max_new, err))
         return -1;
     s->ignore_stop = r->ignore_stop;
-    s->forced = r->forced;
+    s->n_forced = r->forced ? r->n_draft : 0;
     if (r->receipt && !(s->chain = logits_chain_new(err)))
         return -1;
     return sequence_propose(s, r->draft, r->n_draft, err);

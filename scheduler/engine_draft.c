@@ -17,9 +17,11 @@ int engine_draft(struct engine *e, struct error *err) {
     int n = 0;
     for (int i = 0; i < s->n_running && e->generator->drafter; i++) {
         int job = s->running[i];
-        if (s->jobs[job].state != REQUEST_DECODING)
+        struct sequence *sequence = &e->answers[job].sequence;
+        if (s->jobs[job].state != REQUEST_DECODING ||
+            sequence_new_tokens(sequence) < sequence->n_forced)
             continue;
-        e->drafted[n] = &e->answers[job].sequence;
+        e->drafted[n] = sequence;
         e->most_drafted[n++] = most_drafted(e, job);
     }
     if (drafter_propose(e->generator->drafter, e->drafted, e->most_drafted, n, err))
@@ -32,7 +34,8 @@ int engine_draft(struct engine *e, struct error *err) {
 void engine_count_accepted(struct engine *e, const struct plan_entry *ran) {
     const struct sequence *s = &e->answers[ran->job].sequence;
     struct job *j = &e->scheduler.jobs[ran->job];
-    e->proposed += ran->draws ? s->drafting.last_proposed : 0;
-    e->accepted += ran->draws ? s->drafting.last_accepted : 0;
+    bool counts = ran->draws && !s->n_forced;
+    e->proposed += counts ? s->drafting.last_proposed : 0;
+    e->accepted += counts ? s->drafting.last_accepted : 0;
     j->n_draft = ran->draws ? sequence_new_tokens(s) - j->n_new - 1 : 0;
 }

@@ -1,5 +1,6 @@
 #include "scheduler/kv_pool.h"
 
+#include "model/context_parallel.h"
 #include "model/kv_cache.h"
 
 #include <limits.h>
@@ -9,16 +10,18 @@
 enum { POISON_EXPONENT = 127 };
 
 int block_size_check(int block_size, struct error *err) {
-    if (block_size < 1 || block_size > MAX_BLOCK_SIZE || block_size & (block_size - 1))
-        return error_set(err, "block size %d: use a power of two from 1 to %d", block_size,
-                         MAX_BLOCK_SIZE);
-    return 0;
+    bool good = block_size > MAX_BLOCK_SIZE ? block_size % MAX_BLOCK_SIZE == 0
+                                            : block_size > 0 && !(block_size & (block_size - 1));
+    return good ? 0
+                : error_set(err,
+                            "block size %d: use a power of two from 1 to %d, or a multiple of %d",
+                            block_size, MAX_BLOCK_SIZE, MAX_BLOCK_SIZE);
 }
 
 /* ---- poison ---------------------------------------------------------------------------------- */
 
 struct kv_parts kv_pool_block(const struct kv_pool *p, int layer, int32_t block) {
-    return kv_layer_parts(&p->layers[layer], block * p->block_size, p->block_size, p->n_kv_heads,
+    return kv_layer_parts(&p->layers[layer], block * p->n_stored, p->n_stored, p->n_kv_heads,
                           p->head_dim, p->type);
 }
 
@@ -110,13 +113,14 @@ int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_
     p->n_kv_heads = c->n_kv_heads;
     p->head_dim = c->head_dim;
     p->block_size = o->block_size;
+    p->n_stored = context_stored(model, o->block_size);
     p->type = o->type;
     p->poison = o->poison;
     p->bytes_per_block =
-        (size_t)c->n_layers * kv_layer_bytes(o->block_size, c->n_kv_heads, c->head_dim, o->type);
+        (size_t)c->n_layers * kv_layer_bytes(p->n_stored, c->n_kv_heads, c->head_dim, o->type);
     int n_blocks = choose_common_size(p, o, model->parallel, err);
     if (n_blocks < 0 || block_allocator_start(&p->blocks, n_blocks, o->order, err) ||
-        allocate_layers(p, n_blocks * o->block_size, err) || (p->poison && make_junk(p, err))) {
+        allocate_layers(p, n_blocks * p->n_stored, err) || (p->poison && make_junk(p, err))) {
         kv_pool_end(p);
         return -1;
     }
@@ -127,7 +131,7 @@ int kv_pool_start(struct kv_pool *p, const struct model *model, const struct kv_
 }
 
 void kv_pool_end(struct kv_pool *p) {
-    int n_slots = p->blocks.stats.total * p->block_size;
+    int n_slots = p->blocks.stats.total * p->n_stored;
     for (int i = 0; p->layers && i < p->n_layers; i++)
         kv_layer_free(&p->layers[i], p->dev, n_slots, p->n_kv_heads, p->head_dim, p->type);
     free(p->layers);

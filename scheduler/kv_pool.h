@@ -3,8 +3,9 @@
  *
  * A block holds the keys and values of block_size positions, in every layer. Block b has the slots
  * b * block_size ... (b + 1) * block_size - 1 of each layer, so that one number names the same
- * place in all of them. Everything is allocated at the start; which blocks are in use is the block
- * allocator's business, and no block ever moves.
+ * place in all of them. (Ranks may store a part of each: model/context_parallel.h.) Everything is
+ * allocated at the start; which blocks are in use is the block allocator's business, and no block
+ * ever moves.
  *
  * With `poison`, a block that nobody uses holds what no kv_append writes: mantissas of -32768
  * (bfp8: -128) under the exponent 127, NaNs in types that are floats. Whoever reads it through a
@@ -24,7 +25,7 @@ static inline int blocks_for(int n_positions, int block_size) {
 }
 
 struct kv_pool_options {
-    int block_size; /* positions per block: a power of two from 1 to MAX_BLOCK_SIZE */
+    int block_size; /* positions per block: a power of two up to MAX_BLOCK_SIZE, or a multiple */
     int n_blocks;   /* 0: as many as fit into `bytes` */
     size_t bytes;   /* 0: 80 % of what is available */
     enum block_order order;
@@ -35,8 +36,9 @@ struct kv_pool_options {
 struct kv_pool {
     struct device *dev;      /* not owned */
     struct kv_layer *layers; /* host array [n_layers] of device pointers, each of
-                                blocks.stats.total * block_size slots */
+                                blocks.stats.total * n_stored slots */
     int n_layers, n_kv_heads, head_dim, block_size;
+    int n_stored; /* positions of a block that this rank has: all, or its tile */
     enum kv_type type;
     struct block_allocator blocks;
     size_t bytes, bytes_per_block; /* of device memory, all layers */
@@ -47,7 +49,7 @@ struct kv_pool {
 /* A block's part of a layer. */
 struct kv_parts kv_pool_block(const struct kv_pool *p, int layer, int32_t block);
 
-/* Returns 0, or -1 with err set: a block size that is no power of two from 1 to MAX_BLOCK_SIZE. */
+/* Returns 0, or -1 with err set: not a size that kv_pool_options can have. */
 int block_size_check(int block_size, struct error *err);
 
 /* Allocates the pool on the model's device, all blocks free. Returns 0, or -1 with err set and

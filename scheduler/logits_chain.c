@@ -27,14 +27,13 @@ static int make_room(struct logits_chain *c, struct error *err) {
     return 0;
 }
 
-int logits_chain_add(struct logits_chain *c, const float *logits, int vocab_size,
-                     struct error *err) {
+int logits_chain_add(struct logits_chain *c, const unsigned char *hash, struct error *err) {
     if (make_room(c, err))
         return -1;
     /* A context that is begun again without an algorithm keeps the one it has, which is faster. */
     if (!EVP_DigestInit_ex(c->context, NULL, NULL) ||
         !EVP_DigestUpdate(c->context, c->last, sizeof c->last) ||
-        !EVP_DigestUpdate(c->context, logits, sizeof *logits * (size_t)vocab_size) ||
+        !EVP_DigestUpdate(c->context, hash, SHA256_BYTES) ||
         !EVP_DigestFinal_ex(c->context, c->last, NULL))
         return error_set(err, "libcrypto refuses SHA-256");
     memcpy(c->marks + (size_t)c->n++ * LINK_MARK_BYTES, c->last, LINK_MARK_BYTES);

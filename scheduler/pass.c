@@ -1,22 +1,8 @@
 #include "scheduler/pass.h"
 
+#include "model/decode_graph.h"
 #include "scheduler/generate.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-/* The host arrays of a batch and of what is drawn. */
-struct pass_arrays {
-    int32_t *token_ids, *positions; /* [n_tokens]; the other integers lie behind token_ids */
-    int32_t *qo_indptr;             /* [n + 1] */
-    int32_t *logit_rows, *drawn;    /* [n_draws] */
-    int *kv_lens;                   /* [n] positions that are read of each sequence */
-    struct kv_cache **caches;       /* [n] */
-    struct sampling *how;           /* [n_draws] */
-    float *logits;                  /* [n_draws, vocab_size] */
-    struct page_table table;        /* with g->fused only */
-    struct paged_batch paged;       /* the same for the ops: views of the table */
-};
+#include "scheduler/pass_arrays.h"
 
 static int rows_of(const struct pass_part *part) {
     return part->padding + part->end - part->first;
@@ -33,28 +19,17 @@ static int draws_of(const struct pass_part *part) {
     return part->draw ? 1 + draft_of(part) : 0;
 }
 
-static void free_arrays(struct pass_arrays *a) {
-    free(a->token_ids);
-    free(a->caches);
-    free(a->how);
-    free(a->logits);
-    page_table_end(&a->table);
-}
-
-static int get_arrays(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_draws,
-                      size_t n_logits, struct error *err) {
-    a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 2 * n + 2 * n_draws + 1));
-    a->caches = malloc(sizeof *a->caches * n);
-    a->how = malloc(sizeof *a->how * (n_draws + 1));
-    a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
-    if (!a->token_ids || !a->caches || !a->how || !a->logits)
-        return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
-    a->positions = a->token_ids + n_tokens;
-    a->qo_indptr = a->positions + n_tokens;
-    a->logit_rows = a->qo_indptr + n + 1;
-    a->drawn = a->logit_rows + n_draws;
-    a->kv_lens = a->drawn + n_draws;
-    return 0;
+/* Drafts can be read as sequences of one token each that have one cache. Then the pass only
+ * decodes, and a device may replay a recording of it (model/decode_graph.h). A long draft, an
+ * answer that is verified, is read faster in one piece. */
+static bool is_spread(const struct generator *g, const struct pass_part *parts, int n,
+                      size_t n_tokens) {
+    enum { LONG = 16 };
+    bool spread = g->fused && g->model->dev->ops->graph_begin && n_tokens <= MOST_DECODE_ROWS;
+    for (int i = 0; i < n && spread; i++)
+        spread = parts[i].cache && parts[i].cache->page_table &&
+                 rows_of(&parts[i]) == draws_of(&parts[i]) && draws_of(&parts[i]) <= LONG;
+    return spread;
 }
 
 static struct sampling sampling_of(const struct sequence *s, int position) {
@@ -67,17 +42,24 @@ static struct sampling sampling_of(const struct sequence *s, int position) {
                              .position = (uint32_t)position};
 }
 
+/* The rows since the last sequence are another one, which reads kv_len positions of the cache. */
+static void end_sequence(struct batch *batch, struct pass_arrays *a, struct kv_cache *cache,
+                         int kv_len, int row) {
+    int i = batch->n_sequences++;
+    a->caches[i] = cache;
+    a->kv_lens[i] = kv_len;
+    a->qo_indptr[i + 1] = row;
+}
+
 /* Fills the arrays from the parts. Returns 0, or -1 with err set: a cache has no room. */
 static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_part *parts, int n,
-                struct error *err) {
+                bool spread, struct error *err) {
     int row = 0;
     a->qo_indptr[0] = 0;
     for (int i = 0; i < n; i++) {
         const struct pass_part *p = &parts[i];
         if (p->cache && p->cache->reserve(p->cache, p->end, err))
             return -1;
-        a->caches[i] = p->cache;
-        a->kv_lens[i] = p->end;
         for (int j = 0; j < p->padding; j++, row++) {
             a->token_ids[row] = 0;
             a->positions[row] = -1;
@@ -85,8 +67,10 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
         for (int j = p->first; j < p->end; j++, row++) {
             a->token_ids[row] = p->sequence->tokens[j];
             a->positions[row] = j;
+            if (spread && j < p->end - 1)
+                end_sequence(batch, a, p->cache, j + 1, row + 1);
         }
-        a->qo_indptr[i + 1] = row;
+        end_sequence(batch, a, p->cache, p->end, row);
         for (int left = draws_of(p) - 1; left >= 0; left--) {
             a->logit_rows[batch->n_logits] = row - 1 - left;
             a->how[batch->n_logits++] = sampling_of(p->sequence, p->end - left);
@@ -95,32 +79,17 @@ static int fill(struct batch *batch, struct pass_arrays *a, const struct pass_pa
     return 0;
 }
 
-/* One attention for all n sequences reads through the page table of their caches. */
-static int add_page_table(struct batch *batch, struct pass_arrays *a, int n, struct error *err) {
-    const struct page_table *t = &a->table;
-    if (a->caches[0]->page_table(a->caches, a->kv_lens, n, &a->table, err))
-        return -1;
-    a->paged = (struct paged_batch){n,
-                                    t->page_size,
-                                    t->n_pool_pages,
-                                    a->qo_indptr,
-                                    t->kv_indptr,
-                                    t->kv_page_indices,
-                                    t->kv_last_page_len};
-    batch->pages = &a->paged;
-    return 0;
-}
-
 /* A drawn token becomes the sequence's. */
 static int accept(struct generator *g, struct sequence *s, int32_t drawn, const float *logits,
-                  struct error *err) {
+                  const unsigned char *hash, struct error *err) {
     if (sequence_append(s, drawn, err))
         return -1;
     if (logits)
         fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
-    if (logits && s->chain && logits_chain_add(s->chain, logits, g->model->config.vocab_size, err))
+    if (s->chain && logits_chain_add(s->chain, hash, err))
         return -1;
-    if (model_config_is_stop(&g->model->config, drawn) && !g->ignore_stop && !s->ignore_stop)
+    bool may_stop = !g->ignore_stop && !s->ignore_stop && sequence_new_tokens(s) > s->n_forced;
+    if (may_stop && model_config_is_stop(&g->model->config, drawn))
         s->finish = FINISH_STOP;
     else if (sequence_new_tokens(s) >= s->max_new)
         s->finish = FINISH_LENGTH;
@@ -131,17 +100,20 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
     return g->appended ? g->appended(g->appended_context, s, err) : 0;
 }
 
-/* What a part has drawn becomes its sequence's, as far as it was drafted, and one token more. */
-static int accept_part(struct generator *g, const struct pass_part *part, const int32_t *drawn,
-                       const float *logits, struct error *err) {
+/* What a part has drawn, from draw `at` of the pass on, becomes its sequence's, as far as it was
+ * drafted, and one token more. */
+static int accept_part(struct generator *g, const struct pass_part *part,
+                       const struct pass_arrays *a, size_t at, struct error *err) {
     struct sequence *s = part->sequence;
     size_t vocab = (size_t)g->model->config.vocab_size;
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
-    for (bool goes_on = true; goes_on; i++) {
-        int32_t id = s->forced && s->n_draft ? s->tokens[s->n_tokens] : drawn[i];
+    for (bool goes_on = true; goes_on; i++, at++) {
+        int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : a->drawn[at];
+        const float *logits = g->ids_only ? NULL : a->logits + at * vocab;
+        const unsigned char *hash = a->hashes ? a->hashes + at * SHA256_BYTES : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
-        if (accept(g, s, id, logits ? logits + (size_t)i * vocab : NULL, err))
+        if (accept(g, s, id, logits, hash, err))
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
@@ -152,13 +124,13 @@ static int accept_part(struct generator *g, const struct pass_part *part, const 
 }
 
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
-               struct pass_arrays *a, struct error *err) {
+               struct pass_arrays *a, bool spread, struct error *err) {
     struct device *dev = g->model->dev;
-    size_t vocab = (size_t)g->model->config.vocab_size;
-    if (fill(batch, a, parts, n, err))
+    int vocab = g->model->config.vocab_size;
+    if (fill(batch, a, parts, n, spread, err))
         return -1;
     if (g->fused && parts[0].cache && parts[0].cache->page_table &&
-        add_page_table(batch, a, n, err))
+        pass_arrays_add_page_table(a, batch, err))
         return -1;
     const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
     if (!on_device)
@@ -166,16 +138,18 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     if (batch->n_logits &&
         !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
         dev->ops->download(dev, a->logits, on_device,
-                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
+                           sizeof *a->logits * (size_t)batch->n_logits * (size_t)vocab);
+    if (batch->n_logits && a->hashes)
+        dev->ops->hash_rows(dev, a->hashes, on_device, batch->n_logits, vocab);
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
-    for (int i = 0, draw = 0; i < n; i++) {
-        const float *logits = g->ids_only ? NULL : a->logits + (size_t)draw * vocab;
+    size_t draw = 0;
+    for (int i = 0; i < n; i++) {
         int n_draws = draws_of(&parts[i]);
         parts[i].sequence->n_cached = parts[i].cache ? parts[i].end : 0;
-        if (n_draws && accept_part(g, &parts[i], a->drawn + draw, logits, err))
+        if (n_draws && accept_part(g, &parts[i], a, draw, err))
             return -1;
-        draw += n_draws;
+        draw += (size_t)n_draws;
     }
     return 0;
 }
@@ -183,24 +157,27 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
 int pass_run(struct generator *g, const struct pass_part *parts, int n, struct error *err) {
     struct pass_arrays a = {0};
     size_t n_tokens = 0, n_draws = 0;
+    bool hashed = false;
     for (int i = 0; i < n; i++) {
         n_tokens += (size_t)rows_of(&parts[i]);
         n_draws += (size_t)draws_of(&parts[i]);
+        hashed = hashed || (parts[i].draw && parts[i].sequence->chain);
     }
     if (!n_tokens)
         return 0;
     size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
-    int result = get_arrays(&a, n_tokens, (size_t)n, n_draws, n_logits, err);
+    bool spread = is_spread(g, parts, n, n_tokens);
+    int result = pass_arrays_get(&a, n_tokens, spread ? n_tokens : (size_t)n, n_draws, n_logits,
+                                 hashed ? n_draws : 0, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
-                              .n_sequences = n,
                               .token_ids = a.token_ids,
                               .positions = a.positions,
                               .qo_indptr = a.qo_indptr,
                               .logit_rows = a.logit_rows,
                               .caches = parts[0].cache ? a.caches : NULL};
-        result = run(g, parts, n, &batch, &a, err);
+        result = run(g, parts, n, &batch, &a, spread, err);
     }
-    free_arrays(&a);
+    pass_arrays_free(&a);
     return result;
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { RECEIPT_FORM = 2 };
+
 /* ---- making one ------------------------------------------------------------------------------ */
 
 static json_t *ids_json(const int32_t *ids, int n) {
@@ -61,8 +63,8 @@ json_t *receipt_of(const struct receipt_source *source, const struct request *r,
     } else if (!hash_json(request_sha256, request, err)) {
         hex_of(marks, s->chain->marks, n_marks);
         hex_of(logits_sha256, s->chain->last, SHA256_BYTES);
-        receipt = json_pack("{si sO ss so ss ss ss}", "samebits_receipt", 1, "request", request,
-                            "request_sha256", request_sha256, "output",
+        receipt = json_pack("{si sO ss so ss ss ss}", "samebits_receipt", RECEIPT_FORM, "request",
+                            request, "request_sha256", request_sha256, "output",
                             ids_json(s->tokens + s->n_prompt, sequence_new_tokens(s)), "finish",
                             finish_name(s->finish), "marks", marks, "logits_sha256", logits_sha256);
         if (!receipt)
@@ -269,8 +271,8 @@ void receipt_read(struct receipt *r, const struct receipt_source *source, const 
     struct json_source in_request = {request, "request", &r->why};
     r->reason = RECEIPT_MALFORMED;
     if (!json_is_object(json) || json_object_size(json) != 7 ||
-        json_get_required_int(&from, "samebits_receipt", 1, 1, &form) || !json_is_object(request) ||
-        !json_is_object(json_object_get(request, "files")) ||
+        json_get_required_int(&from, "samebits_receipt", RECEIPT_FORM, RECEIPT_FORM, &form) ||
+        !json_is_object(request) || !json_is_object(json_object_get(request, "files")) ||
         json_get_required_int(&in_request, "numerics", 0, INT32_MAX, &numerics) || !claimed ||
         strlen(claimed) != SHA256_HEX - 1) {
         if (!r->why.text[0])

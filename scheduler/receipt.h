@@ -3,17 +3,20 @@
  * device, in another batch, and in less time than it took.
  *
  * A receipt is a JSON object:
- *     samebits_receipt  1, the version of this form
- *     request           what was asked of what:
- *         numerics          the version of the arithmetic (model/numerics.h)
- *         files             name -> SHA-256 of config, tokenizer and weights
- * (model/files/digests.h) kv_type, context  type of the cache, most tokens of a sequence prompt
- * token ids temperature, top_p, seed   as texts, because numbers in JSON lose bits top_k, sample
- * sample and seed are the key of the random numbers (num_draw) max_new, ignore_stop, stop   when an
- * answer ends; stop is a list of texts request_sha256    of that object as compact JSON in UTF-8,
- * keys in order output, finish    token ids, and why there are no more ("stop", "length", ...)
- *     marks             the first four bytes of each link of the logits_chain, one behind the other
- *     logits_sha256     its last link
+ *
+ * - samebits_receipt: 2, the version of this form
+ * - request: what was asked of what
+ *   - numerics: the version of the arithmetic (model/numerics.h)
+ *   - files: name -> SHA-256 of config, tokenizer and weights (model/files/digests.h)
+ *   - kv_type, context: type of the cache, most tokens of a sequence
+ *   - prompt: token ids
+ *   - temperature, top_p, seed: as texts, because numbers in JSON lose bits
+ *   - top_k, sample: sample and seed are the key of the random numbers (num_draw)
+ *   - max_new, ignore_stop, stop: when an answer ends; stop is a list of texts
+ * - request_sha256: of that object as compact JSON in UTF-8, keys in order
+ * - output, finish: token ids, and why there are no more ("stop", "length", ...)
+ * - marks: the first four bytes of each link of the logits_chain, one behind the other
+ * - logits_sha256: its last link
  *
  * To verify one, prompt and output are read in one prefill: every logit is computed again, every
  * token is drawn again, and all that the receipt says is compared. The first difference decides.

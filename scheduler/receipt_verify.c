@@ -90,7 +90,8 @@ static int run(struct verification *v, const struct read_along *how, int block_s
     if (kv_pool_start(&pool, generator.model, &options, err))
         return -1;
     generator.context = generator.model->config.max_positions;
-    generator.ignore_stop = generator.ids_only = false;
+    generator.ignore_stop = false;
+    generator.ids_only = true; /* the device hashes them */
     generator.fused = true;
     generator.on_token = on_token;
     generator.on_token_context = v;

@@ -19,7 +19,8 @@ struct request {
      * same prompt. In a paged cache (phase 7) it begins with the blocks of that one. */
     int fork_back;
     /* Phase 13: an answer that is known and is only read: whether it is what is drawn (receipt.h),
-     * or, forced, how likely it is (score.h). n_draft is 0 for others. */
+     * or, forced, how likely it is (score.h); an answer goes on behind it up to max_new tokens.
+     * n_draft is 0 for others. */
     const int32_t *draft; /* [n_draft], the submitter's */
     int n_draft;
     bool forced;

@@ -52,11 +52,11 @@ struct sequence {
     uint32_t id;     /* its number in the run; without a seed, in the key of its random numbers */
     int32_t *tokens; /* [n_tokens] prompt and answer, owned */
     int n_tokens, capacity;
-    int n_prompt;     /* tokens before the answer that is being written */
-    int n_cached;     /* tokens whose keys and values are in the cache */
-    int n_draft;      /* tokens behind those n_tokens that are proposed to follow (phase 13) */
-    bool forced;      /* they do follow, whatever is drawn: for scores */
-    int max_new;      /* most tokens to draw for this answer */
+    int n_prompt; /* tokens before the answer that is being written */
+    int n_cached; /* tokens whose keys and values are in the cache */
+    int n_draft;  /* tokens behind those n_tokens that are proposed to follow (phase 13) */
+    int n_forced; /* tokens of the answer that follow whatever is drawn, all drafts: for scores */
+    int max_new;  /* most tokens to draw for this answer */
     bool ignore_stop; /* stop tokens do not end it */
     struct sampling_options sampling;
     enum finish finish;

@@ -56,11 +56,13 @@ static void drew(void *context, struct engine *e, int request) {
     struct ticket *t = ticket_of(e, request);
     const struct job *job = &e->scheduler.jobs[request];
     double now = engine_now(e);
+    const struct sequence *sequence = &e->answers[request].sequence;
+    int n = sequence_new_tokens(sequence) - sequence->n_forced;
     pthread_mutex_lock(&s->lock);
-    s->metrics.generated_tokens++;
-    if (sequence_new_tokens(&e->answers[request].sequence) == 1)
+    s->metrics.generated_tokens += n > 0;
+    if (n == 1)
         histogram_add(&s->metrics.ttft, now - job->arrival);
-    else
+    else if (n > 1)
         histogram_add(&s->metrics.inter_token, now - t->last);
     pthread_mutex_unlock(&s->lock);
     t->last = now;
@@ -87,7 +89,7 @@ static void changed(void *context, const struct engine *e, int request, enum req
     if (job->state != REQUEST_PREFILLING || from != REQUEST_WAITING)
         return;
     pthread_mutex_lock(&s->lock);
-    s->metrics.prompt_tokens += job->n_prompt;
+    s->metrics.prompt_tokens += job->n_prompt + e->answers[request].sequence.n_forced;
     histogram_add(&s->metrics.queue, now - job->arrival);
     pthread_mutex_unlock(&s->lock);
 }
@@ -311,7 +313,6 @@ enum service_answer service_submit(struct service *s, struct ticket *tickets[], 
         answer = SERVICE_FULL;
     for (int i = 0; answer == SERVICE_TAKEN && i < n; i++) {
         struct ticket *t = tickets[i];
-        t->origin = tickets[0];
         t->number = -1;
         t->behind = NULL;
         *s->inbox_end = t;
@@ -354,9 +355,10 @@ void service_drain(struct service *s, double patience) {
     pthread_mutex_unlock(&s->lock);
 }
 
-bool service_stopping(struct service *s) {
+bool service_stopping(struct service *s, struct error *why) {
     pthread_mutex_lock(&s->lock);
     bool stopping = s->stopping;
+    error_set(why, "%s", s->failed.text[0] ? s->failed.text : "the server is shutting down");
     pthread_mutex_unlock(&s->lock);
     return stopping;
 }

@@ -22,6 +22,9 @@
 struct ticket {
     struct request request; /* arrival: the service's; first, so that it leads to the ticket */
     int n_logprobs;         /* -1: none are wanted; else how many of the likeliest tokens */
+    /* The first of the samples of one request, whose prompt they share: this ticket itself, or one
+     * that is submitted with it, before it. */
+    struct ticket *origin;
     /* Called in the engine thread: for each token drawn, and once at the end. They must not wait,
      * nor call the service. a: the answer so far. */
     void (*drew)(struct ticket *t, const struct answer *a);
@@ -31,7 +34,6 @@ struct ticket {
     struct logprob *top; /* [n_top] likeliest tokens in its place; room for n_logprobs */
     int n_top;
     bool late;             /* for done: it waited too long, and was cancelled for that */
-    struct ticket *origin; /* the first of its group; itself, if it is that */
     atomic_bool cancelled; /* somebody asks for it */
     int number;            /* in the engine; -1: not there yet, or not any more */
     double last;           /* seconds of the run: its last token */
@@ -84,8 +86,7 @@ enum service_answer {
     SERVICE_STOPPING /* no new requests any more; also after a device failed */
 };
 
-/* Queues n tickets, all or none. They are samples of one request if n > 1: the second to the last
- * share the prompt of the first. */
+/* Queues n tickets, all or none. */
 enum service_answer service_submit(struct service *s, struct ticket *tickets[], int n);
 
 /* The request ends within a step, if it has not ended already; done is called as ever. */
@@ -101,8 +102,8 @@ void service_measure(struct service *s, struct service_metrics *out);
  * and are cancelled then. Returns at once. */
 void service_drain(struct service *s, double patience);
 
-/* Whether new requests are refused: it drains, or its device failed. */
-bool service_stopping(struct service *s);
+/* Whether new requests are refused, with why set: it drains, or its device failed. */
+bool service_stopping(struct service *s, struct error *why);
 
 /* Whether the engine thread has ended: drained, or its device failed. */
 bool service_ended(struct service *s);

@@ -97,6 +97,39 @@ def check_logprobs():
     assert [o for p in parts for o in p.choices[0].logprobs.text_offset] == lists.text_offset
 
 
+def check_prompts():
+    """Lists of prompts, and what evaluation tools send: echo with logprobs."""
+    texts = ["Once upon a time", "The capital of France is"]
+    each = [complete(prompt=t, n=2, temperature=1) for t in texts]
+    both = complete(prompt=texts, n=2, temperature=1)
+    assert [c.index for c in both.choices] == [0, 1, 2, 3]
+    assert fingerprints(both) == fingerprints(each[0]) + fingerprints(each[1])
+    assert both.usage.prompt_tokens == sum(r.usage.prompt_tokens for r in each)
+    ids = [client.post("/../tokenize", body={"prompt": t}, cast_to=object)["tokens"] for t in texts]
+    assert fingerprints(complete(prompt=ids, n=2, temperature=1)) == fingerprints(both)
+    streamed = {i: "" for i in range(4)}
+    for event in complete(prompt=texts, n=2, temperature=1, stream=True):
+        for choice in event.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == {c.index: c.text for c in both.choices}
+    for max_tokens in (0, 1):
+        scored = complete(prompt=ids, max_tokens=max_tokens, temperature=0, logprobs=1, echo=True)
+        assert scored.usage.completion_tokens == 2 * max_tokens
+        for choice, text, prompt in zip(scored.choices, texts, ids):
+            lists = choice.logprobs
+            assert len(lists.tokens) == len(prompt) + max_tokens
+            assert "".join(lists.tokens) == choice.text and choice.text.startswith(text)
+            assert lists.token_logprobs[0] is None and lists.top_logprobs[0] is None
+            assert all(p <= 0 for p in lists.token_logprobs[1:])
+            for token, p, top in zip(lists.tokens[1:], lists.token_logprobs[1:],
+                                     lists.top_logprobs[1:]):
+                assert top[token] == p and len(top) <= 2 and max(top.values()) >= p
+    events = list(complete(prompt=ids[0], temperature=0, logprobs=1, echo=True, stream=True))
+    whole = complete(prompt=ids[0], temperature=0, logprobs=1, echo=True).choices[0]
+    assert "".join(e.choices[0].text for e in events) == whole.text
+    assert sum((e.choices[0].logprobs.tokens for e in events), []) == whole.logprobs.tokens
+
+
 def check_sampling():
     several = complete(n=3, temperature=1)
     assert [c.index for c in several.choices] == [0, 1, 2]
@@ -157,7 +190,7 @@ def check_errors():
     must_fail(openai.AuthenticationError, other.models.list)
 
 
-for check in (check_models, check_chat, check_stream, check_logprobs, check_sampling, check_stop,
-              check_errors):
+for check in (check_models, check_chat, check_stream, check_logprobs, check_prompts,
+              check_sampling, check_stop, check_errors):
     check()
     print(check.__name__, "ok", flush=True)

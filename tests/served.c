@@ -23,11 +23,20 @@
 /* In the child: becomes the server. */
 static void become(const struct served *s, const struct served_options *o) {
     static char words[512];
-    char program[64], port[12], *arguments[40] = {program, "--device", "cpu", "--serve", port};
+    const char *given = getenv("SAMEBITS_DEVICE");
+    char device[8], program[64], port[12];
+    char *arguments[40] = {program, "--device", device, "--serve", port};
     int n = 5, log = open(o->log ? o->log : s->log, O_WRONLY | O_APPEND);
     struct rlimit files = {(rlim_t)o->most_files, (rlim_t)o->most_files};
-    snprintf(program, sizeof program, "%s/demo%d", build_folder(NULL), o->phase ? o->phase : 12);
+    snprintf(program, sizeof program, "%s/%sdemo%d", build_folder(NULL), o->lose_at ? "emu-" : "",
+             o->phase ? o->phase : 12);
+    snprintf(device, sizeof device, "%s", o->lose_at ? "emu" : given ? given : "cpu");
     snprintf(port, sizeof port, "%d", s->port);
+    if (o->lose_at) {
+        char call[12];
+        snprintf(call, sizeof call, "%d", o->lose_at);
+        setenv("SAMEBITS_EMU_LOSE_AT", call, 1);
+    }
     snprintf(words, sizeof words, "%s", o->arguments ? o->arguments : "");
     for (char *word = strtok(words, " "); word && n < 39; word = strtok(NULL, " "))
         arguments[n++] = word;

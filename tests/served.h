@@ -21,9 +21,12 @@ struct served_options {
     const char *log;       /* file for its stderr; NULL: a new one */
     int most_files;        /* descriptors that it may have; 0: as we may */
     int phase;             /* whose demo it is; 0: phase 12's */
+    int lose_at; /* its device is the emulation, and lost at this call (gpu/emu/controls.h);
+                    0: neither */
 };
 
-/* Starts it on the CPU and waits until it listens. */
+/* Starts it on the device that SAMEBITS_DEVICE names (cpu when it is not set) and waits until it
+ * listens. */
 struct served served_start(const struct served_options *options);
 
 /* Sends a signal and waits. Returns the exit status, or minus the signal that ended it. Removes the

@@ -6,6 +6,7 @@
 #include "gpu/emu/controls.h"
 #include "scheduler/generate.h"
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/service.h"
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -13,11 +14,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
+#include "tests/served.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -141,6 +145,124 @@ static void the_device_is_lost_at_any_call(void **state) {
     lose_device(LONG, 23, 0);
 }
 
+/* ---- a service ------------------------------------------------------------------------------- */
+
+enum { N_ASKED = 3 };
+
+/* A request to a service and what it was told in the end. */
+struct asked {
+    struct ticket ticket; /* first */
+    int32_t prompt[SHORT];
+    enum finish finish;
+    struct error why;
+    uint64_t fingerprint;
+    int n_done;
+};
+
+static void drew(struct ticket *t, const struct answer *a) {
+    (void)t, (void)a;
+}
+
+static void done(struct ticket *t, const struct answer *a) {
+    struct asked *q = (struct asked *)t;
+    q->n_done++;
+    q->finish = a->sequence.finish;
+    q->why = a->error;
+    if (q->finish == FINISH_LENGTH)
+        q->fingerprint = fingerprint_value(&a->sequence.fingerprint);
+}
+
+static void ask(struct asked *q, struct service *s, int number) {
+    struct ticket *tickets[] = {&q->ticket};
+    *q = (struct asked){.ticket = {.n_logprobs = -1, .drew = drew, .done = done}};
+    for (int i = 0; i < SHORT; i++)
+        q->prompt[i] = (i * 5 + number) % 70;
+    q->ticket.origin = &q->ticket;
+    q->ticket.request = (struct request){.prompt = q->prompt,
+                                         .n_prompt = SHORT - number,
+                                         .max_new = NEW + number,
+                                         .sampling = {.top_p = 1},
+                                         .ignore_stop = true};
+    if (service_submit(s, tickets, 1) != SERVICE_TAKEN) { /* the device is lost already */
+        q->n_done = 1;
+        q->finish = FINISH_ERROR;
+        service_stopping(s, &q->why);
+    }
+}
+
+/* Serves N_ASKED requests on an emulated device that is lost at a call. Returns whether the service
+ * failed, with err set. */
+static bool serve(struct model *model, int at, struct asked asked[N_ASKED], struct error *err) {
+    struct kv_pool_options options = {.block_size = 4, .n_blocks = 12};
+    struct paged_options paged = {PREEMPT_RECOMPUTE, true};
+    struct paged_memory memory = {0};
+    struct kv_pool pool = {0};
+    struct generator g;
+    struct service *s = NULL;
+    struct service_options how = {
+        .scheduler = {2, 16, 8, true}, .memory = &memory, .max_waiting = N_ASKED};
+    bool failed = generator_start(&g, model, err) || kv_pool_start(&pool, model, &options, err);
+    g.fused = true;
+    paged_memory_start(&memory, &pool, &paged);
+    emu_lose_device_at(at, ECC_ERROR);
+    if (!failed && (s = service_start(&g, &how, err))) {
+        for (int i = 0; i < N_ASKED; i++)
+            ask(&asked[i], s, i);
+        service_drain(s, 1000);
+        failed = service_stop(s, err);
+    }
+    failed = failed || !s;
+    service_free(s);
+    paged_memory_end(&memory);
+    kv_pool_end(&pool);
+    generator_end(&g);
+    return failed;
+}
+
+/* Everybody gets a whole answer, or the reason; nobody waits, and nothing is left allocated. */
+static int serve_and_lose(int at, const struct asked good[N_ASKED], struct asked asked[N_ASKED]) {
+    struct error err = {""};
+    struct model model = {0};
+    struct device *dev = emu_ops.open(&(struct device_options){.n_threads = 1}, &err);
+    int n_whole = 0;
+    assert_non_null(dev);
+    assert_int_equal(model_load(&model, dev, folder, NULL, &err), 0);
+    memset(asked, 0, sizeof *asked * N_ASKED);
+    bool failed = serve(&model, at, asked, &err);
+    for (int i = 0; i < N_ASKED; i++) {
+        bool whole = asked[i].finish == FINISH_LENGTH;
+        n_whole += whole;
+        if (asked[i].n_done > 1 || (asked[i].n_done && !whole && !strstr(asked[i].why.text, "ECC")))
+            fail_msg("lost at call %d, request %d: done %d times, %s, %s", at, i, asked[i].n_done,
+                     finish_name(asked[i].finish), asked[i].why.text);
+        if (whole && good)
+            assert_true(asked[i].fingerprint == good[i].fingerprint);
+    }
+    if (failed ? !strstr(err.text, "ECC") : n_whole < N_ASKED)
+        fail_msg("lost at call %d: %d whole answers, %s", at, n_whole,
+                 failed ? err.text : "no end");
+    model_free(&model);
+    emu_ops.close(dev);
+    assert_int_equal(emu_memory_used(), 0);
+    emu_reset();
+    return n_whole;
+}
+
+static void the_device_is_lost_while_serving(void **state) {
+    (void)state;
+    static struct asked good[N_ASKED], asked[N_ASKED];
+    int n_runs = 0, n_partly = 0, n_whole = 0;
+    assert_int_equal(serve_and_lose(0, NULL, good), N_ASKED);
+    for (int at = 1; n_whole < N_ASKED; at += 7 * COARSER, n_runs++) {
+        n_whole = serve_and_lose(at, good, asked);
+        n_partly += n_whole && n_whole < N_ASKED;
+    }
+    print_message("lost at %d calls, at %d of them with some answers complete\n", n_runs, n_partly);
+    assert_true(n_runs > 10 && n_partly > 1);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
 /* What memory may be too little for, as messages name it. */
 static const char *const purposes[] = {"weights",          "rotary tables", "the KV cache",
                                        "the forward pass", "linear",        "sample"};
@@ -238,15 +360,57 @@ static void demos_end_with_one_line(void **state) {
     assert_demo_refused(1, "SAMEBITS_EMU_MEMORY=20000000", "--cache static", "the KV cache");
 }
 
+/* A stream and an answer in one piece, until the device is lost: both end with the reason, neither
+ * as if it were complete, and so does the server. */
+static void a_server_tells_its_clients(void **state) {
+    (void)state;
+    static const char path[] = "/v1/completions",
+                      fields[] = "\"max_tokens\":3000,\"ignore_eos\":true";
+    char stream[200], whole[200];
+    struct served s = served_start(
+        &(struct served_options){.arguments = "--kv-blocks 400 --max-running 2", .lose_at = 4200});
+    int fds[2] = {served_connect(&s), served_connect(&s)}, status;
+    snprintf(stream, sizeof stream, "{\"prompt\":\"a\",%s,\"stream\":true}", fields);
+    snprintf(whole, sizeof whole, "{\"prompt\":\"a\",%s}", fields);
+    assert_true(served_post(fds[0], "POST", path, "", stream));
+    assert_true(served_post(fds[1], "POST", path, "", whole));
+    char *streamed = served_read(fds[0]), *answer = served_read(fds[1]);
+    if (!strstr(streamed, "\"text\":") || !strstr(streamed, "\ndata: {\"error\":") ||
+        !strstr(streamed, "uncorrectable ECC error") || strstr(streamed, "[DONE]") ||
+        strstr(streamed, "samebits_fingerprint"))
+        fail_msg("the stream ends as %s", streamed + strlen(streamed) / 2);
+    if (served_status(answer) != 500 || !strstr(answer, "uncorrectable ECC error"))
+        fail_msg("the answer is %s", answer);
+    int fd = served_connect(&s); /* it ends soon */
+    char *health = fd < 0 ? NULL : (served_post(fd, "GET", "/health", "", ""), served_read(fd));
+    if (health && *health && (served_status(health) != 503 || !strstr(health, "ECC error")))
+        fail_msg("its health is %s", health);
+    assert_int_equal(waitpid(s.pid, &status, 0), s.pid);
+    char *log = served_log(&s), *line = strstr(log, "demo: emu: ");
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 2 || !line || strchr(line, '\n')[1])
+        fail_msg("status %x: %s", (unsigned)status, log);
+    unlink(s.log);
+    free(streamed);
+    free(answer);
+    free(health);
+    free(log);
+    for (int i = 0; i < 2; i++)
+        close(fds[i]);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv) {
     (void)argc;
     build_folder(argv[0]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_device_is_lost_at_any_call),
+        cmocka_unit_test(the_device_is_lost_while_serving),
         cmocka_unit_test(memory_runs_out_anywhere),
         cmocka_unit_test(gpus_that_cannot_be_used_are_refused),
         cmocka_unit_test(older_gpus_give_the_same_bits),
         cmocka_unit_test(demos_end_with_one_line),
+        cmocka_unit_test(a_server_tells_its_clients),
     };
     return cmocka_run_group_tests(tests, make_model, remove_model);
 }

@@ -26,7 +26,7 @@ static void test_block_sizes(void **state) {
     struct error err;
     for (int size = -3; size <= 520; size++) {
         bool good = size == 1 || size == 2 || size == 4 || size == 8 || size == 16 || size == 32 ||
-                    size == 64 || size == 128 || size == 256;
+                    size == 64 || size == 128 || size == 256 || size == 512;
         assert_int_equal(block_table_start(&t, size, &err), good ? 0 : -1);
         if (!good)
             expect_says(&err, "power of two");

@@ -52,7 +52,7 @@ static void the_openai_library_is_content(void **state) {
         "%s/bin/python tests/openai_client.py http://127.0.0.1:%d secret " FRANCE, folder, s->port);
     if (c.status)
         fail_msg("%s%s", c.out, c.err);
-    assert_int_equal(count_lines(c.out), 7);
+    assert_int_equal(count_lines(c.out), 8);
     command_free(&c);
     served_wait_idle(s, "Authorization: Bearer secret\r\n");
 }

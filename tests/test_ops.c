@@ -5,6 +5,7 @@
 #include "tests/oracle.h"
 #include "tests/random_inputs.h"
 
+#include <openssl/sha.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -143,9 +144,9 @@ static void test_linear_shapes(void **state) {
 static void test_linear_wide(void **state) {
     struct test_device *t = *state;
     struct random r = {22};
-    static const int shapes[][3] = {
-        {1, 4096, 256},  {5, 4099, 65},    {16, 4127, 520},  {17, 4097, 130},
-        {24, 2050, 392}, {60, 4096, 1160}, {90, 4098, 1160}, {1100, 2177, 264}};
+    static const int shapes[][3] = {{1, 4096, 256},   {5, 4099, 65},    {16, 4127, 520},
+                                    {17, 4097, 130},  {24, 2050, 392},  {60, 4096, 1160},
+                                    {90, 4098, 1160}, {1100, 2177, 264}};
     for (size_t i = 0; i < COUNT(shapes); i++) {
         if (i > 3 && device_is_emulated())
             break;
@@ -281,6 +282,62 @@ static void test_embed_and_take_rows(void **state) {
         t->ops->matrix_free(t->dev, &matrix);
         device_clear(t);
     }
+}
+
+/* ---- hashes ---------------------------------------------------------------------------------- */
+
+/* The definition: of the pieces, of the digests of the pieces, and so on. */
+static void hash_as_defined(unsigned char *digest, const void *bytes, size_t n_bytes) {
+    unsigned char *digests = host_array(n_bytes + SHA256_BYTES, 1);
+    size_t n = 0;
+    for (size_t at = 0; at < n_bytes; at += HASH_PIECE_BYTES, n++)
+        SHA256((const unsigned char *)bytes + at,
+               n_bytes - at < HASH_PIECE_BYTES ? n_bytes - at : HASH_PIECE_BYTES,
+               digests + n * SHA256_BYTES);
+    if (n > 1)
+        hash_as_defined(digest, digests, n * SHA256_BYTES);
+    else
+        memcpy(digest, digests, SHA256_BYTES);
+    free(digests);
+}
+
+/* Ends of messages within a block of SHA-256 (13 and 14 numbers, 29 and 30), pieces of 128 numbers,
+ * 16 digests to a piece, and three levels. */
+static void test_hash_rows(void **state) {
+    static const int sizes[] = {1,   2,   13,  14,  15,   16,   17,   29,   30,   31,   125,  126,
+                                127, 128, 129, 257, 1024, 2047, 2048, 2049, 4096, 4225, 33000};
+    struct test_device *t = *state;
+    struct random r = {29};
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        int n_cols = sizes[i], n_rows = i % 3 ? 1 + (int)i % 3 : 40;
+        if (device_is_emulated() && n_cols > 3000)
+            n_rows = 1;
+        float *x = random_rows(&r, n_rows, n_cols, N_DISTRIBUTIONS);
+        unsigned char *got = host_array((size_t)n_rows, SHA256_BYTES), want[SHA256_BYTES];
+        t->ops->hash_rows(t->dev, got, device_put(t, x, float_bytes(n_rows, n_cols)), n_rows,
+                          n_cols);
+        for (int row = 0; row < n_rows; row++) {
+            hash_as_defined(want, x + row * n_cols, float_bytes(1, n_cols));
+            assert_memory_equal(got + row * SHA256_BYTES, want, SHA256_BYTES);
+        }
+        device_expect_fault(t, -1, 0);
+        free(got);
+        free(x);
+        device_clear(t);
+    }
+}
+
+/* SHA-256 of the text "abcd", and no row. */
+static void test_hash_of_a_text(void **state) {
+    static const unsigned char start[] = {0x88, 0xd4, 0x26, 0x6f, 0xd4, 0xe6, 0x33, 0x8d};
+    struct test_device *t = *state;
+    unsigned char digest[SHA256_BYTES];
+    const float *x = device_put(t, "abcd", 4);
+    t->ops->hash_rows(t->dev, digest, x, 1, 1);
+    assert_memory_equal(digest, start, sizeof start);
+    t->ops->hash_rows(t->dev, NULL, x, 0, 1);
+    device_expect_fault(t, -1, 0);
+    device_clear(t);
 }
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
@@ -545,6 +602,8 @@ int main(void) {
         cmocka_unit_test(test_linear_zero_is_positive),
         cmocka_unit_test(test_linear_threads),
         cmocka_unit_test(test_embed_and_take_rows),
+        cmocka_unit_test(test_hash_rows),
+        cmocka_unit_test(test_hash_of_a_text),
         cmocka_unit_test(test_add_and_silu_mul),
         cmocka_unit_test(test_add_bias),
         cmocka_unit_test(test_rmsnorm),

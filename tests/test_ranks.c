@@ -4,6 +4,7 @@
  *
  * What ranks compute is compared in tests/ranks/worker.c, which this starts. SAMEBITS_BATCHES: how
  * many workloads, and how many faults of each kind (200 in make test-slow; a few without).
+ * SAMEBITS_SEED: other faults.
  */
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
@@ -55,6 +56,32 @@ static void test_workloads(void **state) {
                          batches(n_ranks[i] > 4 ? 2 : 7), n_ranks[i], worker);
         must_pass("workloads", &c);
     }
+}
+
+/* Each rank has some tiles of all sequences. */
+static void test_positions(void **state) {
+    (void)state;
+    static const char options[] = "--device cpu --context-parallel --max-new 9 --chunk 300 "
+                                  "--prompts data/prompts/document.jsonl";
+    for (int n = 1; n <= 4; n++) {
+        struct command c =
+            command_runf("SAMEBITS_SEED=%d SAMEBITS_CONTEXT=%d " MPIRUN "-n %d %s", n,
+                         getenv("SAMEBITS_BATCHES") ? 20
+                         : n == 2                   ? 4
+                                                    : 1,
+                         n, worker);
+        must_pass("positions over ranks", &c);
+    }
+    struct command one = command_runf("%s %s", demo, options);
+    struct command three = command_runf(MPIRUN "-n 3 %s %s", demo, options);
+    struct command refused = command_runf(MPIRUN "-n 2 %s %s --block-size 32", demo, options);
+    assert_non_null(command_fingerprint(&one));
+    assert_non_null(command_fingerprint(&three));
+    assert_memory_equal(command_fingerprint(&one), command_fingerprint(&three), 16);
+    assert_non_null(strstr(refused.err, "leave out --block-size"));
+    command_free(&one);
+    command_free(&three);
+    command_free(&refused);
 }
 
 static void test_goldens(void **state) {
@@ -136,7 +163,8 @@ static void pause_for(int milliseconds) {
 
 /* The process of a rank among the children of mpirun; -1: not there. */
 static pid_t find_rank(pid_t mpirun, int rank) {
-    char path[300], text[8192], wanted[40];
+    static char text[1 << 17];
+    char path[300], wanted[40];
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
     FILE *f = fopen(path, "r");
     pid_t found = -1;
@@ -186,8 +214,8 @@ static int wait_for_end(pid_t pid, int seconds) {
 }
 
 /* A fault at a random moment: of loading, or of the answers. Either all end soon, with a line that
- * names a rank, and nothing is written but what was shown before, or it came too late. */
-static void one_fault(int signal, struct random *r) {
+ * names a rank, and nothing is written but what was shown before, or it came too late: false. */
+static bool one_fault(int signal, struct random *r) {
     char json[64], err_path[64], line[400];
     int rank = random_int(r, 0, 2);
     snprintf(json, sizeof json, "%s/json", command_folder);
@@ -213,15 +241,16 @@ static void one_fault(int signal, struct random *r) {
         fail_msg("signal %d for rank %d: another fingerprint\n%s", signal, rank, told.out);
     }
     command_free(&told);
+    return status != 0;
 }
 
 static void test_faults(void **state) {
     (void)state;
-    struct random r = {14};
-    for (int i = 0; i < batches(2); i++) {
-        one_fault(SIGKILL, &r);
-        one_fault(SIGSTOP, &r);
-    }
+    struct random r = {getenv("SAMEBITS_SEED") ? (uint64_t)atoi(getenv("SAMEBITS_SEED")) : 14};
+    int n = batches(2), n_ended = 0;
+    for (int i = 0; i < n; i++)
+        n_ended += one_fault(SIGKILL, &r) + one_fault(SIGSTOP, &r);
+    printf("%d faults, %d of them in time\n", 2 * n, n_ended);
 }
 
 /* ---- a server -------------------------------------------------------------------------------- */
@@ -289,7 +318,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_server),    cmocka_unit_test(test_demo),
         cmocka_unit_test(test_others),    cmocka_unit_test(test_faults),
         cmocka_unit_test(test_damages),   cmocka_unit_test(test_goldens),
-        cmocka_unit_test(test_workloads),
+        cmocka_unit_test(test_workloads), cmocka_unit_test(test_positions),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]); /* as test_faults */

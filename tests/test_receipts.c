@@ -1,8 +1,9 @@
 /*
  * test_receipts - receipts of random answers verify on another device than they were made on, in
  * other batches and passes; changed ones are refused, each for its own reason; and texts that are
- * read along have the scores that sampling had. SAMEBITS_RECEIPTS=N: so many receipts, and as
- * many changed ones; SAMEBITS_TOKENS=N: so many scores; SAMEBITS_SEED=S: others.
+ * read along have the scores that sampling had. The devices are the CPU and the GPU where the
+ * program has its kernels, else the emulation. SAMEBITS_RECEIPTS=N: so many receipts, and as many
+ * changed ones; SAMEBITS_TOKENS=N: so many scores; SAMEBITS_SEED=S: others.
  */
 #include "model/files/digests.h"
 #include "model/files/json.h"
@@ -39,7 +40,15 @@ static int n_receipts(void) {
     return number_of("SAMEBITS_RECEIPTS", 100);
 }
 
-/* They are made and read on the CPU, which is fast. */
+static bool has_gpu(void) {
+    return &gpu_ops != NULL;
+}
+
+/* Which of them verifies most: the emulation is slow. */
+static int fast_device(void) {
+    return has_gpu();
+}
+
 static int n_changed(void) {
     return n_receipts() < 1000 ? 1000 : n_receipts();
 }
@@ -63,7 +72,7 @@ static void write_file(const char *dir, const char *name, const char *text) {
 }
 
 static void both_open(struct both *b, int which) {
-    static const char *const names[N_DEVICES] = {"cpu", "emu"};
+    const char *names[N_DEVICES] = {"cpu", has_gpu() ? "gpu" : "emu"};
     struct error err;
     for (int i = 0; i < N_DEVICES; i++) {
         setenv("SAMEBITS_DEVICE", names[i], 1);
@@ -174,7 +183,7 @@ static int make_receipts(struct both *b, struct random *r, int device, char *tex
     struct run run = {.model = &b->on[device], .n = random_int(r, 1, 12)};
     struct error err;
     run.kv_type = random_int(r, 0, 2) ? KV_BFP16 : (enum kv_type)random_int(r, 0, N_KV_TYPES - 1);
-    ask(&run, r, device ? 4 : 24);
+    ask(&run, r, device && !has_gpu() ? 4 : 24);
     answer(&run, r);
     struct receipt_source source = source_of(b, device, run.kv_type);
     for (int i = 0; i < run.n; i++) {
@@ -213,7 +222,7 @@ static void receipts_verify_on_another_device(void **state) {
     struct both *b = *state;
     for (int n = 0, made = 0; n < n_receipts(); made++) {
         struct both *model = &b[made % N_TINY_MODELS];
-        int on = made % 4 == 1, other = made % 4 < 2 ? !on : on; /* mostly the CPU, which is fast */
+        int on = made % 4 == 1 || (has_gpu() && made % 4 == 3), other = made % 4 < 2 ? !on : on;
         char *texts[MOST];
         struct receipt receipts[MOST];
         struct receipt_source source = source_of(model, other, KV_BFP16);
@@ -354,14 +363,14 @@ static void changed_receipts_are_refused(void **state) {
         int n_texts = make_receipts(model, &r, 0, texts);
         struct receipt receipts[8 * MOST];
         struct verdict want[8 * MOST];
-        struct receipt_source source = source_of(model, 0, KV_BFP16);
+        struct receipt_source source = source_of(model, fast_device(), KV_BFP16);
         for (int i = 0; i < 8 * n_texts; i++) {
             json_t *json = json_loads(texts[i % n_texts], 0, NULL);
             want[i] = change(&r, json);
             receipt_read(&receipts[i], &source, json);
             json_decref(json);
         }
-        verify(model, 0, &r, receipts, 8 * n_texts);
+        verify(model, fast_device(), &r, receipts, 8 * n_texts);
         for (int i = 0; i < 8 * n_texts; i++) {
             const struct receipt *got = &receipts[i];
             if ((got->reason != want[i].reason && got->reason != want[i].or) ||
@@ -389,7 +398,7 @@ static void no_bit_can_be_changed(void **state) {
         char *texts[MOST];
         int n_texts = make_receipts(model, &r, 0, texts), n_read = 0;
         struct receipt receipts[8 * MOST];
-        struct receipt_source source = source_of(model, 0, KV_BFP16);
+        struct receipt_source source = source_of(model, fast_device(), KV_BFP16);
         for (int i = 0; i < 8 * n_texts; i++) {
             char *text = strdup(texts[i % n_texts]);
             struct error err;
@@ -401,7 +410,7 @@ static void no_bit_can_be_changed(void **state) {
             json_decref(json);
             free(text);
         }
-        verify(model, 0, &r, receipts, n_read);
+        verify(model, fast_device(), &r, receipts, n_read);
         for (int i = 0; i < n_read; i++) {
             assert_int_not_equal(receipts[i].reason, RECEIPT_VERIFIED);
             receipt_free(&receipts[i]);
@@ -487,7 +496,8 @@ static void hashes_are_as_documented(void **state) {
         "699999988\","
         "\"top_k\":3,\"top_p\":\"0.899999976\"}";
     struct both *b = *state;
-    unsigned char text[SHA256_BYTES + 8];
+    struct device *cpu = b->on[0].dev;
+    unsigned char text[2 * SHA256_BYTES];
     char hex[SHA256_HEX];
     float rows[2][2] = {{1, -2}, {0.5f, 3}};
     struct error err;
@@ -500,9 +510,9 @@ static void hashes_are_as_documented(void **state) {
     unsigned char *last = s.chain->last;
     for (int i = 0; i < 2; i++) {
         memcpy(text, last, SHA256_BYTES);
-        memcpy(text + SHA256_BYTES, rows[i], sizeof rows[i]);
+        cpu->ops->hash_rows(cpu, text + SHA256_BYTES, rows[i], 1, 2);
         must(sha256_of(hex, text, sizeof text, &err) || sequence_append(&s, 7 + i, &err) ||
-                 logits_chain_add(s.chain, rows[i], 2, &err),
+                 logits_chain_add(s.chain, text + SHA256_BYTES, &err),
              &err);
     }
     s.finish = FINISH_LENGTH;
@@ -531,10 +541,11 @@ static void scores_are_what_sampling_has(void **state) {
     long n_tokens = 0, wanted = number_of("SAMEBITS_TOKENS", 1000);
     for (int made = 0; n_tokens < wanted; made++) {
         struct both *model = &b[made % N_TINY_MODELS];
-        struct run drawn = {.model = &model->on[0], .n = random_int(&r, 1, 12)};
-        struct run read = {.model = &model->on[made % 40 == 1], .n = drawn.n};
+        int on = has_gpu() && made % 4 < 2, other = has_gpu() ? made % 2 : made % 40 == 1;
+        struct run drawn = {.model = &model->on[on], .n = random_int(&r, 1, 12)};
+        struct run read = {.model = &model->on[other], .n = drawn.n};
         struct error err;
-        ask(&drawn, &r, made % 40 == 1 ? 6 : 40);
+        ask(&drawn, &r, other && !has_gpu() ? 6 : 40);
         answer(&drawn, &r);
         for (int i = 0; i < read.n; i++) {
             const struct sequence *s = &drawn.engine.answers[i].sequence;

@@ -85,6 +85,11 @@ static void what_is_wrong_is_named(void **state) {
         {400, "POST", chat, "{" QUESTION ",\"temperature\":-1}", "temperature must be"},
         {400, "POST", chat, "{\"messages\":[]}", "messages"},
         {400, "POST", "/v1/completions", "{\"prompt\":[99999]}", "token 0"},
+        {400, "POST", "/v1/completions", "{\"prompt\":[\"a\",5]}", "prompt must be"},
+        {400, "POST", "/v1/completions", "{\"prompt\":[[5],[]]}", "the prompt is empty"},
+        {400, "POST", "/v1/completions", "{\"prompt\":[\"a\",\"b\"],\"n\":501}",
+         "at most 1000 answers"},
+        {400, "POST", "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":0}", "max_tokens"},
         {400, "POST", "/v1/completions", "{\"prompt\":\"a\",\"stop\":\"\"}", "stop"},
         {404, "POST", chat, "{" QUESTION ",\"model\":\"other\"}", "data/model"},
         {404, "GET", "/nothing", "", "no such path"},
@@ -120,7 +125,7 @@ static void too_large_bodies_are_refused(void **state) {
     free(body);
 }
 
-/* The head of a request has at most 64 KiB. */
+/* The head of a request has at most 32 KiB. */
 static void too_large_heads_are_refused(void **state) {
     struct served *s = *state;
     enum { SIZE = 100000 };
@@ -169,6 +174,7 @@ static json_int_t read_changes(json_t *state, int *n_done, json_int_t *drawn) {
 
 static void the_page_is_told_of_every_request(void **state) {
     struct served *s = *state;
+    served_wait_idle(s, ""); /* the page has been told of what was asked before */
     json_t *all = changes_since(s, -1);
     assert_true(json_is_true(json_object_get(all, "all")));
     json_int_t next = json_integer_value(json_object_get(all, "next")), first = next, drawn = 0;
@@ -242,7 +248,7 @@ static void receipts_come_with_answers(void **state) {
     char *answer =
         served_ask(&s, "POST", chat, "",
                    "{" QUESTION ",\"temperature\":0,\"stream\":true,\"samebits_receipt\":true}");
-    assert_int_equal(count(answer, "\"samebits_receipt\":{\"samebits_receipt\":1"), 1);
+    assert_int_equal(count(answer, "\"samebits_receipt\":{\"samebits_receipt\":2"), 1);
     free(answer);
     assert_int_equal(served_end(&s, SIGTERM), 128 + SIGTERM);
     close(fd);
@@ -252,6 +258,102 @@ static void receipts_come_with_answers(void **state) {
     assert_int_equal(count(c.out, "verified"), 3);
     command_free(&c);
     unlink(path);
+}
+
+/* Texts to be scored, one of them longer than the budget of a pass. */
+static const char *const texts[] = {
+    "Once upon a time, there was a little robot named Bolt.", "a",
+    "The capital of France is Paris. The capital of France is Rome. The capital of France is "
+    "Paris. The capital of France is Rome. The capital of France is Paris.",
+    "x = 1; y = 2; z = 3;"};
+enum { N_TEXTS = sizeof texts / sizeof *texts };
+
+/* What --score says of each. */
+static void score_texts(json_t *scores[N_TEXTS]) {
+    char path[] = "/tmp/samebits-texts-XXXXXX", line[60], *at;
+    int fd = mkstemp(path), n = 0;
+    for (int i = 0; i < N_TEXTS; i++)
+        dprintf(fd, "{\"text\": \"%s\"}\n", texts[i]);
+    close(fd);
+    snprintf(line, sizeof line, "--score %s", path);
+    struct command c = demo_run(13, line);
+    assert_int_equal(c.status, 0);
+    for (char *text = strtok_r(c.out, "\n", &at); text && n < N_TEXTS;
+         text = strtok_r(NULL, "\n", &at))
+        assert_non_null(scores[n++] = json_loads(text, 0, NULL));
+    assert_int_equal(n, N_TEXTS);
+    command_free(&c);
+    unlink(path);
+}
+
+/* All texts in one request, with max_new tokens behind each; then their scores begin every list. */
+static void expect_scores(const struct served *s, int max_new, json_t *const scores[N_TEXTS]) {
+    json_t *body =
+        json_pack("{s[ssss] si si sf sb}", "prompt", texts[0], texts[1], texts[2], texts[3],
+                  "max_tokens", max_new, "logprobs", 1, "temperature", 0.0, "echo", 1);
+    char *asked = json_dumps(body, 0),
+         *answer = served_ask(s, "POST", "/v1/completions", "", asked);
+    json_t *json = served_json(answer), *choices = json_object_get(json, "choices");
+    assert_int_equal(json_array_size(choices), N_TEXTS);
+    for (size_t i = 0; i < N_TEXTS; i++) {
+        const json_t *choice = json_array_get(choices, i);
+        const json_t *found =
+            json_object_get(json_object_get(choice, "logprobs"), "token_logprobs");
+        const json_t *wanted = json_object_get(scores[i], "logprobs");
+        const char *text = json_string_value(json_object_get(choice, "text"));
+        assert_int_equal(json_integer_value(json_object_get(choice, "index")), i);
+        assert_int_equal(strncmp(text, texts[i], strlen(texts[i])), 0);
+        assert_true(max_new ? json_array_size(found) > json_array_size(wanted)
+                            : json_array_size(found) == json_array_size(wanted));
+        for (size_t k = 0; k < json_array_size(wanted); k++)
+            if (!json_equal(json_array_get(found, k), json_array_get(wanted, k)))
+                fail_msg("text %zu, token %zu: %s", i, k, answer);
+    }
+    json_decref(body);
+    json_decref(json);
+    free(asked);
+    free(answer);
+}
+
+/* The floats of --score: at once, in pieces of few tokens, with drafts, and in a pool that is too
+ * small for all of them. */
+static void echo_with_logprobs_scores_prompts(void **state) {
+    json_t *scores[N_TEXTS];
+    score_texts(scores);
+    expect_scores(*state, 0, scores);
+    expect_scores(*state, 9, scores);
+    struct served s = served_start(&(struct served_options){
+        .phase = 13,
+        .arguments = "--kv-blocks 9 --max-running 4 --token-budget 7 --chunk 5 "
+                     "--speculate"});
+    expect_scores(&s, 0, scores);
+    expect_scores(&s, 30, scores);
+    assert_int_equal(served_end(&s, SIGTERM), 128 + SIGTERM);
+    for (int i = 0; i < N_TEXTS; i++)
+        json_decref(scores[i]);
+}
+
+/* What follows a prompt whose logits were wanted is what follows it without. */
+static void echo_with_logprobs_changes_no_answer(void **state) {
+    static const char *const bodies[] = {
+        "{\"prompt\":\"Once upon a time\",\"seed\":7,\"max_tokens\":40,\"echo\":true,"
+        "\"stop\":[\"time\",\".\"]}",
+        "{\"prompt\":\"Once upon a time\",\"seed\":7,\"max_tokens\":40,\"echo\":true,"
+        "\"stop\":[\"time\",\".\"],\"logprobs\":0}"};
+    json_t *json[2], *choice[2];
+    for (int i = 0; i < 2; i++) {
+        char *answer = served_ask(*state, "POST", "/v1/completions", "", bodies[i]);
+        json[i] = served_json(answer);
+        choice[i] = json_array_get(json_object_get(json[i], "choices"), 0);
+        free(answer);
+    }
+    assert_string_equal(json_string_value(json_object_get(choice[0], "text")),
+                        json_string_value(json_object_get(choice[1], "text")));
+    assert_string_equal(json_string_value(json_object_get(choice[0], "finish_reason")),
+                        json_string_value(json_object_get(choice[1], "finish_reason")));
+    assert_true(json_equal(json_object_get(json[0], "usage"), json_object_get(json[1], "usage")));
+    json_decref(json[0]);
+    json_decref(json[1]);
 }
 
 static int start_server(void **state) {
@@ -274,6 +376,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(too_large_heads_are_refused),
         cmocka_unit_test(a_key_is_asked_for),
         cmocka_unit_test(receipts_come_with_answers),
+        cmocka_unit_test(echo_with_logprobs_scores_prompts),
+        cmocka_unit_test(echo_with_logprobs_changes_no_answer),
         cmocka_unit_test(the_page_is_told_of_every_request),
     };
     (void)argc;

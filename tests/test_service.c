@@ -99,6 +99,7 @@ static void start(struct run *r, int n_samples, double wait_limit) {
                                              .max_new = r->questions[i].max_new,
                                              .sampling = sampling};
         q->ticket.n_logprobs = i % 2 ? 2 : -1;
+        q->ticket.origin = i < n_samples ? &r->asked[0].ticket : &q->ticket;
         q->ticket.top = calloc(2, sizeof *q->ticket.top);
         q->ticket.drew = drew;
         q->ticket.done = done;

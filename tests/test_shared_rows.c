@@ -175,7 +175,7 @@ static void check_parts(const struct model_config *c, int n_ranks) {
     struct span before = {0, 0}, ffn = {0, 0}, words = {0, 0};
     for (int r = 0; r < n_ranks; r++) {
         struct model_part p;
-        assert_int_equal(parallel_part(&p, c, r, n_ranks, &err), 0);
+        assert_int_equal(parallel_part(&p, c, r, n_ranks, false, &err), 0);
         assert_int_equal(p.heads.first, before.first + before.n);
         assert_int_equal(p.ffn.first, ffn.first + ffn.n);
         assert_int_equal(p.vocab.first, words.first + words.n);
@@ -205,7 +205,7 @@ static void test_parts(void **state) {
             struct error err;
             for (int n = 1; n <= c.n_heads; n++)
                 check_parts(&c, n);
-            assert_int_equal(parallel_part(&part, &c, 0, c.n_heads + 1, &err), -1);
+            assert_int_equal(parallel_part(&part, &c, 0, c.n_heads + 1, false, &err), -1);
             assert_non_null(strstr(err.text, "can be shared by"));
         }
 }

@@ -11,7 +11,7 @@ GRADER       := $(patsubst %,tests/check_%.c,kernel grader process)
 TEST_HELPERS := $(filter-out $(TEST_SOURCES) $(SLOW_SOURCES) tests/compare.c $(GRADER) \
                   tests/check_candidate.c tests/programs.c,$(wildcard tests/*.c))
 BENCHES      := $(filter-out $(if $(MPI),,%/bench_ranks),$(patsubst %.c,build/release/%,$(wildcard tests/bench/*.c)))
-GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu))
+GPU_BENCHES  := $(patsubst tests/%.cu,build/gpu/%,$(wildcard tests/bench/*.cu)) build/gpu/bench/bench_receipts
 DEMOS        := $(BUILDABLE:%=build/release/demo%)
 FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 
@@ -127,7 +127,7 @@ mutate: deps
 	@tests/mutate
 
 build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUILDABLE:%=build/$(b)/demo%) \
-              build/$(b)/emu-demo0 build/$(b)/emu-demo1 \
+              build/$(b)/emu-demo0 build/$(b)/emu-demo1 build/$(b)/emu-demo12 \
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
               $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
             build/release/emu-demo11 \
@@ -140,7 +140,7 @@ fuzz: deps
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang"; exit 1; }
 	@$(MAKE) --no-print-directory $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.corpus && \
-	    $$f -max_total_time=60 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
+	    $$f -max_total_time=60 -max_len=4096 -verbosity=0 -print_final_stats=1 $$f.corpus data/prompts \
 	        tests/fixtures/chat_templates tests/fixtures/requests || exit 1; \
 	done
 
@@ -179,12 +179,21 @@ build/gpu/bench/%.o: tests/bench/%.cu build/settings/cuda-arch
 	$(call say,nvcc)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 build/gpu/bench/%: build/gpu/bench/%.o $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
+build/gpu/bench/bench_receipts: build/release/tests/bench/bench_receipts.o \
+        $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
+	@mkdir -p $(@D)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
 build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/programs.c \
                           $(TEST_SOURCES) $(SLOW_SOURCES) $(TEST_HELPERS) $(ALL_MODULES))
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS) -lcmocka
 $(PROGRAMS:%=build/gpu/tests/%): build/gpu/tests/programs
 	@ln -sf programs $@
+# For a machine with a GPU: SAMEBITS_DEVICE=gpu mpirun -n 2 build/gpu/tests/ranks/worker.
+build/gpu/tests/ranks/worker: $(call gpu_objects,,11) $(NCCL_OBJECT) $(call objects,release,tests/ranks/worker.c \
+                              model/parallel/mpi.c $(TEST_HELPERS) $(ALL_MODULES))
+	@mkdir -p $(@D)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(NCCL_LIB) $(LIBS) $(MPI_LIBS) -lcmocka
 
 # make check OP=rmsnorm KERNEL=mine.cu: tests/check builds the targets below it, with KERNELS=gpu or
 # emu. A reader's warnings are no errors; what the file defines gets names that ours do not have.

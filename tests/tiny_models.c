@@ -16,13 +16,13 @@
     ",\"intermediate_size\":48,\"vocab_size\":61,\"max_position_embeddings\":700,"                 \
     "\"eos_token_id\":7" more "}"
 
-#define OTHER(arch, heads, kv_heads, dim, more)                                                    \
+#define OTHER(arch, heads, kv_heads, dim, context, more)                                           \
     "{\"architectures\":[\"" arch "ForCausalLM\"],\"num_hidden_layers\":3,\"hidden_size\":40,"     \
     "\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim     \
-    ",\"intermediate_size\":50,\"vocab_size\":67,\"max_position_embeddings\":700,"                 \
+    ",\"intermediate_size\":50,\"vocab_size\":67,\"max_position_embeddings\":" context ","         \
     "\"eos_token_id\":7" more "}"
 
-static const char *const configs[N_SHARED_MODELS] = {
+static const char *const configs[LONG_MODEL + 1] = {
     SIZES("Llama", "4", "4", "16", ""), /* MHA */
     SIZES("Llama", "6", "2", "32", ""), /* GQA */
     SIZES("Llama", "4", "1", "64", ""), /* MQA */
@@ -32,9 +32,10 @@ static const char *const configs[N_SHARED_MODELS] = {
           ",\"use_sliding_window\":true,\"sliding_window\":20,\"max_window_layers\":1"),
     /* Two or four ranks get 2 and 1 of these kv heads, and more of one's heads than of another's.
      */
-    OTHER("Qwen3", "9", "3", "8", ",\"tie_word_embeddings\":true"),
-    OTHER("Qwen2", "8", "2", "16", ""),
-    OTHER("Llama", "8", "8", "4", ",\"attention_bias\":true,\"mlp_bias\":true"),
+    OTHER("Qwen3", "9", "3", "8", "700", ",\"tie_word_embeddings\":true"),
+    OTHER("Qwen2", "8", "2", "16", "700", ""),
+    OTHER("Llama", "8", "8", "4", "700", ",\"attention_bias\":true,\"mlp_bias\":true"),
+    OTHER("Qwen3", "6", "2", "8", "2400", ""),
 };
 
 static void must(int result, const struct error *err) {

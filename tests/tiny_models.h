@@ -25,6 +25,9 @@ enum { N_TINY_MODELS = 6 };
  */
 enum { N_SHARED_MODELS = N_TINY_MODELS + 3 };
 
+/* And one with a context of 2400, for ranks that share positions. */
+enum { LONG_MODEL = N_SHARED_MODELS };
+
 /* Opens model number `which` on the device under test. Whatever fails, fails the test. */
 void tiny_model_open(struct tiny_model *t, int which);
 

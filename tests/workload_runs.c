@@ -33,7 +33,8 @@ struct workload_run {
     struct sequence asked[MAX_REQUESTS]; /* what is asked, as a sequence that has not begun */
     struct request requests[MAX_REQUESTS];
     bool cancelled[MAX_REQUESTS];
-    int cancel_one_in;
+    int cancel_one_in, longest_prompt;
+    int least_block; /* of ranks that share positions; else 0 */
     enum run_caches caches;
     struct own_caches own;
     struct kv_pool pool;
@@ -41,14 +42,11 @@ struct workload_run {
     struct run_counts counts;
 };
 
-/* Another request whose prompt begins like that of request `from`: with all of it and nothing else,
- * when it is a fork. */
-static void begin_like(struct workload_run *w, int i, int from, bool is_fork) {
+/* Request i gets another prompt: n_like ids of that of request `from`, then n_own of its own. */
+static void begin_like(struct workload_run *w, int i, int from, int n_like, int n_own) {
     struct error err = {""};
     struct sequence old = w->asked[i], *s = &w->asked[i];
     const struct sequence *other = &w->asked[from];
-    int n_like = is_fork ? other->n_prompt : random_int(w->random, 1, other->n_prompt);
-    int n_own = is_fork ? 0 : random_int(w->random, 1, 20);
     int32_t *prompt = malloc(sizeof *prompt * (size_t)(n_like + n_own));
     assert_non_null(prompt);
     memcpy(prompt, other->tokens, sizeof *prompt * (size_t)n_like);
@@ -60,9 +58,18 @@ static void begin_like(struct workload_run *w, int i, int from, bool is_fork) {
     sequence_end(&old);
 }
 
+/* A prompt that ends near the end of a block, so that the answer needs another; it may begin like
+ * an earlier one. */
+static void fill_block(struct workload_run *w, int i) {
+    int from = random_int(w->random, 0, i), n = w->asked[from].n_prompt;
+    int whole = blocks_for(n + 20, w->least_block) * w->least_block;
+    if (whole <= w->longest_prompt)
+        begin_like(w, i, from, n, whole - n - random_int(w->random, 0, 19));
+}
+
 static void make_requests(struct workload_run *w) {
     double arrival = 0;
-    int most = device_is_emulated() ? 20 : random_int(w->random, 0, 3) ? 60 : 600;
+    int most = device_is_emulated() ? 20 : random_int(w->random, 0, 3) ? 60 : w->longest_prompt;
     for (int i = 0; i < w->n; i++) {
         w->asked[i] =
             tiny_request(w->random, w->model, (uint32_t)i, most, device_is_emulated() ? 12 : 30);
@@ -70,8 +77,15 @@ static void make_requests(struct workload_run *w) {
         bool is_fork = alike == 1;
         if (!is_fork && !random_int(w->random, 0, 1))
             arrival += 0.01 * random_int(w->random, 0, 30);
-        if (alike)
-            begin_like(w, i, is_fork ? i - 1 : random_int(w->random, 0, i - 1), is_fork);
+        if (is_fork) {
+            begin_like(w, i, i - 1, w->asked[i - 1].n_prompt, 0);
+        } else if (alike) {
+            int from = random_int(w->random, 0, i - 1);
+            int n_like = random_int(w->random, 1, w->asked[from].n_prompt);
+            begin_like(w, i, from, n_like, random_int(w->random, 1, 20));
+        }
+        if (w->least_block && random_int(w->random, 0, 1))
+            fill_block(w, i);
         w->counts.forks += is_fork;
         w->requests[i] = (struct request){.arrival = arrival,
                                           .prompt = w->asked[i].tokens,
@@ -110,6 +124,7 @@ static void start_pool(struct workload_run *w) {
     struct error err = {""};
     struct random *r = w->random;
     int size = sizes[random_int(r, 0, 4)], longest = 0, all = 0;
+    size = w->least_block ? w->least_block : size;
     for (int i = 0; i < w->n; i++) {
         int n = w->asked[i].n_prompt + w->asked[i].max_new - 1;
         n = blocks_for(n < w->model->generator.context ? n : w->model->generator.context, size);
@@ -174,6 +189,9 @@ static void run_workload(struct tiny_model *model, struct random *r, enum run_ca
     w->model = model;
     w->random = r;
     w->caches = caches;
+    if (model->model.parallel && model->model.parallel->by_position)
+        w->least_block = ATTENTION_TILE * model->model.parallel->n_ranks;
+    w->longest_prompt = w->least_block ? model->generator.context / 7 * 6 : 600;
     w->n = random_int(r, 0, 3) ? random_int(r, 1, 12) : random_int(r, 1, MAX_REQUESTS);
     w->cancel_one_in = random_int(r, 0, 2) ? 1000000 : 20;
     int max_running = random_int(r, 1, 10);

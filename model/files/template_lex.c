@@ -302,13 +302,21 @@ static struct text normalized(struct work *w, struct text source) {
     return (struct text){out, n};
 }
 
+/* Where the next tag begins, or the end. */
+static size_t find_tag(const struct lexer *l) {
+    const char *at = l->source.data + l->at, *end = l->source.data + l->source.n;
+    while ((at = memchr(at, '{', (size_t)(end - at)))) {
+        if (end - at > 1 && (at[1] == '%' || at[1] == '{' || at[1] == '#'))
+            return (size_t)(at - l->source.data);
+        at++;
+    }
+    return l->source.n;
+}
+
 struct token *tmpl_lex(struct work *w, struct text source) {
     struct lexer l = {.work = w, .source = normalized(w, source)};
     while (l.at < l.source.n && !w->failed) {
-        size_t start = l.at;
-        while (start < l.source.n && !is_at(&l, start, "{%") && !is_at(&l, start, "{{") &&
-               !is_at(&l, start, "{#"))
-            start++;
+        size_t start = find_tag(&l);
         const char *begin = start < l.source.n ? l.source.data + start : NULL;
         char sign = begin ? byte(&l, start + 2) : 0;
         add_data(&l, start, begin, sign);

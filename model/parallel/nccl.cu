@@ -11,8 +11,9 @@ struct nccl {
     struct parallel_device calls; /* first */
     ncclComm_t comm;
     cudaStream_t stream;
-    float *all; /* [n_all] where gathered columns lie, rank behind rank */
+    float *all; /* [n_all] the logits of ranks, one behind the other */
     size_t n_all;
+    int *counts; /* [n_ranks] of a gathering */
 };
 
 static struct nccl *nccl_of(struct parallel *p) {
@@ -35,33 +36,36 @@ static int find_sum(struct parallel *p, struct device *, int64_t *x, size_t n, s
     return check(ncclAllReduce(x, x, n, ncclInt64, ncclSum, c->comm, c->stream), "sum", err);
 }
 
-/* Parts have different widths, so each rank broadcasts its own; then its columns go to the rows. */
+/* Parts have different lengths, so each rank broadcasts its own. */
+static int gather_parts(struct parallel *p, struct device *, float *all, const float *mine,
+                        const int *n, struct error *err) {
+    struct nccl *c = nccl_of(p);
+    ncclResult_t result = ncclGroupStart();
+    for (int r = 0; r < p->n_ranks && result == ncclSuccess; all += n[r++])
+        if (n[r])
+            result = ncclBroadcast(mine, all, (size_t)n[r], ncclFloat, r, c->comm, c->stream);
+    return check(result, "gathering", err) || check(ncclGroupEnd(), "gathering", err) ? -1 : 0;
+}
+
+/* The parts, then the columns of each go to the rows. */
 static int gather(struct parallel *p, struct device *dev, float *y, int whole, const float *x,
                   int x_cols, int n_rows, struct error *err) {
     struct nccl *c = nccl_of(p);
-    int widest = parallel_span(whole, p->n_ranks - 1, p->n_ranks).n + 1; /* and a row of zeros */
-    size_t part = (size_t)n_rows * (size_t)widest, n = part * (size_t)p->n_ranks;
+    int extra = x_cols - parallel_span(whole, p->rank, p->n_ranks).n; /* as wide for all */
+    size_t n = (size_t)n_rows * (size_t)(whole + extra * p->n_ranks);
     if (n > c->n_all) {
         dev->ops->free(dev, c->all, sizeof *c->all * c->n_all);
         c->all = (float *)dev->ops->alloc(dev, sizeof *c->all * n, "gathered logits", err);
         c->n_all = c->all ? n : 0;
     }
-    if (!c->all)
+    for (int r = 0; r < p->n_ranks; r++)
+        c->counts[r] = n_rows * (parallel_span(whole, r, p->n_ranks).n + extra);
+    if (!c->all || gather_parts(p, dev, c->all, x, c->counts, err))
         return -1;
-    ncclResult_t result = ncclGroupStart();
-    for (int r = 0; r < p->n_ranks && result == ncclSuccess; r++) {
-        /* All know how wide rank r's rows are: as wide as ours are beyond our own columns. */
-        int extra = x_cols - parallel_span(whole, p->rank, p->n_ranks).n;
-        size_t count = (size_t)n_rows * (size_t)(parallel_span(whole, r, p->n_ranks).n + extra);
-        result =
-            ncclBroadcast(x, c->all + part * (size_t)r, count, ncclFloat, r, c->comm, c->stream);
-    }
-    if (check(result, "gathering", err) || check(ncclGroupEnd(), "gathering", err))
-        return -1;
-    int extra = x_cols - parallel_span(whole, p->rank, p->n_ranks).n;
-    for (int r = 0; r < p->n_ranks; r++) {
+    const float *part = c->all;
+    for (int r = 0; r < p->n_ranks; part += c->counts[r++]) {
         struct span s = parallel_span(whole, r, p->n_ranks);
-        cudaMemcpy2DAsync(y + s.first, sizeof *y * (size_t)whole, c->all + part * (size_t)r,
+        cudaMemcpy2DAsync(y + s.first, sizeof *y * (size_t)whole, part,
                           sizeof *y * (size_t)(s.n + extra), sizeof *y * (size_t)s.n,
                           (size_t)n_rows, cudaMemcpyDeviceToDevice, c->stream);
     }
@@ -93,6 +97,7 @@ static void end(struct parallel *p, struct device *dev) {
     struct nccl *c = nccl_of(p);
     dev->ops->free(dev, c->all, sizeof *c->all * c->n_all);
     ncclCommDestroy(c->comm);
+    free(c->counts);
     free(c);
     p->on_device = NULL;
 }
@@ -100,7 +105,7 @@ static void end(struct parallel *p, struct device *dev) {
 int nccl_join(struct parallel *p, struct device *dev, struct error *err) {
     ncclUniqueId id;
     struct nccl *c = (struct nccl *)calloc(1, sizeof *c);
-    if (!c)
+    if (!c || !(c->counts = (int *)calloc((size_t)p->n_ranks, sizeof(int))))
         return error_set(err, "out of memory for NCCL");
     if (!p->rank)
         ncclGetUniqueId(&id);
@@ -108,10 +113,11 @@ int nccl_join(struct parallel *p, struct device *dev, struct error *err) {
     c->stream = gpu_of(dev)->stream;
     if (parallel_check(p, err) ||
         check(ncclCommInitRank(&c->comm, p->n_ranks, id, p->rank), "first meeting", err)) {
+        free(c->counts);
         free(c);
         return -1;
     }
-    c->calls = {find_max, find_sum, gather, wait, end};
+    c->calls = {find_max, find_sum, gather, gather_parts, wait, end};
     p->on_device = &c->calls;
     return 0;
 }

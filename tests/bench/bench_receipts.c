@@ -1,27 +1,29 @@
 /*
- * bench_receipts - phase 13 on this CPU, each beside what it replaces, in turns:
+ * bench_receipts - phase 13, each beside what it replaces, in turns:
  *
  * - answers of 256 tokens with receipts, beside those without;
- * - the verification of a receipt, beside the generation of its answer;
+ * - the verification of a receipt, beside the generation of its answer; on a GPU also of 64 answers
+ *   at once, beside their generation at once and one after the other;
  * - decoding with drafts of n-grams, beside decoding without: answers that quote a text, long
  *   answers, and random text, in which nothing comes twice but by accident.
  *
- * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. Time is
- * that of the processor, of all threads together, which other work on the machine changes least.
+ * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. On a CPU
+ * time is that of the processor, of all threads together, which other work on the machine changes
+ * least; build/gpu/bench/bench_receipts runs on a GPU and takes the time of the clock. No logits
+ * are brought to the host.
  */
 #include "model/numerics.h"
 #include "model/tokenizer/tokenizer.h"
 #include "ref/ref.h"
 #include "scheduler/draft.h"
 #include "scheduler/generate.h"
-#include "scheduler/kv_contiguous.h"
 #include "scheduler/receipt.h"
 #include "tests/bench/large_checkpoint.h"
 
 #include <string.h>
 #include <time.h>
 
-enum { ANSWER = 256, MOST_ROUNDS = 5, MOST_TEXTS = 12 };
+enum { ANSWER = 256, PROMPT = 32, TOGETHER = 64, MOST_ROUNDS = 5, MOST_TEXTS = 12 };
 
 struct subject {
     struct device *dev;
@@ -50,49 +52,69 @@ static void must(int result, const struct error *err) {
 struct question {
     int32_t *ids;
     int n, max_new;
+    bool ignore_stop;
     struct sampling_options sampling;
 };
 
-static double cpu_seconds(void) {
+static double seconds_now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    clock_gettime(&gpu_ops ? CLOCK_MONOTONIC : CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
+
+/* What a run of questions came to. */
+struct run {
+    struct request requests[TOGETHER];
+    struct engine engine;
+    double all, decoding; /* seconds to the last token: from the start, and from the last of the
+                             first tokens */
+    double first;
+};
 
 static int note_first(void *context, const struct sequence *s, const float *logits,
                       struct error *err) {
     (void)logits, (void)err;
     if (sequence_new_tokens(s) == 1)
-        *(double *)context = cpu_seconds();
+        ((struct run *)context)->first = seconds_now();
     return 0;
 }
 
-/* Answers it alone; the caller ends the sequence. all, decoding: seconds from the question to the
- * last token, and from the first token to it. */
-static struct sequence answer(struct subject *s, const struct question *q, bool chain, double *all,
-                              double *decoding) {
-    double begin = cpu_seconds(), first = 0;
+/* Answers n questions together, over one pool; run_end(run). */
+static void answer(struct subject *s, const struct question *q, int n, bool receipts,
+                   struct drafter *drafter, struct run *run) {
+    struct kv_pool_options options = {.block_size = 16};
+    struct kv_pool pool;
     struct error err;
-    struct sequence a;
-    struct kv_cache *cache = kv_static_new(&s->model, q->n + q->max_new, &err);
-    must(!cache || sequence_start(&a, 0, &q->sampling, &err) ||
-             sequence_add_prompt(&a, q->ids, q->n, q->max_new, &err),
-         &err);
-    if (chain && !(a.chain = logits_chain_new(&err)))
-        fail(err.text);
-    s->generator.on_token = note_first;
-    s->generator.on_token_context = &first;
-    must(generate(&s->generator, &a, cache, &err), &err);
-    *all = cpu_seconds() - begin;
-    *decoding = cpu_seconds() - first;
-    kv_cache_free(cache);
-    return a;
+    for (int i = 0; i < n; i++) {
+        run->requests[i] = (struct request){.prompt = q[i].ids,
+                                            .n_prompt = q[i].n,
+                                            .max_new = q[i].max_new,
+                                            .sampling = q[i].sampling,
+                                            .ignore_stop = q[i].ignore_stop,
+                                            .receipt = receipts};
+        options.n_blocks += blocks_for(q[i].n + q[i].max_new, 16);
+    }
+    must(kv_pool_start(&pool, &s->model, &options, &err), &err);
+    struct generator g = s->generator;
+    g.drafter = drafter;
+    g.on_token = note_first;
+    g.on_token_context = run;
+    struct read_along how = {.generator = &g, .pool = &pool, .scheduler = {n, 4096, 4096, true}};
+    double began = seconds_now();
+    must(read_along(&how, run->requests, n, &run->engine, &err), &err);
+    run->all = seconds_now() - began;
+    run->decoding = seconds_now() - run->first;
+    kv_pool_end(&pool);
+}
+
+static void run_end(struct run *run) {
+    engine_end(&run->engine);
 }
 
 static struct question random_question(const struct subject *s, int n, float temperature,
                                        uint32_t seed) {
     struct question q = {
-        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, {temperature, 0, 1, seed, true, 0}};
+        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, true, {temperature, 0, 1, seed, true, 0}};
     for (int i = 0; i < n; i++)
         q.ids[i] = (int32_t)num_draw(seed, 7, (uint32_t)i, (uint64_t)s->model.config.vocab_size);
     return q;
@@ -106,47 +128,54 @@ static void show(const char *model, const char *what, double per_second, double 
 
 /* ---- receipts -------------------------------------------------------------------------------- */
 
-static json_t *receipt_json(const struct subject *s, const struct sequence *a) {
+static void receipts_of(const struct subject *s, const struct run *run, int n, json_t **json) {
     struct receipt_source source = {s->files, KV_BFP16, &s->generator};
-    struct request request = {0};
     struct error err;
-    json_t *json = receipt_of(&source, &request, a, &err);
-    must(!json, &err);
-    return json;
+    for (int i = 0; i < n; i++) {
+        json[i] = receipt_of(&source, &run->requests[i], &run->engine.answers[i].sequence, &err);
+        must(!json[i], &err);
+    }
 }
 
-/* Seconds to verify it. */
-static double verify(struct subject *s, const json_t *json) {
+/* Seconds to verify n of them together. */
+static double verify(struct subject *s, json_t *const *json, int n) {
     struct receipt_source source = {s->files, KV_BFP16, &s->generator};
-    struct read_along how = {.generator = &s->generator, .scheduler = {1, 512, 512, true}};
-    struct receipt receipt;
+    int budget = n > 1 ? 4096 : 512;
+    struct read_along how = {.generator = &s->generator, .scheduler = {n, budget, budget, true}};
+    struct receipt receipts[TOGETHER];
     struct error err;
-    double began = cpu_seconds();
-    receipt_read(&receipt, &source, json);
-    must(receipts_verify(&receipt, 1, &how, 16, &err), &err);
-    double seconds = cpu_seconds() - began;
-    if (receipt.reason != RECEIPT_VERIFIED)
-        fail(receipt.why.text);
-    receipt_free(&receipt);
+    double began = seconds_now();
+    for (int i = 0; i < n; i++)
+        receipt_read(&receipts[i], &source, json[i]);
+    must(receipts_verify(receipts, n, &how, 16, &err), &err);
+    double seconds = seconds_now() - began;
+    for (int i = 0; i < n; i++) {
+        if (receipts[i].reason != RECEIPT_VERIFIED)
+            fail(receipts[i].why.text);
+        receipt_free(&receipts[i]);
+    }
     return seconds;
 }
 
 static void bench_answers(struct subject *s, const char *name, const char *how, float temperature) {
-    struct question q = random_question(s, 32, temperature, 5);
+    struct question q = random_question(s, PROMPT, temperature, 5);
     double without[MOST_ROUNDS], with[MOST_ROUNDS], cost[MOST_ROUNDS], check[MOST_ROUNDS],
         gain[MOST_ROUNDS];
     char what[80];
     for (int i = 0; i < s->rounds; i++) {
-        double all, ignored;
-        struct sequence a = answer(s, &q, false, &all, &without[i]);
-        struct sequence b = answer(s, &q, true, &ignored, &with[i]);
-        json_t *json = receipt_json(s, &b);
+        struct run a, b;
+        json_t *json;
+        answer(s, &q, 1, false, NULL, &a);
+        answer(s, &q, 1, true, NULL, &b);
+        receipts_of(s, &b, 1, &json);
+        without[i] = a.decoding;
+        with[i] = b.decoding;
         cost[i] = with[i] / without[i];
-        check[i] = verify(s, json);
-        gain[i] = all / check[i];
+        check[i] = verify(s, &json, 1);
+        gain[i] = a.all / check[i];
         json_decref(json);
-        sequence_end(&a);
-        sequence_end(&b);
+        run_end(&a);
+        run_end(&b);
     }
     int n = s->rounds;
     snprintf(what, sizeof what, "%s: with receipts, beside without", how);
@@ -156,6 +185,45 @@ static void bench_answers(struct subject *s, const char *name, const char *how, 
     show(name, what, ANSWER / median(check, n), ANSWER / (median(check, n) * median(gain, n)),
          median(gain, n), "at least 5");
     free(q.ids);
+}
+
+/* ---- many answers together ------------------------------------------------------------------- */
+
+static void bench_together(struct subject *s, const char *name, float temperature) {
+    struct question q[TOGETHER];
+    double without[MOST_ROUNDS], with[MOST_ROUNDS], check[MOST_ROUNDS], alone[MOST_ROUNDS];
+    char what[80];
+    for (int i = 0; i < TOGETHER; i++)
+        q[i] = random_question(s, PROMPT, temperature, 100 + (uint32_t)i);
+    for (int i = 0; i < s->rounds; i++) {
+        struct run one, a, b;
+        json_t *json[TOGETHER];
+        answer(s, q, 1, false, NULL, &one);
+        answer(s, q, TOGETHER, false, NULL, &a);
+        answer(s, q, TOGETHER, true, NULL, &b);
+        receipts_of(s, &b, TOGETHER, json);
+        alone[i] = TOGETHER * one.all;
+        without[i] = a.all;
+        with[i] = b.all;
+        check[i] = verify(s, json, TOGETHER);
+        for (int j = 0; j < TOGETHER; j++)
+            json_decref(json[j]);
+        run_end(&one);
+        run_end(&a);
+        run_end(&b);
+    }
+    int n = s->rounds, tokens = TOGETHER * ANSWER;
+    double a = median(alone, n), b = median(without, n), c = median(with, n), d = median(check, n);
+    snprintf(what, sizeof what, "64 together, temperature %g: ", (double)temperature);
+    size_t used = strlen(what);
+    snprintf(what + used, sizeof what - used, "with receipts, beside without");
+    show(name, what, tokens / c, tokens / b, b / c, "at least 0.95");
+    snprintf(what + used, sizeof what - used, "verifying, beside generating");
+    show(name, what, tokens / d, tokens / b, b / d, "");
+    snprintf(what + used, sizeof what - used, "verifying, beside one by one");
+    show(name, what, tokens / d, tokens / a, a / d, "at least 20");
+    for (int i = 0; i < TOGETHER; i++)
+        free(q[i].ids);
 }
 
 /* ---- drafts ---------------------------------------------------------------------------------- */
@@ -173,20 +241,21 @@ static void bench_drafts(struct subject *s, const char *name, const char *what,
         without[i] = with[i] = 0;
         proposed = accepted = n_tokens = 0;
         for (int j = 0; j < n; j++) {
-            double ignored, plain, drafted;
-            struct sequence a = answer(s, &questions[j], false, &ignored, &plain);
-            s->generator.drafter = drafter;
-            struct sequence b = answer(s, &questions[j], false, &ignored, &drafted);
-            s->generator.drafter = NULL;
-            if (fingerprint_value(&a.fingerprint) != fingerprint_value(&b.fingerprint))
-                fail("drafts change the bits");
-            without[i] += plain;
-            with[i] += drafted;
-            proposed += b.drafting.proposed;
-            accepted += b.drafting.accepted;
-            n_tokens += sequence_new_tokens(&a) - 1;
-            sequence_end(&a);
-            sequence_end(&b);
+            struct run a, b;
+            answer(s, &questions[j], 1, false, NULL, &a);
+            answer(s, &questions[j], 1, false, drafter, &b);
+            const struct sequence *x = &a.engine.answers->sequence,
+                                  *y = &b.engine.answers->sequence;
+            if (x->n_tokens != y->n_tokens ||
+                memcmp(x->tokens, y->tokens, sizeof *x->tokens * (size_t)x->n_tokens))
+                fail("drafts change the answer");
+            without[i] += a.decoding;
+            with[i] += b.decoding;
+            proposed += b.engine.proposed;
+            accepted += b.engine.accepted;
+            n_tokens += sequence_new_tokens(x) - 1;
+            run_end(&a);
+            run_end(&b);
         }
         ratio[i] = without[i] / with[i];
     }
@@ -244,14 +313,18 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
                   const char *part) {
     struct error err;
     struct device_options options = {.n_threads = 2};
-    struct subject s = {
-        .dev = ref_ops.open(&options, &err), .files = json_object(), .rounds = rounds};
+    const struct ops *ops = &gpu_ops ? &gpu_ops : &ref_ops;
+    struct subject s = {.dev = ops->open(&options, &err), .files = json_object(), .rounds = rounds};
     if (!s.dev)
         fail(err.text);
     must(model_load(&s.model, s.dev, folder, NULL, &err) ||
              generator_start(&s.generator, &s.model, &err),
          &err);
-    s.generator.ignore_stop = true;
+    s.generator.fused = s.generator.ids_only = true;
+    if (strcmp(part, "drafts") && &gpu_ops) {
+        bench_together(&s, name, 0);
+        bench_together(&s, name, 1);
+    }
     if (strcmp(part, "drafts")) {
         bench_answers(&s, name, "greedy", 0);
         bench_answers(&s, name, "temperature 1", 1);
@@ -263,7 +336,6 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
         struct question q[MOST_TEXTS];
         must(tokenizer_load(&tokenizer, folder, &err), &err);
         int n = quotes(q, tokenizer);
-        s.generator.ignore_stop = false;
         bench_drafts(&s, name, "quotes, drafts beside none", q, n - 1, "at least 1.8");
         bench_drafts(&s, name, "a list that repeats itself, drafts beside none", q + n - 1, 1, "");
         free_questions(q, n);
@@ -275,17 +347,21 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
     ref_ops.close(s.dev);
 }
 
-/* bench_receipts [shipped|qwen3-0.6b [answers|drafts]]: only one of the models, and a part. */
+/* bench_receipts [shipped|qwen3-0.6b|FOLDER [answers|drafts]]: only one of the models, or another
+ * one, and a part. */
 int main(int argc, char **argv) {
     char folder[128], path[160];
     const char *only = argc > 1 ? argv[1] : "", *part = argc > 2 ? argv[2] : "";
     printf("%-12s %-58s %9s %9s %7s  %s\n", "model", "", "tokens/s", "beside", "ratio", "wanted");
-    if (strcmp(only, "qwen3-0.6b"))
+    int rounds = &gpu_ops ? 3 : 1;
+    if (strchr(only, '/'))
+        bench(basename(only), only, rounds, false, part);
+    else if (strcmp(only, "qwen3-0.6b"))
         bench("shipped", "data/model", MOST_ROUNDS, true, part);
-    if (!strcmp(only, "shipped"))
+    if (!strcmp(only, "shipped") || strchr(only, '/'))
         return 0;
     write_checkpoint(folder, path);
-    bench("qwen3-0.6b", folder, 1, false, part);
+    bench("qwen3-0.6b", folder, rounds, false, part);
     remove_checkpoint(folder, path);
     return 0;
 }

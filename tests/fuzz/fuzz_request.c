@@ -45,20 +45,29 @@ static void must_refuse(const struct api_error *err) {
     must_send(api_error_json(err));
 }
 
+static void check_answer(const struct api_request *r, int i) {
+    struct request request = api_answer_request(r, i, demo.generator.context);
+    must(request.n_prompt >= 1 && request.max_new >= !r->echo);
+    must(request.n_prompt + request.max_new <= demo.generator.context);
+    must(request.n_draft <= request.max_new);
+    must(!r->echo || r->prompts[i / r->n].text);
+}
+
 static void check_request(const struct api_request *r) {
     const struct request *base = &r->base;
     const struct sampling_options *s = &base->sampling;
     must(r->n >= 1 && r->n <= MOST_CHOICES);
     must(r->n_logprobs >= -1 && r->n_logprobs <= MOST_TOP_LOGPROBS);
-    must(base->n_prompt >= 1 && base->max_new >= 1);
-    must(base->n_prompt + base->max_new <= demo.generator.context);
+    must(r->n_prompts >= 1 && r->n_prompts * r->n <= MOST_CHOICES);
+    for (int i = 0; i < r->n_prompts * r->n; i++)
+        check_answer(r, i);
     must(base->n_stops >= 0 && base->n_stops <= MOST_STOPS);
     for (int i = 0; i < base->n_stops; i++)
         must(*base->stops[i] && strlen(base->stops[i]) <= LONGEST_STOP);
     must(s->temperature >= 0 && s->temperature <= 2 && s->top_p >= 0 && s->top_p <= 1);
     must(s->top_k >= 0);
     must(!r->include_usage || r->stream);
-    must(!r->echo || (r->echoed && !r->chat));
+    must(!r->echo || !r->chat);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {

@@ -15,7 +15,9 @@ static void must(bool holds) {
         abort();
 }
 
+/* Made once. */
 static json_t *standard_variables(void) {
+    static json_t *variables;
     static const char text[] =
         "{\"messages\": [{\"role\": \"system\", \"content\": \"Be brief\\n\"}, {\"role\": "
         "\"user\", "
@@ -24,7 +26,9 @@ static json_t *standard_variables(void) {
         "{\"x\": 1.5, \"y\": [true, null]}}}]}], \"tools\": null, \"bos_token\": \"<s>\", "
         "\"eos_token\": \"</s>\", \"add_generation_prompt\": true, \"l\": [3, 1, 2], \"s\": "
         "\"ab\"}";
-    return json_parse(text, sizeof text - 1, "standard", NULL);
+    if (!variables)
+        variables = json_parse(text, sizeof text - 1, "standard", NULL);
+    return json_incref(variables);
 }
 
 static int render(const struct chat_template *t, const json_t *variables, char **out, size_t *n) {

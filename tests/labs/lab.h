@@ -114,6 +114,8 @@ struct lab {
     const char *served; /* "your allocator" */
     const struct lab_check *checks;
     int n_checks;
+    bool
+        batches; /* all checks call lab_serve_batch: the model is loaded once for a check's sizes */
     const struct lab_cause *causes; /* the first one that shows is told */
     int n_causes;
 };
@@ -156,6 +158,9 @@ struct lab_batch {
 void lab_serve_batch(struct lab_log *log, const struct lab_batch *batch);
 
 /* ---- between the parts of the grader --------------------------------------------------------- */
+
+/* Loads the model for lab_serve_batch, and calls run(context). */
+void lab_with_model(void (*run)(void *context), void *context);
 
 /* Runs the sizes of a check [n] and writes its notes to a file descriptor. */
 void lab_run(const struct lab_check *check, const int *sizes, int n, int fd);

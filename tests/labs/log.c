@@ -75,15 +75,30 @@ void lab_places(struct lab_log *log, const int64_t *slots, int n, int block_size
     fputc('\n', log->file);
 }
 
-void lab_run(const struct lab_check *check, const int *sizes, int n, int fd) {
-    struct lab_log log = {fdopen(fd, "w")};
-    if (!log.file)
-        exit(2);
-    setvbuf(log.file, NULL, _IOLBF, 1 << 16); /* what was noted before a crash is not lost */
-    for (int i = 0; i < n; i++) {
-        fprintf(log.file, "S %d\n", sizes[i]);
-        check->run(&log, sizes[i]);
-        fprintf(log.file, "E %d\n", sizes[i]);
+struct run {
+    const struct lab_check *check;
+    const int *sizes;
+    int n;
+    struct lab_log log;
+};
+
+static void run_sizes(void *context) {
+    struct run *r = context;
+    for (int i = 0; i < r->n; i++) {
+        fprintf(r->log.file, "S %d\n", r->sizes[i]);
+        r->check->run(&r->log, r->sizes[i]);
+        fprintf(r->log.file, "E %d\n", r->sizes[i]);
     }
-    fclose(log.file);
+}
+
+void lab_run(const struct lab_check *check, const int *sizes, int n, int fd) {
+    struct run r = {check, sizes, n, {fdopen(fd, "w")}};
+    if (!r.log.file)
+        exit(2);
+    setvbuf(r.log.file, NULL, _IOLBF, 1 << 16); /* what was noted before a crash is not lost */
+    if (lab.batches)
+        lab_with_model(run_sizes, &r);
+    else
+        run_sizes(&r);
+    fclose(r.log.file);
 }

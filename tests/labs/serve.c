@@ -242,6 +242,9 @@ void lab_serve(struct lab_log *log, int n, enum lab_way way, int max_new,
 /* ---- a naive batch ---------------------------------------------------------------------------
  */
 
+static struct demo *loaded; /* the model, while batches are served */
+static void (*run_batches)(void *context);
+static void *batches;
 static const struct lab_batch *naive; /* the one that runs */
 static int n_passes;
 static volatile sig_atomic_t interrupt;
@@ -269,8 +272,9 @@ static void note_batch(const struct group *g, const struct naive_waste *waste) {
     }
 }
 
-static int serve_batch(struct demo *demo, struct error *err) {
+static void serve_batch(struct demo *demo) {
     struct probe probe = {see_batch, &served};
+    struct error err;
     struct request requests[16];
     struct group g = {0};
     struct naive_waste waste;
@@ -287,24 +291,38 @@ static int serve_batch(struct demo *demo, struct error *err) {
     demo->generator.probe = &probe;
     demo->generator.interrupted = &interrupt;
     served.dev = demo->dev;
-    int result = group_start(demo, &g, requests, naive->n, 0, &contiguous_caches[DYNAMIC], err);
+    int result = group_start(demo, &g, requests, naive->n, 0, &contiguous_caches[DYNAMIC], &err);
     if (!result) {
-        result = group_answer(demo, &g, &waste, err);
+        result = group_answer(demo, &g, &waste, &err);
         lab_int(served.log, result, "naive_batch_generate");
     }
     if (!result)
         note_batch(&g, &waste);
     group_end(&g);
     demo->generator.probe = NULL;
-    return 0;
 }
 
 void lab_serve_batch(struct lab_log *log, const struct lab_batch *batch) {
-    static const struct phase phase = {.title = "lab", .about = "", .tables = serve_batch};
-    char *argv[] = {"lab", "--device", "cpu", "--threads", "1", NULL};
     served = (struct served){.log = log, .request = -1};
     naive = batch;
     n_passes = 0;
     interrupt = 0;
-    lab_int(log, demo_main(5, argv, &phase), "the engine's exit status");
+    serve_batch(loaded);
+}
+
+static int run_loaded(struct demo *demo, struct error *err) {
+    (void)err;
+    loaded = demo;
+    run_batches(batches);
+    interrupt = 0;
+    return 0;
+}
+
+void lab_with_model(void (*run)(void *context), void *context) {
+    static const struct phase phase = {.title = "lab", .about = "", .tables = run_loaded};
+    char *argv[] = {"lab", "--device", "cpu", "--threads", "1", NULL};
+    run_batches = run;
+    batches = context;
+    if (demo_main(5, argv, &phase))
+        exit(2);
 }

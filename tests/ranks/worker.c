@@ -2,13 +2,20 @@
  * worker - one of the ranks of tests/test_ranks.c: mpirun -n 3 worker. Each rank has the whole
  * model, too, and holds what the ranks answer together against what that answers alone.
  *
- * SAMEBITS_WORKLOADS, SAMEBITS_SEED: so many random workloads; SAMEBITS_GOLDENS: the golden
- * prompts; SAMEBITS_DAMAGES: so many damaged messages. On every rank random numbers are the same,
- * so that all do the same.
+ * SAMEBITS_WORKLOADS, SAMEBITS_SEED: so many random workloads; SAMEBITS_CONTEXT: and so many of
+ * each model whose ranks share positions, not heads; SAMEBITS_GOLDENS: the golden prompts;
+ * SAMEBITS_DAMAGES: so many damaged messages; SAMEBITS_DEVICE: the device, on which all share one
+ * GPU; SAMEBITS_NCCL=1: or have GPUs of their own. On every rank random numbers are the same, so
+ * that all do the same.
  */
+#include "model/decode_graph.h"
 #include "model/files/json.h"
 #include "model/parallel/mpi.h"
+#include "model/parallel/nccl.h"
+#include "model/workspace.h"
 #include "scheduler/kv_contiguous.h"
+#include "scheduler/kv_pool.h"
+#include "tests/device.h"
 #include "tests/workload_runs.h"
 
 #include <setjmp.h>
@@ -26,12 +33,35 @@ static int number(const char *name) {
     return text ? atoi(text) : 0;
 }
 
+/* SAMEBITS_NCCL: what the ranks of a model say stays on their GPUs. */
+static void talk_on_gpus(struct tiny_model *shared) {
+    struct error err;
+    if (!number("SAMEBITS_NCCL"))
+        return;
+    assert_true(nccl_join != NULL);
+    if (nccl_join(ranks, shared->dev, &err))
+        fail_msg("%s", err.text);
+}
+
+static int n_recordings; /* of passes, with what ranks said in them */
+
+static void end_talk(struct tiny_model *shared) {
+    const struct decode_graphs *g = shared->generator.ws->graphs;
+    for (int i = 0; g && i < N_DECODE_SIZES * N_PASS_FORMS; i++)
+        n_recordings += g->recordings[i / N_PASS_FORMS][i % N_PASS_FORMS].said.calls > 0;
+    generator_end(&shared->generator); /* recordings go before those who talk in them */
+    if (ranks->on_device)
+        ranks->on_device->end(ranks, shared->dev);
+}
+
 static void open_shared(struct tiny_model *whole, struct tiny_model *shared, int which) {
     tiny_model_open(whole, which);
     tiny_model_share(shared, which, whole, ranks);
+    talk_on_gpus(shared);
 }
 
 static void close_shared(struct tiny_model *whole, struct tiny_model *shared) {
+    end_talk(shared);
     tiny_model_close(shared);
     tiny_model_close(whole);
 }
@@ -60,8 +90,63 @@ static void test_workloads(void **state) {
         close_shared(&whole, &shared);
     }
     if (ranks->rank == 0)
-        printf("workloads: %ld preemptions, %ld tokens shared\n", counts.preemptions,
-               counts.shared);
+        printf("workloads: %ld preemptions, %ld tokens shared, %d recorded passes\n",
+               counts.preemptions, counts.shared, n_recordings);
+    assert_true(n < N_SHARED_MODELS || (n_recordings > 0) == (number("SAMEBITS_NCCL") > 0));
+}
+
+/* Device memory of a pool for so many positions. */
+static size_t memory_of_pool(struct tiny_model *t, int n_positions) {
+    struct kv_pool pool;
+    struct error err = {""};
+    size_t before = t->dev->bytes;
+    struct kv_pool_options options = {.block_size = ATTENTION_TILE * ranks->n_ranks};
+    options.n_blocks = n_positions / options.block_size;
+    if (kv_pool_start(&pool, &t->model, &options, &err))
+        fail_msg("%s", err.text);
+    size_t bytes = t->dev->bytes - before;
+    kv_pool_end(&pool);
+    return bytes;
+}
+
+/* A cache that is not in blocks of a tile for each rank is refused, and a model with windows. */
+static void check_refused(struct tiny_model *shared, const char *why) {
+    struct sequence s = {0};
+    struct sampling_options greedy = {.top_p = 1};
+    struct error err = {""};
+    const int32_t prompt[] = {1, 2, 3};
+    assert_int_equal(sequence_start(&s, 0, &greedy, &err), 0);
+    assert_int_equal(sequence_add_prompt(&s, prompt, 3, 2, &err), 0);
+    struct kv_cache *cache = kv_static_new(&shared->model, 100, &err);
+    assert_non_null(cache);
+    assert_int_equal(generate(&shared->generator, &s, cache, &err), -1);
+    assert_non_null(strstr(err.text, why));
+    kv_cache_free(cache);
+    sequence_end(&s);
+}
+
+/* Each rank has some tiles of every sequence. */
+static void test_positions(void **state) {
+    (void)state;
+    struct random r = {(uint64_t)number("SAMEBITS_SEED")};
+    struct run_counts counts = {0};
+    int n = number("SAMEBITS_CONTEXT");
+    ranks->by_position = true;
+    for (int which = 0; which <= LONG_MODEL && n; which++) {
+        struct tiny_model whole, shared;
+        open_shared(&whole, &shared, which);
+        size_t all = memory_of_pool(&whole, 12 * ATTENTION_TILE);
+        assert_true(memory_of_pool(&shared, 12 * ATTENTION_TILE) == all / (size_t)ranks->n_ranks);
+        check_refused(&shared, shared.model.config.window ? "sliding windows" : "blocks of");
+        int n_runs = shared.model.config.window ? 0 : which == LONG_MODEL ? 2 * n : n;
+        check_random_workloads(&shared, &r, n_runs, ONE_PASS, &counts);
+        close_shared(&whole, &shared);
+    }
+    ranks->by_position = false;
+    if (ranks->rank == 0 && n)
+        printf("positions: %ld preemptions, %ld tokens swapped, %ld read again, %ld shared\n",
+               counts.preemptions, counts.swapped, counts.recomputed, counts.shared);
+    assert_true(n < 4 || (counts.swapped && counts.recomputed && counts.shared));
 }
 
 /* ---- goldens --------------------------------------------------------------------------------- */
@@ -70,7 +155,7 @@ static void test_workloads(void **state) {
 static void open_shipped(struct tiny_model *t, struct parallel *with) {
     struct error err;
     struct device_options options = {.n_threads = 1};
-    *t = (struct tiny_model){.dev = ref_ops.open(&options, &err)};
+    *t = (struct tiny_model){.dev = device_under_test()->open(&options, &err)};
     if (!t->dev || model_load_part(&t->model, t->dev, "data/model", with, NULL, &err) ||
         generator_start(&t->generator, &t->model, &err))
         fail_msg("%s", err.text);
@@ -108,6 +193,7 @@ static void test_goldens(void **state) {
     assert_non_null(f);
     open_shipped(&whole, NULL);
     open_shipped(&shared, ranks);
+    talk_on_gpus(&shared);
     while ((n = getline(&line, &capacity, f)) > 0) {
         json_t *golden = json_parse(line, (size_t)n, "goldens", &err);
         check_golden(&whole, &shared, json_object_get(golden, "prompt_ids"));
@@ -115,6 +201,7 @@ static void test_goldens(void **state) {
     }
     free(line);
     fclose(f);
+    end_talk(&shared);
     shipped_model_close(&shared);
     shipped_model_close(&whole);
 }
@@ -205,9 +292,9 @@ static void test_damages(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_workloads),
-                                       cmocka_unit_test(test_goldens),
-                                       cmocka_unit_test(test_damages)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_workloads), cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_goldens), cmocka_unit_test(test_damages)};
     struct error err;
     if (!(ranks = mpi_join(&err)))
         return 2;

@@ -9,18 +9,34 @@
 #include "scheduler/service.h"
 #include "tutorials/common/demo.h"
 
-enum { MOST_CHOICES = 64, MOST_STOPS = 16, LONGEST_STOP = 1000 };
+enum { MOST_CHOICES = 1024, MOST_STOPS = 16, LONGEST_STOP = 1000 };
+
+/* One of the texts that a request asks to go on from. */
+struct api_prompt {
+    int32_t *ids; /* [n], owned */
+    int n;
+    char *text; /* [n_text] as echo gives it back, owned; NULL without echo */
+    size_t n_text;
+};
 
 /* A request of /v1/chat/completions or /v1/completions, read. */
 struct api_request {
     bool chat;
     bool stream, include_usage, echo;
-    int n;               /* answers wanted */
-    struct request base; /* prompt, stops (both owned), max_new, sampling of the first answer */
+    int n;                      /* answers wanted for each prompt */
+    struct api_prompt *prompts; /* [n_prompts], owned; together at most MOST_CHOICES answers */
+    int n_prompts;
+    struct request base; /* stops (owned), max_new, sampling of the first answer */
     int n_logprobs;      /* as in struct ticket */
-    char *echoed;        /* [n_echoed] with echo: the prompt's text */
-    size_t n_echoed;
 };
+
+/* Answer number i of a request (of n_prompts * n) for the engine; what it points to is r's. With
+ * echo and logprobs all tokens of the prompt but the first are given as the beginning of the
+ * answer, so that each has its logits. context: of the model. */
+struct request api_answer_request(const struct api_request *r, int i, int context);
+
+/* Tokens of all prompts together. */
+long api_prompt_tokens(const struct api_request *r);
 
 /* An error as a client gets it: a status of HTTP, and the field that is wrong, or "". */
 struct api_error {
@@ -63,10 +79,10 @@ struct api_choice {
 };
 
 /* One token's entry for logprobs, in the form of chat: how likely it was, and the likeliest in its
- * place. offset: for completions, how many characters stand before the token; counted on. Returns
- * NULL without memory. */
-json_t *api_logprob(const struct demo *demo, int32_t id, float logprob, const struct logprob *top,
-                    int n_top, long *offset);
+ * place. logprob: NULL for a token that follows nothing. offset: for completions, how many
+ * characters stand before the token; counted on. Returns NULL without memory. */
+json_t *api_logprob(const struct demo *demo, int32_t id, const float *logprob,
+                    const struct logprob *top, int n_top, long *offset);
 
 /* A choice, whole or (delta) a piece of it. Takes choice->logprobs and receipt. */
 json_t *api_choice_json(const struct api_head *head, const struct api_choice *choice, bool delta);

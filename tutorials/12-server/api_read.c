@@ -62,22 +62,22 @@ static int read_logprobs(struct api_request *r, const json_t *body, struct api_e
     return 0;
 }
 
-static int encode(struct request *r, const struct demo *demo, const char *text,
+static int encode(struct api_prompt *p, const struct demo *demo, const char *text,
                   struct api_error *err) {
     size_t n;
     err->status = 400;
-    if (tokenizer_encode(demo->tokenizer, text, strlen(text), true, &r->prompt, &n, &err->why))
+    if (tokenizer_encode(demo->tokenizer, text, strlen(text), true, &p->ids, &n, &err->why))
         return -1;
-    r->n_prompt = (int)n;
+    p->n = (int)n;
     return 0;
 }
 
 /* Token ids instead of a text. */
-static int take_ids(struct request *r, const struct demo *demo, const json_t *list,
+static int take_ids(struct api_prompt *p, const struct demo *demo, const json_t *list,
                     const char *field, struct api_error *err) {
     size_t n = json_array_size(list);
-    r->prompt = malloc(sizeof *r->prompt * (n + 1));
-    if (!r->prompt)
+    p->ids = malloc(sizeof *p->ids * (n + 1));
+    if (!p->ids)
         return api_refuse(err, 500, field, "out of memory");
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_array_get(list, i);
@@ -85,49 +85,74 @@ static int take_ids(struct request *r, const struct demo *demo, const json_t *li
         if (!json_is_integer(id) || x < 0 || x >= demo->model.config.vocab_size)
             return api_refuse(err, 400, field, "%s: token %zu must be an id from 0 to %d", field, i,
                               demo->model.config.vocab_size - 1);
-        r->prompt[i] = (int32_t)x;
+        p->ids[i] = (int32_t)x;
     }
-    r->n_prompt = (int)n;
+    p->n = (int)n;
     return 0;
 }
 
-static int read_prompt(struct api_request *r, const struct demo *demo, const json_t *body,
-                       struct api_error *err) {
-    json_t *prompt = api_field(body, "prompt");
-    if (json_is_array(prompt) && json_array_size(prompt) == 1 &&
-        !json_is_integer(json_array_get(prompt, 0)))
-        prompt = json_array_get(prompt, 0);
-    if (json_is_array(prompt) && json_is_integer(json_array_get(prompt, 0)))
-        return take_ids(&r->base, demo, prompt, "prompt", err);
-    if (!json_is_string(prompt) || strlen(json_string_value(prompt)) != json_string_length(prompt))
-        return api_refuse(err, 400, "prompt",
-                          "prompt must be a text without NUL, or a list of token ids");
-    return encode(&r->base, demo, json_string_value(prompt), err);
-}
-
 /* What echo puts in front of the answer: the prompt as it was given, or what its ids say. */
-static int keep_prompt(struct api_request *r, const struct demo *demo, const json_t *body,
-                       struct api_error *err) {
-    json_t *prompt = api_field(body, "prompt");
-    if (json_is_array(prompt) && json_is_string(json_array_get(prompt, 0)))
-        prompt = json_array_get(prompt, 0);
+static int keep_text(struct api_prompt *p, const struct demo *demo, const json_t *prompt,
+                     struct api_error *err) {
     err->status = 500;
     if (!json_is_string(prompt))
-        return tokenizer_decode(demo->tokenizer, r->base.prompt, (size_t)r->base.n_prompt, true,
-                                &r->echoed, &r->n_echoed, &err->why);
-    r->n_echoed = json_string_length(prompt);
-    r->echoed = strdup(json_string_value(prompt));
-    return r->echoed ? 0 : error_set(&err->why, "out of memory");
+        return tokenizer_decode(demo->tokenizer, p->ids, (size_t)p->n, true, &p->text, &p->n_text,
+                                &err->why);
+    p->n_text = json_string_length(prompt);
+    p->text = strdup(json_string_value(prompt));
+    return p->text ? 0 : error_set(&err->why, "out of memory");
 }
 
-static int read_messages(struct api_request *r, const struct demo *demo, const json_t *body,
+static int read_prompt(struct api_prompt *p, const struct api_request *r, const struct demo *demo,
+                       const json_t *prompt, struct api_error *err) {
+    bool is_text =
+        json_is_string(prompt) && strlen(json_string_value(prompt)) == json_string_length(prompt);
+    if (!is_text && !json_is_array(prompt))
+        return api_refuse(err, 400, "prompt",
+                          "prompt must be a text without NUL, a list of token ids, or a list of "
+                          "such prompts");
+    if (is_text ? encode(p, demo, json_string_value(prompt), err)
+                : take_ids(p, demo, prompt, "prompt", err))
+        return -1;
+    return r->echo ? keep_text(p, demo, prompt, err) : 0;
+}
+
+/* Room for n prompts, of n answers each. */
+static int make_prompts(struct api_request *r, const struct demo *demo, size_t n,
+                        struct api_error *err) {
+    int most = demo->options.max_waiting; /* all of them wait, before the first can run */
+    most = most < MOST_CHOICES ? most : MOST_CHOICES;
+    if (n > (size_t)(most / r->n))
+        return api_refuse(err, 400, "prompt", "%zu prompts of %d answers: at most %d answers", n,
+                          r->n, most);
+    if (!(r->prompts = calloc(n + 1, sizeof *r->prompts)))
+        return api_refuse(err, 500, "prompt", "out of memory");
+    r->n_prompts = (int)n;
+    return 0;
+}
+
+/* A prompt, or a list of them; a list of numbers is one. */
+static int read_prompts(struct api_request *r, const struct demo *demo, const json_t *body,
+                        struct api_error *err) {
+    json_t *prompt = api_field(body, "prompt"), *first = json_array_get(prompt, 0);
+    bool several = json_is_string(first) || json_is_array(first);
+    if (make_prompts(r, demo, several ? json_array_size(prompt) : 1, err))
+        return -1;
+    for (int i = 0; i < r->n_prompts; i++)
+        if (read_prompt(&r->prompts[i], r, demo,
+                        several ? json_array_get(prompt, (size_t)i) : prompt, err))
+            return -1;
+    return 0;
+}
+
+static int read_messages(struct api_prompt *p, const struct demo *demo, const json_t *body,
                          struct api_error *err) {
     size_t n;
     err->status = 400;
     snprintf(err->field, sizeof err->field, "messages");
-    if (demo_encode_messages(demo, body, "the body", &r->base.prompt, &n, &err->why))
+    if (demo_encode_messages(demo, body, "the body", &p->ids, &n, &err->why))
         return -1;
-    r->base.n_prompt = (int)n;
+    p->n = (int)n;
     return 0;
 }
 
@@ -135,19 +160,21 @@ static int read_messages(struct api_request *r, const struct demo *demo, const j
 
 static int read_limits(struct api_request *r, const struct demo *demo, const json_t *body,
                        struct api_error *err) {
-    int context = demo->generator.context, room = context - r->base.n_prompt;
-    r->base.max_new = r->chat ? room : 16; /* the API's defaults */
-    if (r->base.n_prompt < 1)
-        return api_refuse(err, 400, r->chat ? "messages" : "prompt", "the prompt is empty");
-    if (room < 1)
-        return api_refuse(err, 400, r->chat ? "messages" : "prompt",
-                          "the prompt has %d tokens, and the context is %d: none is left to answer",
-                          r->base.n_prompt, context);
-    if (api_get_int(body, "max_tokens", 1, 1 << 30, &r->base.max_new, err) ||
-        api_get_int(body, "max_completion_tokens", 1, 1 << 30, &r->base.max_new, err))
+    int context = demo->generator.context, least = r->echo ? 0 : 1;
+    r->base.max_new = r->chat ? context : 16; /* the API's defaults */
+    if (api_get_int(body, "max_tokens", least, 1 << 30, &r->base.max_new, err) ||
+        api_get_int(body, "max_completion_tokens", least, 1 << 30, &r->base.max_new, err))
         return -1;
-    if (r->base.max_new > room)
-        r->base.max_new = room;
+    for (int i = 0; i < r->n_prompts; i++) {
+        int n = r->prompts[i].n;
+        if (n < 1)
+            return api_refuse(err, 400, r->chat ? "messages" : "prompt", "the prompt is empty");
+        if (n >= context + !r->base.max_new)
+            return api_refuse(
+                err, 400, r->chat ? "messages" : "prompt",
+                "the prompt has %d tokens, and the context is %d: none is left to answer", n,
+                context);
+    }
     return 0;
 }
 
@@ -179,13 +206,13 @@ static int read_body(struct api_request *r, const struct demo *demo, const json_
         read_logprobs(r, body, err) || read_sampling(&r->base.sampling, body, err) ||
         read_stops(&r->base, body, err))
         return -1;
-    if (r->echo && (r->chat || r->n_logprobs >= 0))
-        return api_refuse(err, 400, "echo", "echo goes with completions, and without logprobs");
+    if (r->echo && (r->chat || r->base.receipt))
+        return api_refuse(err, 400, "echo", "echo goes with completions, and without receipts");
     if (r->base.receipt && !demo->phase->receipt)
         return api_refuse(err, 400, "samebits_receipt",
                           "make phase13 builds a server with receipts");
-    if ((r->chat ? read_messages(r, demo, body, err) : read_prompt(r, demo, body, err)) ||
-        (r->echo && keep_prompt(r, demo, body, err)))
+    if (r->chat ? make_prompts(r, demo, 1, err) || read_messages(r->prompts, demo, body, err)
+                : read_prompts(r, demo, body, err))
         return -1;
     return read_limits(r, demo, body, err);
 }
@@ -206,47 +233,69 @@ void api_request_free(struct api_request *r) {
     for (int i = 0; i < r->base.n_stops; i++)
         free(r->base.stops[i]);
     free(r->base.stops);
-    free(r->base.prompt);
-    free(r->echoed);
+    for (int i = 0; i < r->n_prompts; i++) {
+        free(r->prompts[i].ids);
+        free(r->prompts[i].text);
+    }
+    free(r->prompts);
     *r = (struct api_request){0};
+}
+
+struct request api_answer_request(const struct api_request *r, int i, int context) {
+    const struct api_prompt *p = &r->prompts[i / r->n];
+    int n_given = r->echo && r->n_logprobs >= 0 ? p->n - 1 : 0, room = context - p->n;
+    struct request request = r->base;
+    request.sampling.sample = (uint32_t)(i % r->n);
+    request.prompt = p->ids;
+    request.n_prompt = p->n - n_given;
+    request.draft = p->ids + request.n_prompt;
+    request.n_draft = n_given;
+    request.forced = n_given > 0;
+    request.max_new = n_given + (request.max_new < room ? request.max_new : room);
+    return request;
+}
+
+long api_prompt_tokens(const struct api_request *r) {
+    long n = 0;
+    for (int i = 0; i < r->n_prompts; i++)
+        n += r->prompts[i].n;
+    return n;
 }
 
 /* ---- /tokenize and /detokenize --------------------------------------------------------------- */
 
 json_t *api_tokenize(const struct demo *demo, const char *body, size_t n, struct api_error *err) {
-    struct api_request r = {0};
+    struct api_prompt p = {0};
     bool special = true;
     *err = (struct api_error){.status = 400};
     json_t *json = json_parse(body, n, "the body", &err->why), *answer = NULL;
     const json_t *text = json_object_get(json, "prompt");
-    int32_t *ids = NULL;
-    size_t n_ids = 0;
     int result = -1;
     if (!json || api_get_bool(json, "add_special_tokens", &special, err))
         result = -1;
-    else if (json_object_get(json, "messages") && !read_messages(&r, demo, json, err)) {
-        ids = r.base.prompt;
-        n_ids = (size_t)r.base.n_prompt;
+    else if (json_object_get(json, "messages") && !read_messages(&p, demo, json, err))
         result = 0;
-    } else if (json_is_string(text))
+    else if (json_is_string(text)) {
+        size_t n_ids = 0;
         result = tokenizer_encode(demo->tokenizer, json_string_value(text),
-                                  json_string_length(text), special, &ids, &n_ids, &err->why);
-    else if (!err->why.text[0])
+                                  json_string_length(text), special, &p.ids, &n_ids, &err->why);
+        p.n = (int)n_ids;
+    } else if (!err->why.text[0])
         api_refuse(err, 400, "prompt", "prompt must be a text, or messages a list");
     if (!result) {
         json_t *list = json_array();
-        for (size_t i = 0; i < n_ids; i++)
-            json_array_append_new(list, json_integer(ids[i]));
-        answer = json_pack("{si si so}", "count", (int)n_ids, "max_model_len",
-                           demo->generator.context, "tokens", list);
+        for (int i = 0; i < p.n; i++)
+            json_array_append_new(list, json_integer(p.ids[i]));
+        answer = json_pack("{si si so}", "count", p.n, "max_model_len", demo->generator.context,
+                           "tokens", list);
     }
-    free(ids);
+    free(p.ids);
     json_decref(json);
     return answer;
 }
 
 json_t *api_detokenize(const struct demo *demo, const char *body, size_t n, struct api_error *err) {
-    struct request r = {0};
+    struct api_prompt p = {0};
     *err = (struct api_error){.status = 400};
     json_t *json = json_parse(body, n, "the body", &err->why), *answer = NULL;
     const json_t *ids = json_object_get(json, "tokens");
@@ -254,13 +303,13 @@ json_t *api_detokenize(const struct demo *demo, const char *body, size_t n, stru
     size_t n_bytes;
     if (json && !json_is_array(ids))
         api_refuse(err, 400, "tokens", "tokens must be a list of token ids");
-    else if (json && !take_ids(&r, demo, ids, "tokens", err) &&
-             !tokenizer_decode(demo->tokenizer, r.prompt, (size_t)r.n_prompt, false, &text,
-                               &n_bytes, &err->why)) {
+    else if (json && !take_ids(&p, demo, ids, "tokens", err) &&
+             !tokenizer_decode(demo->tokenizer, p.ids, (size_t)p.n, false, &text, &n_bytes,
+                               &err->why)) {
         answer = json_pack("{ss%}", "prompt", text, n_bytes);
         free(text);
     }
-    free(r.prompt);
+    free(p.ids);
     json_decref(json);
     return answer;
 }

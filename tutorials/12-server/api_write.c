@@ -22,8 +22,8 @@ static const char *finish_reason(enum finish finish) {
     }
 }
 
-/* The text of one token, its bytes, and how likely it was. */
-static json_t *token_entry(const struct demo *demo, int32_t id, float logprob) {
+/* The text of one token, its bytes, and how likely it was; NULL: that is not known. */
+static json_t *token_entry(const struct demo *demo, int32_t id, const float *logprob) {
     char *text;
     size_t n;
     struct error err;
@@ -32,8 +32,8 @@ static json_t *token_entry(const struct demo *demo, int32_t id, float logprob) {
     json_t *bytes = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append_new(bytes, json_integer((unsigned char)text[i]));
-    json_t *entry =
-        json_pack("{ss% sf so}", "token", text, n, "logprob", (double)logprob, "bytes", bytes);
+    json_t *entry = json_pack("{ss% so so}", "token", text, n, "logprob",
+                              logprob ? json_real((double)*logprob) : json_null(), "bytes", bytes);
     free(text);
     return entry;
 }
@@ -45,15 +45,15 @@ static long count_characters(const char *utf8) {
     return n;
 }
 
-json_t *api_logprob(const struct demo *demo, int32_t id, float logprob, const struct logprob *top,
-                    int n_top, long *offset) {
+json_t *api_logprob(const struct demo *demo, int32_t id, const float *logprob,
+                    const struct logprob *top, int n_top, long *offset) {
     json_t *entry = token_entry(demo, id, logprob), *list = json_array();
     if (!entry) {
         json_decref(list);
         return NULL;
     }
     for (int i = 0; i < n_top; i++)
-        json_array_append_new(list, token_entry(demo, top[i].id, top[i].value));
+        json_array_append_new(list, token_entry(demo, top[i].id, &top[i].value));
     json_object_set_new(entry, "top_logprobs", list);
     if (offset) {
         json_object_set_new(entry, "text_offset", json_integer(*offset));
@@ -76,6 +76,12 @@ static json_t *lists_of(const json_t *entries) {
         json_array_foreach(json_object_get(entry, "top_logprobs"), k, likely)
             json_object_set(top, json_string_value(json_object_get(likely, "token")),
                             json_object_get(likely, "logprob"));
+        json_object_set(top, json_string_value(json_object_get(entry, "token")),
+                        json_object_get(entry, "logprob")); /* likely or not */
+        if (json_is_null(json_object_get(entry, "logprob"))) {
+            json_decref(top);
+            top = json_null();
+        }
         json_array_append_new(tops, top);
     }
     return json_pack("{so so so so}", "tokens", tokens, "token_logprobs", values, "top_logprobs",

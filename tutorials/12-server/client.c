@@ -2,15 +2,16 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 /* A client and the answer that it is getting. */
 struct client {
+    int fd; /* its socket; -1: it has nothing to do */
     int request;
     char *answer; /* [n] the bytes that came, with a NUL behind */
     size_t n, capacity;
@@ -20,9 +21,9 @@ struct clients {
     const struct workload *w;
     struct call *calls;
     int port, n;
-    struct client *all;    /* [n] */
-    struct pollfd *polled; /* [n] their sockets; -1: has nothing to do */
-    int next, n_done;      /* requests: the one to be sent next, and those that were answered */
+    int epoll;          /* watches their sockets */
+    struct client *all; /* [n] */
+    int next, n_done;   /* requests: the one to be sent next, and those that were answered */
     double began;
 };
 
@@ -83,16 +84,20 @@ static int send_request(int port, const struct request *r, struct error *err) {
  * all clients are busy or nothing is left; -2 with err set. */
 static int send_due(struct clients *c, struct error *err) {
     for (int i = 0; i < c->n && c->next < c->w->n; i++) {
-        if (c->polled[i].fd >= 0)
+        struct client *client = &c->all[i];
+        struct epoll_event event = {EPOLLIN, {.u32 = (uint32_t)i}};
+        if (client->fd >= 0)
             continue;
         double now = clock_now() - c->began, wait = c->w->requests[c->next].arrival - now;
         if (wait > 0)
             return (int)(wait * 1e3) + 1;
-        c->polled[i].fd = send_request(c->port, &c->w->requests[c->next], err);
-        if (c->polled[i].fd < 0)
+        client->fd = send_request(c->port, &c->w->requests[c->next], err);
+        if (client->fd < 0)
             return -2;
-        c->all[i].request = c->next;
-        c->all[i].n = 0;
+        if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, client->fd, &event))
+            return error_set(err, "epoll: %s", strerror(errno)) - 1;
+        client->request = c->next;
+        client->n = 0;
         c->calls[c->next++] = (struct call){.sent = now};
     }
     return -1;
@@ -117,8 +122,7 @@ static int finish(struct clients *c, const struct client *client, double now, st
 }
 
 /* Reads what has come. Returns 1 when that was all, or -1 with err set. */
-static int receive(struct clients *c, int i, struct error *err) {
-    struct client *client = &c->all[i];
+static int receive(struct clients *c, struct client *client, struct error *err) {
     struct call *call = &c->calls[client->request];
     if (client->capacity - client->n < 4096) {
         size_t capacity = 2 * client->capacity + 8192;
@@ -128,8 +132,7 @@ static int receive(struct clients *c, int i, struct error *err) {
         client->answer = larger;
         client->capacity = capacity;
     }
-    ssize_t n =
-        recv(c->polled[i].fd, client->answer + client->n, client->capacity - client->n - 1, 0);
+    ssize_t n = recv(client->fd, client->answer + client->n, client->capacity - client->n - 1, 0);
     double now = clock_now() - c->began;
     if (n <= 0)
         return finish(c, client, now, err) ? -1 : 1;
@@ -141,20 +144,22 @@ static int receive(struct clients *c, int i, struct error *err) {
 }
 
 static int run(struct clients *c, const struct demo *demo, struct error *err) {
+    struct epoll_event events[64];
     while (c->n_done < c->w->n && !demo_interrupted(demo)) {
         int wait = send_due(c, err);
         if (wait < -1)
             return -1;
-        if (poll(c->polled, (nfds_t)c->n, wait) < 0 && errno != EINTR)
-            return error_set(err, "poll: %s", strerror(errno));
-        for (int i = 0; i < c->n; i++) {
-            struct pollfd *p = &c->polled[i];
-            int result = p->fd >= 0 && p->revents ? receive(c, i, err) : 0;
+        int n = epoll_wait(c->epoll, events, sizeof events / sizeof *events, wait);
+        if (n < 0 && errno != EINTR)
+            return error_set(err, "epoll: %s", strerror(errno));
+        for (int i = 0; i < n; i++) {
+            struct client *client = &c->all[events[i].data.u32];
+            int result = receive(c, client, err);
             if (result < 0)
                 return -1;
             if (result) {
-                close(p->fd);
-                p->fd = -1;
+                close(client->fd);
+                client->fd = -1;
             }
         }
     }
@@ -168,19 +173,20 @@ int client_call_all(const struct demo *demo, const struct workload *w, int port,
                         .calls = calls,
                         .port = port,
                         .n = n_clients,
+                        .epoll = epoll_create1(EPOLL_CLOEXEC),
                         .all = calloc(n, sizeof *c.all),
-                        .polled = calloc(n, sizeof *c.polled),
                         .began = clock_now()};
-    int result = c.all && c.polled ? 0 : error_set(err, "out of memory for %d clients", n_clients);
-    for (int i = 0; !result && i < n_clients; i++)
-        c.polled[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+    int result = c.all && c.epoll >= 0 ? 0 : error_set(err, "cannot have %d clients", n_clients);
+    for (int i = 0; c.all && i < n_clients; i++)
+        c.all[i].fd = -1;
     result = result || run(&c, demo, err);
-    for (int i = 0; c.all && c.polled && i < n_clients; i++) {
+    for (int i = 0; c.all && i < n_clients; i++) {
         free(c.all[i].answer);
-        if (c.polled[i].fd >= 0)
-            close(c.polled[i].fd);
+        if (c.all[i].fd >= 0)
+            close(c.all[i].fd);
     }
+    if (c.epoll >= 0)
+        close(c.epoll);
     free(c.all);
-    free(c.polled);
     return result ? -1 : 0;
 }

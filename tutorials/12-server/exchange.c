@@ -103,16 +103,14 @@ static json_t *piece(struct choice *c, const struct answer *a, bool delta) {
                                 .fingerprint = fingerprint_value(&a->sequence.fingerprint),
                                 .receipt = receipt_of_choice(c, a),
                                 .first = !c->begun};
+    const struct api_prompt *prompt = &x->request.prompts[c->index / x->request.n];
     char *echoed = NULL;
-    if (x->request.echo && !c->begun) {
-        size_t n_prompt = x->request.n_echoed;
-        if ((echoed = malloc(n_prompt + choice.n_text + 1))) {
-            memcpy(echoed, x->request.echoed, n_prompt);
-            if (choice.n_text)
-                memcpy(echoed + n_prompt, choice.text, choice.n_text);
-            choice.text = echoed;
-            choice.n_text += n_prompt;
-        }
+    if (x->request.echo && !c->begun && (echoed = malloc(prompt->n_text + choice.n_text + 1))) {
+        memcpy(echoed, prompt->text, prompt->n_text);
+        if (choice.n_text)
+            memcpy(echoed + prompt->n_text, choice.text, choice.n_text);
+        choice.text = echoed;
+        choice.n_text += prompt->n_text;
     }
     c->begun = true;
     c->n_told = n;
@@ -132,18 +130,30 @@ static void stream(struct choice *c, const struct answer *a) {
 static void drew(struct ticket *t, const struct answer *a) {
     struct choice *c = (struct choice *)t;
     struct exchange *x = c->exchange;
+    bool given = sequence_new_tokens(&a->sequence) <= a->sequence.n_forced;
     pthread_mutex_lock(&x->server->lock);
-    x->n_new++;
+    x->n_new += !given;
     if (c->logprobs)
         json_array_append_new(c->logprobs,
                               api_logprob(x->server->demo,
-                                          a->sequence.tokens[a->sequence.n_tokens - 1], t->logprob,
+                                          a->sequence.tokens[a->sequence.n_tokens - 1], &t->logprob,
                                           t->top, t->n_top, x->request.chat ? NULL : &c->offset));
-    if (x->request.stream && !x->gone && a->sequence.finish == FINISH_NOT_YET) {
+    if (x->request.stream && !x->gone && !given && a->sequence.finish == FINISH_NOT_YET) {
         stream(c, a);
-        wake(x);
+        x->ready = true;
     }
     pthread_mutex_unlock(&x->server->lock);
+}
+
+/* All at once: woken one by one, the HTTP thread would go round for each. */
+void exchange_wake_ready(struct server *s) {
+    pthread_mutex_lock(&s->lock);
+    for (struct exchange *x = s->open; x; x = x->next) {
+        if (x->ready)
+            wake(x);
+        x->ready = false;
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Why a choice has no answer; status 0: it has one. */
@@ -160,15 +170,16 @@ static struct api_error failure(const struct ticket *t, const struct answer *a) 
     return err;
 }
 
-/* All choices of x are done. */
+/* All choices of x are done. A stream that ends with an error has no [DONE]. */
 static void complete(struct exchange *x) {
     if (x->request.stream) {
         if (x->error.status)
             put_event(x, api_error_json(&x->error));
         else if (x->request.include_usage)
-            put_event(x, api_answer_json(&x->head, json_array(), true, x->request.base.n_prompt,
-                                         x->n_new));
-        put(x, "data: [DONE]\n\n", 14);
+            put_event(x, api_answer_json(&x->head, json_array(), true,
+                                         api_prompt_tokens(&x->request), x->n_new));
+        if (!x->error.status)
+            put(x, "data: [DONE]\n\n", 14);
     }
     wake(x);
 }
@@ -242,21 +253,35 @@ static enum MHD_Result begin_stream(struct exchange *x) {
     return result;
 }
 
+/* Answer number i. Returns -1 without memory. */
+static int make_choice(struct exchange *x, int i) {
+    const struct api_request *r = &x->request;
+    const struct demo *demo = x->server->demo;
+    struct choice *c = &x->choices[i];
+    *c = (struct choice){.ticket = {.request = api_answer_request(r, i, demo->generator.context),
+                                    .n_logprobs = r->n_logprobs,
+                                    .origin = &x->choices[i - i % r->n].ticket,
+                                    .drew = drew,
+                                    .done = done},
+                         .exchange = x,
+                         .index = i,
+                         .logprobs = r->n_logprobs >= 0 ? json_array() : NULL};
+    if (r->echo && c->logprobs)
+        json_array_append_new(
+            c->logprobs, api_logprob(demo, c->ticket.request.prompt[0], NULL, NULL, 0, &c->offset));
+    if (r->n_logprobs > 0)
+        c->ticket.top = calloc((size_t)r->n_logprobs, sizeof *c->ticket.top);
+    return r->n_logprobs > 0 && !c->ticket.top ? -1 : 0;
+}
+
 static int make_choices(struct exchange *x) {
-    struct api_request *r = &x->request;
-    x->choices = calloc((size_t)r->n, sizeof *x->choices);
+    const struct api_request *r = &x->request;
+    int n = r->n_prompts * r->n;
+    x->choices = calloc((size_t)n, sizeof *x->choices);
     x->list = r->stream ? NULL : json_array();
-    for (int i = 0; x->choices && i < r->n; i++) {
-        struct choice *c = &x->choices[i];
+    while (x->choices && x->n_choices < n) {
         json_array_append_new(x->list, json_null()); /* its place */
-        *c = (struct choice){
-            .ticket = {.request = r->base, .n_logprobs = r->n_logprobs, .drew = drew, .done = done},
-            .exchange = x,
-            .index = i,
-            .logprobs = r->n_logprobs >= 0 ? json_array() : NULL};
-        c->ticket.request.sampling.sample = (uint32_t)i;
-        if (r->n_logprobs > 0 &&
-            !(c->ticket.top = calloc((size_t)r->n_logprobs, sizeof *c->ticket.top)))
+        if (make_choice(x, x->n_choices++))
             return -1;
     }
     return x->choices ? 0 : -1;
@@ -266,13 +291,13 @@ static int make_choices(struct exchange *x) {
 static enum service_answer submit(struct exchange *x) {
     struct server *s = x->server;
     struct ticket *tickets[MOST_CHOICES];
-    for (int i = 0; i < x->request.n; i++)
+    for (int i = 0; i < x->n_choices; i++)
         tickets[i] = &x->choices[i].ticket;
     pthread_mutex_lock(&s->lock);
-    x->n_open = x->request.n;
+    x->n_open = x->n_choices;
     x->previous = NULL;
     x->next = s->open;
-    enum service_answer answer = service_submit(s->service, tickets, x->request.n);
+    enum service_answer answer = service_submit(s->service, tickets, x->n_choices);
     if (answer == SERVICE_TAKEN) {
         x->submitted = true;
         if (s->open)
@@ -295,13 +320,6 @@ static void make_head(struct exchange *x) {
     snprintf(x->head.id, sizeof x->head.id, "%s-%s", x->request.chat ? "chatcmpl" : "cmpl", x->id);
 }
 
-void exchange_forget_body(struct exchange *x) {
-    x->server->n_body_bytes -= x->n_body;
-    free(x->body);
-    x->body = NULL;
-    x->n_body = 0;
-}
-
 enum MHD_Result exchange_begin(struct exchange *x, bool chat) {
     struct api_error err;
     int result =
@@ -320,7 +338,7 @@ enum MHD_Result exchange_begin(struct exchange *x, bool chat) {
         return server_refuse(x, &err);
     case SERVICE_STOPPING:
         err.status = 503;
-        error_set(&err.why, "the server is shutting down");
+        service_stopping(x->server->service, &err.why);
         return server_refuse(x, &err);
     default:
         return x->request.stream ? begin_stream(x) : exchange_resume(x);
@@ -342,11 +360,11 @@ enum MHD_Result exchange_resume(struct exchange *x) {
     json_t *list = x->list;
     x->list = NULL;
     return server_reply_json(
-        x, 200, api_answer_json(&x->head, list, false, x->request.base.n_prompt, x->n_new));
+        x, 200, api_answer_json(&x->head, list, false, api_prompt_tokens(&x->request), x->n_new));
 }
 
 void exchange_cancel(struct exchange *x) {
-    for (int i = 0; i < x->request.n; i++)
+    for (int i = 0; i < x->n_choices; i++)
         service_cancel(x->server->service, &x->choices[i].ticket);
 }
 
@@ -366,7 +384,7 @@ void exchange_close(struct exchange *x) {
 }
 
 void exchange_free(struct exchange *x) {
-    for (int i = 0; x->choices && i < x->request.n; i++) {
+    for (int i = 0; i < x->n_choices; i++) {
         free(x->choices[i].ticket.top);
         json_decref(x->choices[i].logprobs);
     }

@@ -68,8 +68,10 @@ static enum MHD_Result models(struct exchange *x) {
 }
 
 static enum MHD_Result health(struct exchange *x) {
-    return service_stopping(x->server->service) ? refuse(x, 503, "the server is shutting down")
-                                                : server_reply(x, 200, "text/plain", "", 0);
+    struct api_error err = {.status = 503};
+    return service_stopping(x->server->service, &err.why)
+               ? server_refuse(x, &err)
+               : server_reply(x, 200, "text/plain", "", 0);
 }
 
 static enum MHD_Result metrics(struct exchange *x) {
@@ -203,6 +205,13 @@ static bool asks_too_much(const struct exchange *x) {
            MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Expect");
 }
 
+void exchange_forget_body(struct exchange *x) {
+    x->server->n_body_bytes -= x->n_body;
+    free(x->body);
+    x->body = NULL;
+    x->n_body = 0;
+}
+
 static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *n) {
     struct server *s = x->server;
     if (x->n_body + *n > s->options.most_body)
@@ -273,9 +282,9 @@ static void log_request(const struct exchange *x, bool sent) {
     pthread_mutex_lock(&x->server->lock);
     long n_new = x->n_new;
     pthread_mutex_unlock(&x->server->lock);
-    fprintf(stderr, "%s %s %s %s %d %.1f ms, %d prompt tokens, %ld new%s\n", moment, x->id,
+    fprintf(stderr, "%s %s %s %s %d %.1f ms, %ld prompt tokens, %ld new%s\n", moment, x->id,
             x->method, x->path, x->status ? x->status : 499, (clock_now() - x->began) * 1e3,
-            x->request.base.n_prompt, n_new, sent ? "" : ", client gone");
+            api_prompt_tokens(&x->request), n_new, sent ? "" : ", client gone");
 }
 
 static void on_completed(void *context, struct MHD_Connection *connection, void **state_of,
@@ -291,9 +300,14 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 
 void server_stepped(void *context, const struct engine *e) {
     struct server *s = context;
+    exchange_wake_ready(s);
     connections_cancel_gone(s);
     live_view_update(&s->view, e);
 }
+
+/* What a connection has for the head of a request and its buffers, in bytes. For more than this,
+ * libmicrohttpd maps pages anew for each connection. */
+static const size_t most_head = 32 << 10;
 
 /* ---- start and end ------------------------------------------------------------------------------
  */
@@ -336,7 +350,7 @@ int server_start(struct server *s, const struct demo *demo, struct service *serv
                                  on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, connections_notify,
                                  s, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->time_limit,
                                  MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->most_connections,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(64 << 10),
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, most_head,
                                  MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
     if (!s->daemon)
         return error_set(err, "cannot listen on %s port %d: %s", options->host, options->port,

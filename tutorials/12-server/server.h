@@ -71,8 +71,8 @@ void server_end(struct server *s);
  * from any thread. */
 void server_check(struct server *s);
 
-/* For struct service_options; context: the server. Makes the live view, and cancels the requests of
- * clients that have gone. */
+/* For struct service_options; context: the server. Lets the step's tokens be sent, makes the live
+ * view, and cancels the requests of clients that have gone. */
 void server_stepped(void *context, const struct engine *e);
 
 /* ---- between the server's files -------------------------------------------------------------- */
@@ -92,7 +92,8 @@ struct exchange {
     /* Of a completion; everything below is under the server's lock once it is submitted. */
     struct api_request request;
     struct api_head head;
-    struct choice *choices; /* [request.n] */
+    struct choice *choices; /* [n_choices], those of each prompt side by side */
+    int n_choices;
     int n_open;             /* choices that are not done */
     long n_new;             /* tokens drawn */
     json_t *list;           /* whole choices, of an answer in one piece */
@@ -100,6 +101,7 @@ struct exchange {
     char *out;              /* [n_out] what is to be sent; [n_sent] has been */
     size_t n_out, n_sent, capacity;
     bool submitted, suspended, gone;
+    bool ready;                       /* the step that runs has added to out */
     bool broken;                      /* its answer cannot be sent as a whole */
     struct exchange *previous, *next; /* among those that wait */
 };
@@ -109,6 +111,9 @@ enum MHD_Result exchange_begin(struct exchange *x, bool chat);
 
 /* Goes on with a completion that was submitted: the connection was resumed. */
 enum MHD_Result exchange_resume(struct exchange *x);
+
+/* Wakes the connections to whose answers a step has added. In the engine thread. */
+void exchange_wake_ready(struct server *s);
 
 /* Its requests end within a step. Under the server's lock. */
 void exchange_cancel(struct exchange *x);

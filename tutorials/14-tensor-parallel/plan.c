@@ -34,7 +34,7 @@ static double largest_part(const struct model_config *c, int n_ranks) {
     struct error ignored;
     double most = 0;
     for (int r = 0; r < n_ranks; r++) {
-        if (parallel_part(&part, c, r, n_ranks, &ignored))
+        if (parallel_part(&part, c, r, n_ranks, false, &ignored))
             return 0;
         double bytes = bytes_of(c, &part);
         most = bytes > most ? bytes : most;

@@ -85,6 +85,17 @@ static int compare(struct demo *demo, char **argv, struct error *err) {
     return result ? -1 : 0;
 }
 
+/* A block of the pool has a tile of each rank (context_parallel.h). */
+static int share_positions(struct parallel *p, struct options *o, struct error *err) {
+    if (!o->context_parallel)
+        return 0;
+    if (o->block_size != DEFAULT_BLOCK_SIZE)
+        return error_set(err, "--context-parallel chooses the blocks: leave out --block-size");
+    p->by_position = true;
+    o->block_size = ATTENTION_TILE * p->n_ranks;
+    return 0;
+}
+
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
 /* GPUs of this host. */
@@ -102,8 +113,7 @@ bool ranks_have_gpus(const struct demo *demo) {
     return !strcmp(demo->dev->ops->name, "gpu") && count_gpus() >= demo->parallel->n_neighbours;
 }
 
-/* Rank r of a host sees GPU r, before anybody asks what there is; more ranks than GPUs share them.
- */
+/* Rank r of a host sees GPU r, before anybody asks what there is; or ranks share GPUs. */
 static void choose_gpu(const struct parallel *p) {
     char number[16];
     int n = count_gpus();
@@ -125,7 +135,7 @@ int ranks_agree(struct demo *demo, char **argv, struct error *err) {
     choose_gpu(p);
     if (p->limit < (double)o->patience)
         p->limit = o->patience;
-    if (compare(demo, argv, err))
+    if (compare(demo, argv, err) || share_positions(p, o, err))
         return -1;
     int n_cores = (int)sysconf(_SC_NPROCESSORS_ONLN) / p->n_neighbours;
     if (!o->threads)

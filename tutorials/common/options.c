@@ -173,6 +173,9 @@ static const struct row rows[] = {
     {.help = "Ranks: processes that share the model (also: mpirun -n N ./demo ...)"},
     {"ranks", "N", "start N of them on this host", F(ranks), INT, FROM(14), RUNNING & ~VERIFY,
      FROM(14), .min = 1, .max = 1024},
+    {"context-parallel", NULL,
+     "they share the positions of the caches, in blocks of 256 for each, not the heads",
+     F(context_parallel), SWITCH, FROM(14), RUNNING & ~VERIFY, FROM(14), .flags = 0},
     {"patience", "S", "seconds that a rank may keep the others waiting (10; 20 while loading)",
      F(patience), FLOAT, FROM(14), RUNNING & ~VERIFY, FROM(14), .min = 0.1, .max = 1e6},
     {"plan", NULL, "the tables: step times of 1 to 64 ranks, computed from the next three", F(plan),
@@ -516,7 +519,7 @@ int options_parse(struct options *out, int argc, char **argv, const struct phase
                 (struct option){rows[i].name, rows[i].argument != NULL, NULL, FIRST_KEY + i};
     *out = (struct options){.model = "data/model",
                             .chunk = 128,
-                            .block_size = 16,
+                            .block_size = DEFAULT_BLOCK_SIZE,
                             .sampling = {.top_p = 1},
                             .serve = -1,
                             .host = "127.0.0.1",

@@ -12,7 +12,7 @@
 
 struct phase;
 
-enum { MAX_KERNELS = 32, MOST_OPTIONS = 96 };
+enum { MAX_KERNELS = 32, MOST_OPTIONS = 96, DEFAULT_BLOCK_SIZE = 16 };
 
 /* Lengths of random requests: those of real conversations, or short ones. */
 enum mix { MIX_SHAREGPT, MIX_SHORT };
@@ -61,13 +61,14 @@ struct options {
     size_t kv_memory;          /* bytes */
     int preempt;               /* enum preempt of what gives way in the pool, from phase 7 on */
     bool no_prefix_cache;
-    int samples;    /* of each request */
-    float rate;     /* of random requests, per second; 0: all at once */
-    enum mix mix;   /* their lengths */
-    int longest;    /* answer of a random request: --max-new, or 0 when that was not given */
-    int ranks;      /* processes to share the model, 0: as started. From phase 14 on */
-    float patience; /* seconds that a rank may keep the others waiting */
-    bool plan;      /* the tables: what more ranks would take, computed */
+    int samples;           /* of each request */
+    float rate;            /* of random requests, per second; 0: all at once */
+    enum mix mix;          /* their lengths */
+    int longest;           /* answer of a random request: --max-new, or 0 when that was not given */
+    int ranks;             /* processes to share the model, 0: as started. From phase 14 on */
+    float patience;        /* seconds that a rank may keep the others waiting */
+    bool context_parallel; /* ranks share positions, not heads */
+    bool plan;             /* the tables: what more ranks would take, computed */
     float link, latency, memory_speed; /* for that: GB/s, microseconds, GB/s */
     bool as_in_chapter;                /* the tables, with no option that changes their results */
     bool help;

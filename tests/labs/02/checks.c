@@ -71,6 +71,7 @@ const struct lab lab = {
     .served = "your batch",
     .checks = checks,
     .n_checks = sizeof checks / sizeof *checks,
+    .batches = true,
     .causes = lab_2_causes,
     .n_causes = N_LAB_2_CAUSES,
 };

@@ -7,6 +7,8 @@
  */
 #include "tests/bench/paged_rotation.h"
 
+static const double most_seconds = 1; /* for one line: a plain kernel takes milliseconds a call */
+
 /* FNV-1a (Fowler, Noll, Vo) of y. */
 static uint64_t hash_of(const struct rotation *r) {
     std::vector<unsigned char> host(r->q_bytes);
@@ -20,11 +22,13 @@ static uint64_t hash_of(const struct rotation *r) {
 /* n sequences of so many positions, one new token each; pages of 16. */
 static void measure(int n, int length, const char *name, int version) {
     struct rotation r = start(std::vector<int>((size_t)n, length), 1, 16);
-    int burst = (int)r.plans.size() < 4 ? 4 : (int)r.plans.size();
+    auto attend_one = [&](int i) { attend_plain(&r, i); };
     use_version("attend", version);
-    double s = graph_seconds(burst, [&](int i) { attend_plain(&r, i); });
+    double once = seconds(1, attend_one);
+    int burst = (int)fmin(4 + most_seconds / REPEATS / 4 / once, (double)r.plans.size());
+    double s = graph_seconds(burst, attend_one);
     double tbs = (double)r.positions * KV_HEADS * 2 * (2 * DIM + 1) / s / 1e12;
-    printf("%2d x %d %10.1f us %6.2f TB/s %4.0f %% of reading  %016llx  %s %d\n", n, length,
+    printf("%2d x %d %10.1f us %7.3f TB/s %5.1f %% of reading  %016llx  %s %d\n", n, length,
            s * 1e6, tbs, tbs / read_tbs * 100, (unsigned long long)hash_of(&r), name, version);
     end(&r);
 }
