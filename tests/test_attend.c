@@ -326,6 +326,29 @@ static void test_many_queries(void **state) {
     }
 }
 
+/* The longest sequences that are no prompts for version 4, of 48 rows or 4 tokens, and the shortest
+ * that are; in a layout that its kernels for decoding do not read, too. */
+static void test_where_prompts_begin(void **state) {
+    static const int groups[] = {8, 16}, longest[] = {6, 4};
+    struct test_device *t = *state;
+    struct random r = {915};
+    for (int kind = 0; kind < 8; kind++) {
+        struct attend_wish wish = attend_anything(60);
+        struct attend_case c;
+        wish.batch = 2;
+        wish.kv_len = 40;
+        wish.qo_len = longest[kind % 2] + kind / 2 % 2;
+        wish.kv_heads = 1;
+        wish.group = groups[kind % 2];
+        wish.head_dim = 64;
+        wish.order = kind / 4 ? KV_VLLM : KV_NHD;
+        wish.type = KV_BFP16;
+        attend_case_make(&c, &r, &wish);
+        check(t, &r, &c);
+        attend_case_free(&c);
+    }
+}
+
 /* vLLM's layout, whose kernels read vectors of 16 bytes where a page has whole ones: every type,
  * over several tiles, with pages of a part of a warp, of a warp, of more, and of no power of two;
  * and rows of more elements than the block adds up at a time. */
@@ -411,7 +434,7 @@ int main(void) {
         cmocka_unit_test(test_numbers_up_to_1),      cmocka_unit_test(test_rows_that_see_little),
         cmocka_unit_test(test_many_queries),         cmocka_unit_test(test_vllm_layout),
         cmocka_unit_test(test_another_plan),         cmocka_unit_test(test_largest_windows),
-        cmocka_unit_test(test_plans_of_other_types),
+        cmocka_unit_test(test_plans_of_other_types), cmocka_unit_test(test_where_prompts_begin),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

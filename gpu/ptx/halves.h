@@ -46,11 +46,20 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
 }
 
 /* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
- * largest. Of fp8, the half with the larger upper byte, where the bits of the signs are 0 in both.
- */
+ * largest. */
 template <enum kv_type TYPE> static inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t low = max(a & 0x7fff, b & 0x7fff), high = max(a & 0x7fff0000, b & 0x7fff0000);
     return high | low;
+}
+
+/* For each half, an unsigned number: the largest of three, and the larger of a + b and c. */
+static inline uint32_t largest_halves(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t high = max(max(a >> 16, b >> 16), c >> 16);
+    return high << 16 | max(max(a & 0xffff, b & 0xffff), c & 0xffff);
+}
+
+static inline uint32_t larger_sum_of_halves(uint32_t a, uint32_t b, uint32_t c) {
+    return largest_halves((a & 0xffff0000) + (b & 0xffff0000) + ((a + b) & 0xffff), c, c);
 }
 
 #else
@@ -70,8 +79,7 @@ static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, ui
 }
 
 /* For each half: the larger of a, which is a magnitude, and the magnitude of b; a NaN is the
- * largest. Of fp8, the half with the larger upper byte, where the bits of the signs are 0 in both:
- * so, they are finite numbers of bf16. Compute capability 8.0 and later. */
+ * largest. Compute capability 8.0 and later. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
     uint32_t larger = 0;
@@ -81,11 +89,19 @@ static __device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_
             : "=r"(larger)
             : "r"(a), "r"(b));
     else
-        asm("max.NaN.bf16x2 %0, %1, %2;"
-            : "=r"(larger)
-            : "r"(a), "r"(TYPE == KV_BF16 ? b & 0x7fff7fffu : b));
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b & 0x7fff7fffu));
 #endif
     return larger;
+}
+
+/* For each half, an unsigned number: the largest of three, and the larger of a + b and c. */
+static __device__ __forceinline__ uint32_t largest_halves(uint32_t a, uint32_t b, uint32_t c) {
+    return __vimax3_u16x2(a, b, c);
+}
+
+static __device__ __forceinline__ uint32_t larger_sum_of_halves(uint32_t a, uint32_t b,
+                                                                uint32_t c) {
+    return __viaddmax_u16x2(a, b, c);
 }
 
 #endif

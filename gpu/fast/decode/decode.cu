@@ -24,8 +24,8 @@
  *
  * A row group that several blocks share is merged by a kernel of its own
  * (gpu/fast/decode/merge.cu). gpu/fast/decode/kernel.h has the kernel, gpu/fast/decode/decode.h the
- * loads, gpu/fast/decode/tile.h the arithmetic. The mantissas of bfp8 are single digits; caches of
- * floats: gpu/fast/decode/decode_floats.cu.
+ * sizes, loads.h the loads, tile.h and softmax.h the arithmetic. The mantissas of bfp8 are single
+ * digits; caches of floats: gpu/fast/decode/decode_floats.cu.
  *
  * Keys that are shared by query heads: "multi-query attention", Shazeer, 2019; the split over the
  * context: Dao et al., "Flash-Decoding", 2023; equal shares of all work: "Stream-K", Osama et al.,

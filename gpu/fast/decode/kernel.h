@@ -5,7 +5,7 @@
 #ifndef SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 #define SAMEBITS_GPU_FAST_DECODE_KERNEL_H
 
-#include "gpu/fast/decode/tile.h"
+#include "gpu/fast/decode/softmax.h"
 
 enum {
     EARLY_TILES = 6 /* of a share: up to these it pays to start before the previous kernel ends */
@@ -89,7 +89,7 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
     struct value_sums<size> sums[size::SHARE] = {};
     UNROLL
     for (int c = 0; c < size::CHUNKS; c++) {
-        chunks->wait(); /* the first time, all have told their largest score, too */
+        chunks->wait(); /* the first time, all largest scores are there, too */
         chunks->start(size::CHUNKS + c + size::AHEAD, n, set, n_next);
         if (c == 0) {
             if constexpr (size::SNAPPED) {

@@ -24,7 +24,7 @@
 #ifndef SAMEBITS_GPU_FAST_DECODE_SNAPPED_H
 #define SAMEBITS_GPU_FAST_DECODE_SNAPPED_H
 
-#include "gpu/fast/decode/decode.h"
+#include "gpu/fast/decode/loads.h"
 #include "gpu/ptx/halves.h"
 
 /* ---- exponents --------------------------------------------------------------------------------
@@ -43,23 +43,26 @@ template <enum kv_type TYPE> static __device__ __forceinline__ float number_of(u
     }
 }
 
-/* Notes the magnitudes of the elements of a register: `largest` has two halves, in the larger of
- * which is in the end that of all; of bytes in its upper byte. What is not finite is above
- * everything. */
+/* Notes the magnitudes of the elements of two registers: `largest` has two halves, in the larger of
+ * which is in the end that of all; of bytes in its upper 7 bits, where that of a byte comes with
+ * the sign shifted out and other bits behind it. What is not finite is above everything. */
 template <enum kv_type TYPE>
-static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t elements) {
-    if (bytes_of<TYPE>::value == 1) {
-        elements &= 0x7f7f7f7fu;
-        *largest = larger_magnitudes<TYPE>(*largest, __byte_perm(elements, 0, 0x2104));
+static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t a, uint32_t b) {
+    if constexpr (bytes_of<TYPE>::value == 1) {
+        *largest = larger_sum_of_halves(a, a, *largest);
+        *largest = larger_sum_of_halves(b, b, *largest);
+        *largest = largest_halves(*largest, a << 9, b << 9);
+    } else {
+        *largest = larger_magnitudes<TYPE>(*largest, a);
+        *largest = larger_magnitudes<TYPE>(*largest, b);
     }
-    *largest = larger_magnitudes<TYPE>(*largest, elements);
 }
 
 /* The exponent of a row of which that was noted; more than BFP_MAX_EXPONENT: it cannot be read. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
-    uint32_t magnitude = max(largest & 0x7fff, largest >> 16 & 0x7fff);
-    magnitude = bytes_of<TYPE>::value == 1 ? magnitude >> 8 : magnitude;
+    uint32_t magnitude = max(largest & 0xffff, largest >> 16);
+    magnitude = bytes_of<TYPE>::value == 1 ? magnitude >> 9 : magnitude;
     return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
 }
 
@@ -67,22 +70,22 @@ static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
 template <class size, int N>
 static __device__ __forceinline__ void find_key_exponents(int exponents[N],
                                                           const unsigned char *keys) {
-    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
     for (int i = 0; i < N; i++) {
         uint32_t largest = 0;
         UNROLL
         for (int k = 0; k < size::COLUMNS; k += 4) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
+            load_keys<size>(m, keys, i, k);
             UNROLL
-            for (int j = 0; j < 4; j++)
-                note_magnitudes<size::TYPE>(&largest, m[j]);
+            for (int j = 0; j < 4; j += 2)
+                note_magnitudes<size::TYPE>(&largest, m[j], m[j + 1]);
         }
-        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = larger_magnitudes<size::TYPE>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        UNROLL
+        for (int step = 1; step < 4; step *= 2) {
+            uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
+            largest = largest_halves(largest, other, other);
+        }
         exponents[i] = exponent_of_largest<size::TYPE>(largest);
     }
 }
@@ -115,10 +118,8 @@ static __device__ __forceinline__ void find_value_units(const struct loader<size
             UNROLL
             for (int i = 0; i < size::COLUMNS; i++) {
                 uint4 x = *(const uint4 *)(from + 16 * column_in_row<size>(row, i));
-                note_magnitudes<size::TYPE>(&largest, x.x);
-                note_magnitudes<size::TYPE>(&largest, x.y);
-                note_magnitudes<size::TYPE>(&largest, x.z);
-                note_magnitudes<size::TYPE>(&largest, x.w);
+                note_magnitudes<size::TYPE>(&largest, x.x, x.y);
+                note_magnitudes<size::TYPE>(&largest, x.z, x.w);
             }
         }
         int e = exponent_of_largest<size::TYPE>(largest);

@@ -1,11 +1,10 @@
 /*
- * tile.h - for gpu/fast/decode/decode.cu: the arithmetic of a tile. Queries as digits, scores,
- * the softmax, weighted sums of values.
+ * tile.h - for gpu/fast/decode/decode.cu: the products of a tile. Queries as digits, scores,
+ * weighted sums of values.
  */
 #ifndef SAMEBITS_GPU_FAST_DECODE_TILE_H
 #define SAMEBITS_GPU_FAST_DECODE_TILE_H
 
-#include "gpu/fast/decode/decode.h"
 #include "gpu/fast/decode/snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
@@ -154,8 +153,6 @@ template <class size, int N>
 static __device__ __forceinline__ void
 multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct decode_memory *mem,
               const uint32_t scales[N]) {
-    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
-    const unsigned char *row = keys + (begin + lane % 8) * size::ROW_BYTES;
     UNROLL
     for (int i = 0; i < N; i++)
         clear(&sums[i]);
@@ -165,12 +162,12 @@ multiply_keys(struct digit_sums sums[N], const unsigned char *keys, const struct
         uint32_t digits[AT_ONCE][4];
         UNROLL
         for (int j = 0; j < AT_ONCE; j++)
-            *(uint4 *)digits[j] = ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + lane];
+            *(uint4 *)digits[j] =
+                ((const uint4 *)mem->query)[32 * (k / 4 * AT_ONCE + j) + threadIdx.x % 32];
         UNROLL
         for (int i = 0; i < N; i++) {
             alignas(16) uint32_t m[4];
-            ldmatrix_x4(m, row + i * size::PART * size::ROW_BYTES +
-                               16 * column_in_row<size>(lane % 8, lane / 8 + k));
+            load_keys<size>(m, keys, i, k);
             if constexpr (size::TYPE == KV_BFP8) {
                 mma_s8_s8(sums[i].low, digits[0], m);
                 mma_s8_s8(sums[i].low, digits[1], m + 2);
@@ -198,15 +195,14 @@ struct row_of_lane {
     struct row_view view;
 };
 
-/* The score of a product at position p, but for the query's unit unless the variant changes
- * scores. */
+/* The score of a product at position p, but for the query's unit unless the variant changes scores.
+ * sees: the position is before the end of what the row sees. */
 template <class size, bool VARIANT>
 static __device__ __forceinline__ float
-score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
+score_of(float dot, float k_unit, int p, bool sees, const struct row_of_lane *at,
          const struct attention_variant *variant, const struct row_states *rows) {
     const struct row_view *view = &at->view;
     float score = num_score(dot, k_unit);
-    bool sees = p < view->end;
     if (VARIANT) {
         sees = sees && p >= view->first &&
                attention_shows(variant, view->mask, view->i, p, view->length);
@@ -215,7 +211,7 @@ score_of(float dot, float k_unit, int p, const struct row_of_lane *at,
                                     p, view->slope);
     }
     if (VARIANT || size::SNAPPED)
-        score = score == score ? score : INFINITY; /* a fault, too, and not hidden */
+        score = fminf(score, INFINITY); /* a NaN is a fault, too, and not hidden */
     return sees ? score : hidden<size::TYPE, VARIANT>::score();
 }
 
@@ -227,9 +223,10 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
             const float *units, const struct row_states *rows, const struct row_of_lane *at,
             const struct attention_variant *variant, int tile, int first) {
     const int N = size::CHUNK / size::PART;
-    int lane = (int)(threadIdx.x % 32), begin = (int)(threadIdx.x / 32) * 8;
+    int position = (int)(threadIdx.x / 32) * 8 + (int)threadIdx.x % 4 * 2; /* of part 0 */
+    int end = at->view.end - tile - position;
     struct digit_sums sums[N];
-    int exponents[N] = {};
+    int exponents[N] = {}; /* of key lane / 4 of each part */
     uint32_t scales[N] = {};
     if constexpr (size::SNAPPED) {
         find_key_exponents<size, N>(exponents, keys);
@@ -240,158 +237,21 @@ score_chunk(float s[], const unsigned char *keys, const struct decode_memory *me
     multiply_keys<size, N>(sums, keys, mem, scales);
     UNROLL
     for (int i = 0; i < N; i++) {
-        int position = first + i * size::PART + begin + lane % 4 * 2;
+        int begin = first + i * size::PART;
+        float own_unit = unit_of_key(exponents[i]);
         float2 unit = make_float2(0, 0);
         if (!size::SNAPPED)
-            unit = *(const float2 *)(units + position);
+            unit = *(const float2 *)(units + begin + position);
         UNROLL
         for (int j = 0; j < 2; j++) {
             float k_unit = j ? unit.y : unit.x;
             if (size::SNAPPED)
-                k_unit =
-                    unit_of_key(__shfl_sync(0xffffffffu, exponents[i], 4 * (lane % 4 * 2 + j)));
+                k_unit = __shfl_sync(0xffffffffu, own_unit, (int)threadIdx.x % 4 * 8 + 4 * j);
             s[2 * i + j] = score_of<size, VARIANT>((float)dot_of_key<size>(&sums[i], j), k_unit,
-                                                   tile + position + j, at, variant, rows);
+                                                   tile + begin + position + j, begin + j < end, at,
+                                                   variant, rows);
         }
     }
-}
-
-/*
- * The softmax of a tile. Its scores stay where the products leave them: a lane has those of row g
- * at two positions of each part, s[2 i] and s[2 i + 1]. What a row needs of all warps goes through
- * shared memory: the largest score, then the sum and the largest weight.
- *
- * With at most 4 rows (one token and 4 query heads, say), the lanes of rows 4 to 7 have nothing of
- * their own and take half of the positions of row g - 4.
- */
-struct softmax {
-    int row;              /* whose scores this lane has */
-    int first_part, n;    /* of the n scores */
-    bool halves, sees;    /* sees: the row something of the tile */
-    float tile_m, tile_l; /* of that row */
-    float unit;           /* of its weighted values */
-};
-
-/* Writes this warp's largest score of each row where the other warps read it. */
-template <class size>
-static __device__ __forceinline__ void store_largest(const float s[], struct row_states *rows) {
-    float m = s[0];
-    UNROLL
-    for (int i = 1; i < size::SCORES; i++)
-        m = fmaxf(m, s[i]);
-    UNROLL
-    for (int step = 1; step < 4; step *= 2)
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
-    if (is_first_of_row())
-        rows->largest_score[row_of_lane()][threadIdx.x / 32] = m;
-}
-
-/* Scores become weights, as far as without the others' sums. visible: positions of the tile that
- * the row may see. A NaN, which is -infinity less itself, too, has the probability 0. */
-template <class size, bool VARIANT>
-static __device__ __forceinline__ void
-weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *units_of_values,
-      const struct attention_variant *variant, struct row_states *rows) {
-    const int N = size::SCORES;
-    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    x->halves = n_rows <= ROWS / 2;
-    x->row = row_of_lane();
-    x->first_part = 0;
-    x->n = N;
-    if (x->halves) {
-        x->row %= ROWS / 2;
-        x->n = N / 2;
-        UNROLL
-        for (int i = 0; i < N / 2; i++) {
-            float other = __shfl_xor_sync(0xffffffffu, s[N / 2 + i], 16);
-            s[i] = lane < 16 ? s[i] : other;
-        }
-        visible = __shfl_sync(0xffffffffu, visible, lane % 16);
-        x->first_part = lane < 16 ? 0 : size::PARTS / 2;
-    }
-    const float4 *largest = (const float4 *)rows->largest_score[x->row];
-    float m = NAN; /* of which fmaxf takes the other: hidden scores may be NaNs */
-    UNROLL
-    for (int i = 0; i < size::WARPS / 4; i++)
-        m = fmaxf(m, fmaxf(fmaxf(largest[i].x, largest[i].y), fmaxf(largest[i].z, largest[i].w)));
-    bool sees = VARIANT ? m == m : visible > 0;
-    struct num_score_unit unit = rows->unit[x->row];
-    if (VARIANT)
-        unit = attention_score_unit(variant, unit);
-    x->tile_m = num_tile_max(m, unit);
-    bool bad = sees && num_magnitude(x->tile_m) >= 0x7f800000u; /* float cannot hold it */
-    struct num_window window = num_window_of(m, unit.binary);
-    uint32_t units = 0, largest_bits = 0; /* of weights that may be a NaN, which is the largest */
-    float heaviest = 0;
-    const uint32_t *value_units =
-        units_of_values + x->first_part * size::PART + warp * 8 + lane % 4 * 2;
-    UNROLL
-    for (int half = 0; half < N; half += N / 2) {
-        if (half >= x->n)
-            break;
-        UNROLL
-        for (int i = half; i < half + N / 2; i++) {
-            bool hides = s[i] != s[i];
-            float p = num_probability(s[i], window);
-            units += num_probability_units(p);
-            /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-            s[i] = p * num_float(value_units[i / 2 * size::PART + i % 2]);
-            if constexpr (size::SNAPPED) {
-                s[i] = hides ? 0 : s[i];
-                largest_bits = max(largest_bits, num_bits(s[i]));
-            } else {
-                heaviest = fmaxf(heaviest, s[i]);
-            }
-        }
-    }
-    if (size::SNAPPED)
-        heaviest = num_float(min(largest_bits, 0x7f800000u));
-    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
-        units += __shfl_xor_sync(0xffffffffu, units, step);
-        heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
-    }
-    if (is_first_of_row() && row_of_lane() == x->row) /* one lane for all of them */
-        rows->units_and_weight[x->row][warp] =
-            make_uint2(units, bad ? num_bits(INFINITY) : num_bits(heaviest));
-    x->sees = sees;
-}
-
-/* Snaps the weights and leaves their digits in shared memory. Returns false: a row that cannot be
- * snapped. */
-template <class size>
-static __device__ __forceinline__ bool snap_weights(struct softmax *x, const float s[],
-                                                    const struct decode_memory *mem,
-                                                    const struct row_states *rows) {
-    const int N = size::SCORES;
-    int warp = (int)(threadIdx.x / 32);
-    const uint4 *of_warps = (const uint4 *)rows->units_and_weight[x->row];
-    uint32_t units = 0, largest = 0;
-    UNROLL
-    for (int i = 0; i < size::WARPS / 2; i++) {
-        uint4 two = of_warps[i];
-        units += two.x + two.z;
-        largest = max(largest, max(two.y, two.w));
-    }
-    int e = num_row_exponent(largest);
-    bool bad = e > BFP_MAX_EXPONENT;
-    e = bad ? BFP_MIN_EXPONENT : e;
-    float scale = bad ? 0 : num_pow2f(15 - e);
-    int position = x->first_part * size::PART + warp * 8 + (int)(threadIdx.x % 4) * 2;
-    int8_t *to = mem->weights + x->row * size::WEIGHT_BYTES + summand_of(position);
-    UNROLL
-    for (int half = 0; half < N; half += N / 2) {
-        if (half >= x->n)
-            break;
-        UNROLL
-        for (int i = half; i < half + N / 2; i += 2) {
-            int8_t *high = to + i / 2 * size::PART;
-            put_two_digits(high, high + ROWS * size::WEIGHT_BYTES, num_mantissa(s[i], scale),
-                           num_mantissa(s[i + 1], scale));
-        }
-    }
-    x->tile_l = (float)units * 0x1p-23f;
-    x->unit = num_pow2f(e - 22);
-    return !bad;
 }
 
 /* The products of the weights of 32 positions with a column of their values, as ldmatrix gives them
@@ -440,7 +300,7 @@ add_chunk(struct value_sums<size> sums[], const unsigned char *values,
         UNROLL
         for (int i = 0; i < size::SHARE; i++) {
             uint32_t m[4];
-            if (column_of_warp<size>(i) >= size::COLUMNS)
+            if (size::COLUMNS % size::WARPS && column_of_warp<size>(i) >= size::COLUMNS)
                 break;
             ldmatrix_x4_trans(m, values + (k + lane) * size::ROW_BYTES +
                                      16 * column_in_row<size>(lane, column_of_warp<size>(i)));
