@@ -361,25 +361,6 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
 
 /* ---- finish: the next tokens, and faults ---------------------------------------------------- */
 
-/* Turns a fault into a sentence: which tensor, where in the model, where in the text. */
-static int describe_fault(const struct model *model, const struct batch *batch, struct fault fault,
-                          struct error *err) {
-    int layer = fault.site / N_TENSORS, n_layers = model->config.n_layers;
-    enum tensor_id id = (enum tensor_id)(fault.site % N_TENSORS);
-    if (id == TENSOR_ATTENTION && context_is_shared(model)) /* of a row and a tile */
-        return error_set(err, "layer %d of %d, %s: a NaN, an infinity or a value too large", layer,
-                         n_layers, tensor_name(id));
-    int row = layer == n_layers ? batch->logit_rows[fault.token] : fault.token;
-    int sequence = 0;
-    while (batch->qo_indptr[sequence + 1] <= row)
-        sequence++;
-    return error_set(
-        err,
-        "layer %d of %d, %s, sequence %d, position %d: a NaN, an infinity or a value too "
-        "large appeared. Are the weights those of this config?",
-        layer, n_layers, tensor_name(id), sequence, batch->positions[row]);
-}
-
 int forward_finish(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct sampling *how, int32_t *token_ids, struct error *err) {
     struct device *dev = model->dev;
@@ -400,5 +381,5 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
     if (model->parallel &&
         parallel_check_pass(model->parallel, shared_pass_hash(batch, token_ids), &fault, err))
         return -1;
-    return fault.site < 0 ? 0 : describe_fault(model, batch, fault, err);
+    return fault.site < 0 ? 0 : batch_fault(model, batch, fault, err);
 }

@@ -99,4 +99,9 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
 int forward_finish(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct sampling *how, int32_t *token_ids, struct error *err);
 
+/* Turns a fault of a batch into a sentence: which tensor, where in the model, where in the text.
+ * Sets err, returns -1 (fault.c). */
+int batch_fault(const struct model *model, const struct batch *batch, struct fault fault,
+                struct error *err);
+
 #endif
