@@ -70,8 +70,8 @@ BUILDABLE := $(filter-out $(if $(MPI),,14),$(PHASES))
 MODULES_0 := $(filter-out model/parallel/%,$(wildcard model/*.c model/*/*.c ref/*.c ref/*/*.c)) tests/compare.c \
              $(filter-out %/group.c %/serve.c %/page.c %/record.c %/policies.c %/pool.c %/paged.c %/op_times.c, \
                $(wildcard tutorials/common/*.c)) \
-             scheduler/fingerprint.c scheduler/logits_chain.c scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/pass_arrays.c scheduler/generate.c \
-             scheduler/workload.c
+             scheduler/fingerprint.c scheduler/logits_chain.c scheduler/draft.c scheduler/sequence.c scheduler/pass.c \
+             scheduler/pass_arrays.c scheduler/generate.c scheduler/workload.c
 MODULES_1 := $(MODULES_0) scheduler/kv_contiguous.c
 MODULES_2 := $(MODULES_1) scheduler/naive_batch.c tutorials/common/group.c
 MODULES_3 := $(MODULES_2) scheduler/scheduler.c scheduler/trace.c scheduler/engine.c scheduler/engine_draft.c \

@@ -326,8 +326,8 @@ static void copy_makefile(void) {
     struct command c = command_runf(
         "cd %s && chmod +x cc && mkdir tests && for f in tests/compare.c gpu/add.cu "
         "tutorials/00-no-cache/demo.c scheduler/fingerprint.c scheduler/logits_chain.c "
-        "scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/generate.c "
-        "scheduler/workload.c; do "
+        "scheduler/draft.c scheduler/sequence.c scheduler/pass.c scheduler/pass_arrays.c "
+        "scheduler/generate.c scheduler/workload.c; do "
         "mkdir -p $(dirname $f) && : >$f; done && cp $OLDPWD/Makefile . && "
         "cp $OLDPWD/tests/tests.mk tests && mkdir tests/labs && "
         "cp $OLDPWD/tests/labs/labs.mk tests/labs",
