@@ -24,9 +24,8 @@ struct room {
 struct context_plan {
     struct row_group *groups; /* [max_groups]; plans are kept from pass to pass */
     int n_groups, max_groups;
-    int *counts; /* [n_ranks] of a gathering */
-    struct room q, mine,
-        all; /* queries of the pairs of a group; their states; those of all ranks */
+    int *counts;              /* [n_ranks] of a gathering */
+    struct room q, mine, all; /* queries of a group's pairs; their states; those of all ranks */
 };
 
 bool context_is_shared(const struct model *model) {

@@ -255,7 +255,10 @@ static void attend_each(const struct pass *p) {
 
 static void attend(const struct pass *p) {
     const struct model_config *c = &p->model->config;
-    p->batch->pages ? attend_together(p) : attend_each(p);
+    if (p->batch->pages)
+        attend_together(p);
+    else
+        attend_each(p);
     see(p, TENSOR_ATTENTION, p->ws->attention, p->batch->n_tokens, c->n_heads * c->head_dim);
 }
 
@@ -265,7 +268,8 @@ static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer
                               enum tensor_id before, enum tensor_id id) {
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
-    int n = p->batch->n_tokens, next_site = next_layer * N_TENSORS;
+    int n = p->batch->n_tokens;
+    int next_site = next_layer * N_TENSORS;
     p->ops->add_rmsnorm(p->dev, ws->normed, ws->snapped, ws->x, ws->branch, gain, n, c->hidden,
                         c->rms_eps, next_site + (int)before, next_site + (int)id);
     see(p, sum, ws->x, n, c->hidden);

@@ -402,7 +402,8 @@ struct ops {
 
     /* SHA-256 of rows of float32, little endian, as a tree (Merkle, 1987), so that many threads can
      * share a row: it is cut into pieces of HASH_PIECE_BYTES, of which the last may be shorter;
-     * their digests, one behind the other, are cut and hashed again, until there is one. */
+     * their digests, one behind the other, are cut and hashed again, until there is one. digests:
+     * device memory, or memory of alloc_host_visible. */
     void (*hash_rows)(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
                       const float *x,                             /* [n_rows, n_cols] */
                       int n_rows, int n_cols);

@@ -24,7 +24,8 @@ static int pool_positions(const struct kv_pool *p) {
     return n < INT_MAX ? (int)n : INT_MAX;
 }
 
-/* Of ranks, the first has the server; the others have a service that hears what it is told. */
+/* Where there are ranks, the first has the server; the others have a service that hears what it is
+ * told. */
 static bool has_server(const struct demo *demo) {
     return !demo->parallel || !demo->parallel->rank;
 }

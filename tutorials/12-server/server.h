@@ -89,7 +89,7 @@ struct exchange {
     size_t n_body;
     int refused; /* the status, when its body is not kept; else 0 */
 
-    /* Of a completion; everything below is under the server's lock once it is submitted. */
+    /* A completion has these, too. All below is under the server's lock once it is submitted. */
     struct api_request request;
     struct api_head head;
     struct choice *choices; /* [n_choices], those of each prompt side by side */
