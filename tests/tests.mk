@@ -36,18 +36,20 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # `make test` leaves out what takes longest, where another program, build or device does a share of
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_paged_memory test_block_demos test_workloads test_serve_cli test_check test_cli test_attention \
-                test_server_faults test_server_limits test_clients test_ranks
+                test_paged_memory test_workloads test_serve_cli test_check test_cli test_attention \
+                test_server_limits test_clients test_ranks
 LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
+                test_block_demos test_server_faults test_receipts_cli test_receipts test_engine test_trace test_cli_files \
                 test_shared_decoding test_golden test_check test_clients test_ranks test_server_limits test_html
-SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=8
+SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=3
 BATCHES_release := 60
-BATCHES_asan    := 15
+BATCHES_asan    := 5
 on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
                   $(foreach t,test_golden test_shared_decoding,"SAMEBITS_DEVICE=gpu build/gpu/tests/$(t)"))
 # On the CPU, the tests of the ops once more for version 1 and for each set of instructions.
 CPU_ISAS     := plain $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2)
-on_cpu        = $(foreach t,test_ops test_shapes test_limits test_attention test_attend test_attend_faults, \
+ON_CPU       := test_ops test_shapes test_limits test_attend test_attend_faults
+on_cpu        = $(foreach t,$(ON_CPU) $(2), \
                   "SAMEBITS_BATCHES=20 SAMEBITS_KERNEL=1 $(1)/tests/$(t)" \
                   $(foreach i,$(CPU_ISAS),"SAMEBITS_BATCHES=20 SAMEBITS_ISA=$(i) $(1)/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
@@ -64,14 +66,14 @@ test: deps
 	    $(foreach v,1 2 3 4 5,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    "tests/labs/test 5" $(call on_cpu,build/release) $(call short_of,asan) \
+	    "tests/labs/test 1" $(call on_cpu,build/release) $(call short_of,asan) \
 	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test $(tsan_programs)
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
-	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release) \
-	    $(call on_cpu,build/asan) $(call all_of,release) $(call all_of,asan) \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release,test_attention) \
+	    $(call on_cpu,build/asan,test_attention) $(call all_of,release) $(call all_of,asan) \
 	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu) \
 	    "tests/browser build/release"
