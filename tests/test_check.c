@@ -288,10 +288,11 @@ static void a_kernel_that_hangs_is_ended(void **state) {
     expect_cheat("hangs.cu", "for (volatile int i = 0;;) (void)i;", "", 1,
                  "FAIL  no answer within 1 seconds of processor time\n", "");
 #ifdef __x86_64__
-    expect_cheat("sleeps.cu",
-                 "long status;\n    for (;;) asm volatile(\"syscall\" : \"=a\"(status) : \"a\"(34) : "
-                 "\"rcx\", \"r11\", \"memory\");",
-                 "", 1, "FAIL  no answer within 10 seconds\n", "");
+    expect_cheat(
+        "sleeps.cu",
+        "long status;\n    for (;;) asm volatile(\"syscall\" : \"=a\"(status) : \"a\"(34) : "
+        "\"rcx\", \"r11\", \"memory\");",
+        "", 1, "FAIL  no answer within 10 seconds\n", "");
 #endif
     unsetenv("CHECK_SECONDS");
 }

@@ -76,7 +76,8 @@ static bool attention_fault(const struct lab_finding *f) {
 /* A fault that is not told at all, or told of good numbers, is no matter of rows. */
 static bool sample_fault(const struct lab_finding *f) {
     return is_wrong(f, "rows", "token of the fault") ||
-           (is_wrong(f, "greedy", "token of the fault") && lab_expected(f) >= 0 && lab_found(f) >= 0);
+           (is_wrong(f, "greedy", "token of the fault") && lab_expected(f) >= 0 &&
+            lab_found(f) >= 0);
 }
 
 static bool nothing_seen(const struct lab_finding *f) {
