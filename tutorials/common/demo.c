@@ -274,6 +274,9 @@ static void show_fingerprint(const struct demo *demo, const char *fingerprint) {
 static int finish_report(struct demo *demo, struct error *err) {
     char fingerprint[17];
     bool ended = demo_interrupted(demo);
+    parallel_least(demo->parallel, 0); /* files are written when all ranks have come this far */
+    if (parallel_check(demo->parallel, err))
+        return -1;
     fingerprint_text(fingerprint, fingerprint_value(&demo->run));
     json_object_set_new(demo->json, ended ? "interrupted" : "fingerprint",
                         ended ? json_true() : json_string(fingerprint));

@@ -1,0 +1,145 @@
+/*
+ * test_rank_faults - phase 14: whatever happens to a rank, and whenever, all end soon, with a line
+ * that says why, and nobody is given a wrong answer.
+ *
+ * SAMEBITS_BATCHES: how many faults, and how many damaged messages (200 in make test-slow; a few
+ * without). SAMEBITS_SEED: other ones.
+ */
+#include "tests/command.h"
+#include "tests/launch_ranks.h"
+#include "tests/random.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Of all answers, in what is printed and in the file of --json. */
+static const char right[] = "1693d29f628f8640";
+
+static uint64_t seed(void) {
+    const char *asked = getenv("SAMEBITS_SEED");
+    return asked ? (uint64_t)atoi(asked) : 14;
+}
+
+/* What is in a file of command_folder; "": nothing, or no file. For command_free. */
+static struct command content_of(const char *name) {
+    return command_runf("cat %s/%s 2>/dev/null", command_folder, name);
+}
+
+static pid_t launch(bool by_hand) {
+    char json[64];
+    snprintf(json, sizeof json, "%s/json", command_folder);
+    unlink(json);
+    return ranks_launch(by_hand, json);
+}
+
+/* ---- killed and stopped ranks ---------------------------------------------------------------- */
+
+struct fault_at {
+    bool by_hand;
+    int signal, rank, after; /* milliseconds after the rank has begun */
+};
+
+/* Before, while and after the ranks join, and in the answers. */
+static struct fault_at random_fault(struct random *r) {
+    struct fault_at f = {random_int(r, 0, 1), random_int(r, 0, 1) ? SIGKILL : SIGSTOP,
+                         random_int(r, 0, 2), 0};
+    f.after = random_int(r, 0, random_int(r, 0, 2) ? 1500 : 150);
+    return f;
+}
+
+/* Nothing is written but right answers, and somebody says what has happened. */
+static const char *what_is_wrong(int status, const char *told, const char *json) {
+    const char *shown = strstr(told, "fingerprint ");
+    bool named = strstr(told, "rank ") || strstr(told, "Process name") ||
+                 strstr(told, "did not all join");
+    if (status < 0)
+        return "nothing ends";
+    if ((shown && memcmp(shown + 12, right, 16)) || (*json && !strstr(json, right)))
+        return "another answer";
+    if (!status)
+        return shown && *json ? NULL : "no answer";
+    return named ? NULL : "nobody is named";
+}
+
+/* Returns whether it came in time. */
+static bool one_fault(const struct fault_at *f) {
+    pid_t mpirun = launch(f->by_hand), victim = ranks_process(mpirun, f->rank);
+    ranks_pause(f->after);
+    if (victim > 0)
+        kill(victim, f->signal);
+    int status = ranks_wait(mpirun, 60);
+    struct command told = content_of("err"), json = content_of("json");
+    const char *wrong = what_is_wrong(status, told.out, json.out);
+    if (wrong)
+        fail_msg("signal %d for rank %d after %d ms%s: %s: status %d\n%s", f->signal, f->rank,
+                 f->after, f->by_hand ? ", mpirun by hand" : "", wrong, status, told.out);
+    command_free(&told);
+    command_free(&json);
+    return status != 0;
+}
+
+static void test_faults(void **state) {
+    (void)state;
+    struct random r = {seed()};
+    int n = ranks_batches(4), n_ended = 0, n_early = 0;
+    for (int i = 1; i <= n; i++) {
+        struct fault_at f = random_fault(&r);
+        n_ended += one_fault(&f);
+        n_early += f.after <= 150;
+        if (i % 10 == 0 || i == n)
+            printf("%d faults, %d of them in time, %d early\n", i, n_ended, n_early);
+        fflush(stdout); /* a campaign may be stopped */
+    }
+}
+
+/* ---- mpirun itself --------------------------------------------------------------------------- */
+
+/* mpirun does not notice that its ranks are gone. */
+static void test_idle_mpirun(void **state) {
+    (void)state;
+    for (int by_hand = 0; by_hand < 2; by_hand++) {
+        pid_t mpirun = launch(by_hand), ranks[3];
+        for (int i = 0; i < 3; i++)
+            ranks[i] = ranks_process(mpirun, i);
+        ranks_pause(300);
+        kill(mpirun, SIGSTOP);
+        for (int i = 0; i < 3; i++)
+            if (ranks[i] > 0)
+                kill(ranks[i], SIGKILL);
+        int status = ranks_wait(mpirun, 20);
+        struct command told = content_of("err");
+        assert_int_equal(status, 128 + SIGKILL);
+        assert_non_null(strstr(told.out, "no rank is left, and mpirun waits for itself"));
+        command_free(&told);
+    }
+}
+
+/* ---- damaged messages ------------------------------------------------------------------------ */
+
+static void test_damages(void **state) {
+    (void)state;
+    struct command c = command_runf("SAMEBITS_SEED=%d SAMEBITS_DAMAGES=%d " MPIRUN "-n 3 %s",
+                                    (int)seed(), ranks_batches(10), ranks_worker);
+    if (c.status)
+        fail_msg("status %d\n%s\n%s", c.status, c.out, c.err);
+    printf("%s", c.out);
+    command_free(&c);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_damages),
+                                       cmocka_unit_test(test_idle_mpirun),
+                                       cmocka_unit_test(test_faults)};
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]); /* as test_faults */
+    return ranks_can_run(argv[0])
+               ? cmocka_run_group_tests(tests, command_folder_make, command_folder_remove)
+               : 0;
+}
