@@ -57,8 +57,8 @@ static struct fault_at random_fault(struct random *r) {
 /* Nothing is written but right answers, and somebody says what has happened. */
 static const char *what_is_wrong(int status, const char *told, const char *json) {
     const char *shown = strstr(told, "fingerprint ");
-    bool named = strstr(told, "rank ") || strstr(told, "Process name") ||
-                 strstr(told, "did not all join");
+    bool named =
+        strstr(told, "rank ") || strstr(told, "Process name") || strstr(told, "did not all join");
     if (status < 0)
         return "nothing ends";
     if ((shown && memcmp(shown + 12, right, 16)) || (*json && !strstr(json, right)))

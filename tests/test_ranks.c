@@ -71,6 +71,33 @@ static void test_positions(void **state) {
     command_free(&refused);
 }
 
+/* Caches that are larger than a device's memory: one process refuses them, ranks share them. */
+static void test_large_cache(void **state) {
+    (void)state;
+    static const char prompt[] = "{\"prompt\": \"Hi\"}\n";
+    const char *file = command_file("hi.jsonl", prompt, sizeof prompt - 1);
+    char line[300];
+    snprintf(line, sizeof line, "build/release/emu-demo14 --device emu --max-new 2 --prompts %s",
+             file);
+    struct command with_more = command_runf("%s --kv-blocks 40 --block-size 256", line);
+    struct command one =
+        command_runf("SAMEBITS_EMU_MEMORY=40000000 %s --kv-blocks 40 --block-size 256", line);
+    assert_non_null(command_fingerprint(&with_more));
+    assert_int_equal(one.status, 2);
+    assert_non_null(strstr(one.err, "a KV pool of 42.3 MB"));
+    for (int n = 2; n <= 4; n += 2) {
+        struct command shared = command_runf("SAMEBITS_EMU_MEMORY=40000000 %s --kv-blocks %d "
+                                             "--ranks %d --context-parallel",
+                                             line, 40 / n, n);
+        if (shared.status)
+            fail_msg("a cache over %d ranks: %s", n, shared.err);
+        assert_memory_equal(command_fingerprint(&with_more), command_fingerprint(&shared), 16);
+        command_free(&shared);
+    }
+    command_free(&with_more);
+    command_free(&one);
+}
+
 static void test_goldens(void **state) {
     (void)state;
     static const int n_ranks[] = {2, 3, 4, 8};
@@ -114,13 +141,14 @@ static void test_others(void **state) {
     (void)state;
     char line[2000], dir[32];
     static const char run[] = "--device cpu --max-new 3 --prompt Hi";
-    snprintf(line, sizeof line, MPIRUN "-n 1 %s %s : -n 1 %s %s --seed 4", ranks_demo, run, ranks_demo, run);
+    snprintf(line, sizeof line, MPIRUN "-n 1 %s %s : -n 1 %s %s --seed 4", ranks_demo, run,
+             ranks_demo, run);
     expect_refused(line, "rank 1 has other options than rank 0");
-    struct command copied = command_runf("cp %s %s/other && echo >>%s/other", ranks_demo, command_folder,
-                                         command_folder); /* as another build has another hash */
+    struct command copied = command_runf("cp %s %s/other && echo >>%s/other", ranks_demo,
+                                         command_folder, command_folder); /* as another build */
     must_pass("a copy of the program", &copied);
-    snprintf(line, sizeof line, MPIRUN "-n 2 %s %s : -n 1 %s/other %s", ranks_demo, run, command_folder,
-             run);
+    snprintf(line, sizeof line, MPIRUN "-n 2 %s %s : -n 1 %s/other %s", ranks_demo, run,
+             command_folder, run);
     expect_refused(line, "rank 2 has another program than rank 0");
     snprintf(line, sizeof line, MPIRUN "-n 2 %s %s --ranks 3", ranks_demo, run);
     expect_refused(line, "--ranks 3: mpirun has started 2");
@@ -134,8 +162,8 @@ static void test_others(void **state) {
              dir, dir, dir);
     struct command made = command_run(line, NULL);
     must_pass("a copy of the model", &made);
-    snprintf(line, sizeof line, MPIRUN "-n 2 $PWD/%s %s : -n 1 -wdir %s $PWD/%s %s", ranks_demo, run, dir,
-             ranks_demo, run);
+    snprintf(line, sizeof line, MPIRUN "-n 2 $PWD/%s %s : -n 1 -wdir %s $PWD/%s %s", ranks_demo,
+             run, dir, ranks_demo, run);
     expect_refused(line, "rank 2 has other files of the model than rank 0");
     made = command_runf("rm -r %s/data", dir);
     command_free(&made);
@@ -197,9 +225,10 @@ static void test_server(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_server),    cmocka_unit_test(test_demo),
-        cmocka_unit_test(test_others),    cmocka_unit_test(test_goldens),
-        cmocka_unit_test(test_workloads), cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_server),      cmocka_unit_test(test_demo),
+        cmocka_unit_test(test_others),      cmocka_unit_test(test_goldens),
+        cmocka_unit_test(test_workloads),   cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_large_cache),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]); /* as test_goldens */

@@ -82,7 +82,7 @@ test-slow: deps
 	@$(MAKE) --no-print-directory $(call programs,release,$(SLOW_SOURCES)) $(DEMOS) \
 	    build/release/tests/test_attend build/release/tests/test_ranks \
 	    build/release/tests/test_rank_faults \
-	    $(if $(MPI),build/release/tests/ranks/worker) \
+	    $(if $(MPI),build/release/tests/ranks/worker build/release/emu-demo14) \
 	    $(if $(HAVE_GPU),build/gpu/tests/slow_attend build/gpu/tests/test_attend)
 	@tests/run $(call programs,release,$(SLOW_SOURCES)) \
 	    "SAMEBITS_DEVICE=emu build/release/tests/slow_attend" \
@@ -134,7 +134,7 @@ build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUI
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 build/$(b)/emu-demo12 \
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
               $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
-            build/release/emu-demo11 \
+            build/release/emu-demo11 $(if $(MPI),build/release/emu-demo14) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))

@@ -215,6 +215,7 @@ static int meet(struct mpi *m, struct error *err) {
     MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &m->local);
     MPI_Comm_rank(m->local, &p->neighbour);
     MPI_Comm_size(m->local, &p->n_neighbours);
+    p->n_sharing = p->n_neighbours;
     m->failures = p->rank ? be_silent() : stderr;
     gethostname(mine.host, sizeof mine.host - 1);
     m->names = calloc((size_t)p->n_ranks, sizeof *m->names);

@@ -110,7 +110,14 @@ static int count_gpus(void) {
 }
 
 bool ranks_have_gpus(const struct demo *demo) {
-    return !strcmp(demo->dev->ops->name, "gpu") && count_gpus() >= demo->parallel->n_neighbours;
+    struct parallel *p = demo->parallel;
+    const char *device = demo->dev->ops->name;
+    int n = strcmp(device, "gpu") ? 0 : count_gpus();
+    if (n)
+        p->n_sharing = (p->n_neighbours + n - 1) / n;
+    else if (!strcmp(device, "emu")) /* each process emulates one of its own */
+        p->n_sharing = 1;
+    return n >= p->n_neighbours;
 }
 
 /* Rank r of a host sees GPU r, before anybody asks what there is; or ranks share GPUs. */

@@ -99,8 +99,7 @@ static int open_model(struct demo *demo, struct error *err) {
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
-    int result =
-        model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
+    int result = model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
     progress_bar_end(&bar);
     if (result)
         return -1;
