@@ -187,6 +187,10 @@ build/gpu/bench/bench_receipts: build/release/tests/bench/bench_receipts.o \
         $(call objects,release,$(ALL_MODULES)) $(call gpu_objects,,11)
 	@mkdir -p $(@D)
 	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(LIBS)
+build/gpu/bench/bench_ranks: build/release/tests/bench/bench_ranks.o $(NCCL_OBJECT) \
+        $(call objects,release,$(MPI_MODULES) $(ALL_MODULES)) $(call gpu_objects,,11)
+	@mkdir -p $(@D)
+	$(call say,cc )$(CC) $(release_FLAGS) $^ -o $@ $(LIBS_gpu) $(NCCL_LIB) $(LIBS) $(MPI_LIBS)
 build/gpu/tests/programs: $(call gpu_objects,,11) $(call objects,release,tests/programs.c \
                           $(TEST_SOURCES) $(SLOW_SOURCES) $(TEST_HELPERS) $(ALL_MODULES))
 	@mkdir -p $(@D)
