@@ -108,15 +108,22 @@ static void test_goldens(void **state) {
     }
 }
 
-/* As a user starts them: by --ranks, by mpirun, alone. */
+/* As a user starts them: by --ranks, by mpirun, alone. Receipts are the same, too. */
 static void test_demo(void **state) {
     (void)state;
     static const char options[] =
         "--device cpu --kv-blocks 12 --max-running 4 --random 5 --mix short --max-new 9 --seed 3";
-    struct command alone = command_runf("%s %s", ranks_demo, options);
-    struct command four =
-        command_runf("ASAN_OPTIONS=detect_leaks=0 %s %s --ranks 4", ranks_demo, options);
+    struct command alone =
+        command_runf("%s %s --receipt %s/alone", ranks_demo, options, command_folder);
+    struct command four = command_runf("ASAN_OPTIONS=detect_leaks=0 %s %s --ranks 4 "
+                                       "--receipt %s/four",
+                                       ranks_demo, options, command_folder);
     struct command three = command_runf(MPIRUN "-n 3 %s %s", ranks_demo, options);
+    struct command same = command_runf("cmp %s/alone %s/four", command_folder, command_folder);
+    struct command verified = command_runf(MPIRUN "-n 2 %s --device cpu --verify-receipt %s/alone",
+                                           ranks_demo, command_folder);
+    must_pass("receipts of one process and of ranks", &same);
+    must_pass("a receipt that ranks verify", &verified);
     assert_int_equal(alone.status, 0);
     assert_non_null(command_fingerprint(&alone));
     assert_non_null(command_fingerprint(&three));
