@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -41,17 +42,28 @@ static pid_t launch(bool by_hand) {
 
 /* ---- killed and stopped ranks ---------------------------------------------------------------- */
 
+enum { EARLY = 150 }; /* milliseconds: ranks join */
+
 struct fault_at {
     bool by_hand;
     int signal, rank, after; /* milliseconds after the rank has begun */
 };
 
 /* Before, while and after the ranks join, and in the answers. */
-static struct fault_at random_fault(struct random *r) {
+static struct fault_at random_fault(struct random *r, int milliseconds) {
     struct fault_at f = {random_int(r, 0, 1), random_int(r, 0, 1) ? SIGKILL : SIGSTOP,
                          random_int(r, 0, 2), 0};
-    f.after = random_int(r, 0, random_int(r, 0, 2) ? 1500 : 150);
+    f.after = random_int(r, 0, random_int(r, 0, 2) ? milliseconds : EARLY);
     return f;
+}
+
+/* How long it takes when nothing happens. */
+static int milliseconds_of_run(void) {
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    assert_int_equal(ranks_wait(launch(true), 60), 0);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    return (int)((ended.tv_sec - began.tv_sec) * 1000 + (ended.tv_nsec - began.tv_nsec) / 1000000);
 }
 
 /* Nothing is written but right answers, and somebody says what has happened. */
@@ -88,11 +100,11 @@ static bool one_fault(const struct fault_at *f) {
 static void test_faults(void **state) {
     (void)state;
     struct random r = {seed()};
-    int n = ranks_batches(4), n_ended = 0, n_early = 0;
+    int n = ranks_batches(4), n_ended = 0, n_early = 0, milliseconds = milliseconds_of_run();
     for (int i = 1; i <= n; i++) {
-        struct fault_at f = random_fault(&r);
+        struct fault_at f = random_fault(&r, milliseconds);
         n_ended += one_fault(&f);
-        n_early += f.after <= 150;
+        n_early += f.after <= EARLY;
         if (i % 10 == 0 || i == n)
             printf("%d faults, %d of them in time, %d early\n", i, n_ended, n_early);
         fflush(stdout); /* a campaign may be stopped */
