@@ -80,8 +80,18 @@ static const char *what_is_wrong(int status, const char *told, const char *json)
     return named ? NULL : "nobody is named";
 }
 
-/* Returns whether it came in time. */
-static bool one_fault(const struct fault_at *f) {
+struct counts {
+    int ended, early, named; /* named: the rank itself is, not one that waited for it */
+};
+
+static bool is_named(const char *told, int rank, pid_t process) {
+    char name[24], number[24];
+    snprintf(name, sizeof name, "rank %d", rank);
+    snprintf(number, sizeof number, "process %d", (int)process);
+    return strstr(told, name) || strstr(told, number);
+}
+
+static void one_fault(const struct fault_at *f, struct counts *counts) {
     pid_t mpirun = launch(f->by_hand), victim = ranks_process(mpirun, f->rank);
     ranks_pause(f->after);
     if (victim > 0)
@@ -92,21 +102,24 @@ static bool one_fault(const struct fault_at *f) {
     if (wrong)
         fail_msg("signal %d for rank %d after %d ms%s: %s: status %d\n%s", f->signal, f->rank,
                  f->after, f->by_hand ? ", mpirun by hand" : "", wrong, status, told.out);
+    counts->ended += status != 0;
+    counts->early += f->after <= EARLY;
+    counts->named += status && is_named(told.out, f->rank, victim);
     command_free(&told);
     command_free(&json);
-    return status != 0;
 }
 
 static void test_faults(void **state) {
     (void)state;
     struct random r = {seed()};
-    int n = ranks_batches(4), n_ended = 0, n_early = 0, milliseconds = milliseconds_of_run();
+    struct counts counts = {0};
+    int n = ranks_batches(4), milliseconds = milliseconds_of_run();
     for (int i = 1; i <= n; i++) {
         struct fault_at f = random_fault(&r, milliseconds);
-        n_ended += one_fault(&f);
-        n_early += f.after <= EARLY;
+        one_fault(&f, &counts);
         if (i % 10 == 0 || i == n)
-            printf("%d faults, %d of them in time, %d early\n", i, n_ended, n_early);
+            printf("%d faults, %d of them in time, %d while ranks join; %d ranks are named\n", i,
+                   counts.ended, counts.early, counts.named);
         fflush(stdout); /* a campaign may be stopped */
     }
 }

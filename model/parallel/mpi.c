@@ -6,7 +6,6 @@
 #include <limits.h>
 #include <mpi.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,13 +184,6 @@ bool mpi_is_launched(void) {
     return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK");
 }
 
-/* Who is missing is not known before all have met. */
-static void on_alarm(int signal) {
-    static const char text[] = "demo: the ranks did not all join, or leave, in 20 seconds\n";
-    (void)signal;
-    _exit(write(STDERR_FILENO, text, sizeof text - 1) < 0 ? 1 : 2);
-}
-
 /* Everything but this rank's failure goes nowhere. */
 static FILE *be_silent(void) {
     int keep = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
@@ -242,7 +234,6 @@ struct parallel *mpi_join(struct error *err) {
                                 .broadcast = broadcast,
                                 .end = end};
     watchdog_start();
-    signal(SIGALRM, on_alarm);
     alarm(START_LIMIT); /* as in end */
     MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     if (level < MPI_THREAD_SERIALIZED) /* the server's engine has a thread of its own */
@@ -250,6 +241,7 @@ struct parallel *mpi_join(struct error *err) {
     if (level < MPI_THREAD_SERIALIZED || meet(m, err))
         fail(m, err);
     alarm(0);
+    watchdog_joined();
     return &m->base;
 }
 

@@ -8,10 +8,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-enum { LOOK_EVERY = 500, ALONE_LIMIT = 10000, STAGGER = 500 }; /* milliseconds */
+/* Milliseconds. Ranks have 20 seconds to join (mpi.c). */
+enum { JOIN_LIMIT = 18000, LOOK_EVERY = 500, ALONE_LIMIT = 10000 };
+
+static bool *joined; /* shared with the watchdog */
 
 /* Of another launcher we do not know what it waits for. */
 static bool is_mpirun(pid_t pid) {
@@ -23,26 +29,34 @@ static bool is_mpirun(pid_t pid) {
     return name && (!strcmp(name, "/orterun") || !strncmp(name, "/mpirun", 7));
 }
 
-/* Whether a child of mpirun lives. Those that it has not waited for are zombies. */
-static bool has_ranks(pid_t mpirun) {
+/* A child of mpirun in one of these states (man proc: Z is a zombie); 0: there is none. */
+static int find_rank(pid_t mpirun, const char *states) {
     char path[64], state;
-    bool any = false;
+    int pid, found = 0;
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
     FILE *children = fopen(path, "r");
-    for (int pid; children && !any && fscanf(children, "%d", &pid) == 1;) {
+    while (children && !found && fscanf(children, "%d", &pid) == 1) {
         snprintf(path, sizeof path, "/proc/%d/stat", pid);
         FILE *f = fopen(path, "r");
-        any = f && fscanf(f, "%*d (%*[^)]) %c", &state) == 1 && state != 'Z';
+        if (f && fscanf(f, "%*d (%*[^)]) %c", &state) == 1 && strchr(states, state))
+            found = pid;
         if (f)
             fclose(f);
     }
     if (children)
         fclose(children);
-    return any;
+    return found;
 }
 
-/* On mpirun's stderr: this process has none, or mpirun would wait for its end, too. */
-static void tell(pid_t mpirun) {
+/* Whether no watchdog of another rank has come here before: a name can be taken once. */
+static bool is_first(pid_t mpirun) {
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "samebits-mpirun-%d", (int)mpirun);
+    return !bind(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr *)&name, sizeof name);
+}
+
+/* It does not read its ranks' stderr any more. */
+static void tell_for(pid_t mpirun) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/2", (int)mpirun);
     int file = open(path, O_WRONLY | O_APPEND | O_NONBLOCK);
@@ -50,27 +64,59 @@ static void tell(pid_t mpirun) {
         dprintf(file, "demo: no rank is left, and mpirun waits for itself: it ends here\n");
 }
 
-/* The watchdogs of all ranks look; that of the first ends mpirun before the others' time comes. */
-static void watch(pid_t mpirun, int rank) {
-    struct pollfd end = {.fd = pidfd_open(mpirun, 0), .events = POLLIN};
-    int limit = ALONE_LIMIT + STAGGER * rank, alone = 0;
-    while (end.fd >= 0 && !poll(&end, 1, LOOK_EVERY)) {
-        alone = has_ranks(mpirun) ? 0 : alone + LOOK_EVERY;
-        if (alone >= limit) {
-            tell(mpirun);
-            pidfd_send_signal(end.fd, SIGKILL, NULL, 0);
-            return;
-        }
+static void tell(pid_t mpirun, pid_t own, const char *rank, bool ended) {
+    int stopped = find_rank(mpirun, "Tt");
+    if (ended)
+        dprintf(STDERR_FILENO, "demo: rank %s (process %d) ended while the ranks joined\n", rank,
+                (int)own);
+    else if (stopped)
+        dprintf(STDERR_FILENO, "demo: the ranks did not all join: process %d is stopped\n",
+                stopped);
+    else
+        dprintf(STDERR_FILENO, "demo: the ranks did not all join\n");
+}
+
+static void watch(pid_t mpirun, pid_t own, const char *rank) {
+    struct pollfd ends[] = {{.fd = pidfd_open(mpirun, 0), .events = POLLIN},
+                            {.fd = pidfd_open(own, 0), .events = POLLIN}};
+    bool ended = ends[1].fd < 0 || poll(ends, 2, JOIN_LIMIT);
+    if (!ended && *joined)
+        ended = poll(ends, 2, -1);
+    if (ends[0].fd < 0 || ends[0].revents || !is_first(mpirun))
+        return;
+    if (!*joined)
+        tell(mpirun, own, rank, ended);
+    close(STDERR_FILENO); /* mpirun waits for its end */
+    for (int alone = 0; !poll(ends, 1, LOOK_EVERY);) {
+        alone = find_rank(mpirun, "RSDTt") ? 0 : alone + LOOK_EVERY;
+        if (alone < ALONE_LIMIT)
+            continue;
+        tell_for(mpirun);
+        pidfd_send_signal(ends[0].fd, SIGKILL, NULL, 0);
+        return;
     }
 }
 
 void watchdog_start(void) {
-    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    pid_t mpirun = getppid();
-    if (!rank || !is_mpirun(mpirun) || fork())
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    pid_t mpirun = getppid(), own = getpid();
+    if (!rank || !is_mpirun(mpirun))
+        return;
+    void *shared =
+        mmap(NULL, sizeof *joined, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        return;
+    joined = shared;
+    if (fork())
         return;
     setsid(); /* signals for the ranks, and for the terminal's programs, are not for this one */
-    close_range(0, ~0U, 0);
-    watch(mpirun, atoi(rank));
+    close_range(STDIN_FILENO, STDOUT_FILENO, 0);
+    close_range(STDERR_FILENO + 1, ~0U, 0);
+    watch(mpirun, own, rank);
     _exit(0);
+}
+
+void watchdog_joined(void) {
+    if (joined)
+        *joined = true;
 }

@@ -1,14 +1,17 @@
 /*
- * watchdog.h - ends an mpirun that waits though its ranks are gone.
- *
- * When a rank dies while it joins the others, Open MPI 4.1's mpirun may wait for itself, and for
- * ever. Nobody but another process can end it: a child of each rank, which outlives the rank.
+ * watchdog.h - a process beside each rank, for what Open MPI 4.1's mpirun does not do when a rank
+ * dies while it joins the others: it may not say which, or wait for itself and for ever.
  */
 #ifndef SAMEBITS_WATCHDOG_H
 #define SAMEBITS_WATCHDOG_H
 
 /* Before MPI begins, and before there are threads: if mpirun has started this process, leaves a
- * child behind that ends that mpirun, and says so, when no rank of it has lived for ten seconds. */
+ * child behind that outlives it. That says on stderr which rank was the first to end, or is
+ * stopped, unless watchdog_joined was called; and it ends an mpirun that has had no rank for ten
+ * seconds. */
 void watchdog_start(void);
+
+/* From here on mpirun names who dies. */
+void watchdog_joined(void);
 
 #endif
