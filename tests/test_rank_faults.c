@@ -146,6 +146,21 @@ static void test_idle_mpirun(void **state) {
     }
 }
 
+/* The others have left, and nobody waits for the rank any more but mpirun. */
+static void test_stopped_at_end(void **state) {
+    (void)state;
+    pid_t mpirun = launch(true), last = ranks_process(mpirun, 0);
+    for (bool shown = false; !shown; ranks_pause(1)) {
+        struct command told = content_of("err");
+        shown = strstr(told.out, right);
+        command_free(&told);
+    }
+    kill(last, SIGSTOP);
+    int status = ranks_wait(mpirun, 40);
+    assert_true(status >= 0);
+    printf("a rank stopped at its end: status %d\n", status);
+}
+
 /* ---- damaged messages ------------------------------------------------------------------------ */
 
 static void test_damages(void **state) {
@@ -159,9 +174,9 @@ static void test_damages(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_damages),
-                                       cmocka_unit_test(test_idle_mpirun),
-                                       cmocka_unit_test(test_faults)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_damages), cmocka_unit_test(test_idle_mpirun),
+        cmocka_unit_test(test_stopped_at_end), cmocka_unit_test(test_faults)};
     if (argc > 1)
         cmocka_set_test_filter(argv[1]); /* as test_faults */
     return ranks_can_run(argv[0])

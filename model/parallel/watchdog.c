@@ -14,8 +14,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* Milliseconds. Ranks have 20 seconds to join (mpi.c). */
-enum { JOIN_LIMIT = 18000, LOOK_EVERY = 500, ALONE_LIMIT = 10000 };
+/* Milliseconds: for joining (mpi.c gives 20 seconds); for all to end when one has, and then for
+ * mpirun. */
+enum { JOIN_LIMIT = 18000, END_LIMIT = 10000, LOOK_EVERY = 500 };
 
 static bool *joined; /* shared with the watchdog */
 
@@ -76,6 +77,21 @@ static void tell(pid_t mpirun, pid_t own, const char *rank, bool ended) {
         dprintf(STDERR_FILENO, "demo: the ranks did not all join\n");
 }
 
+/* A rank has ended, so all have to. */
+static void end_others(struct pollfd *mpirun, pid_t pid) {
+    int waited = 0, alone = 0, left;
+    for (; !poll(mpirun, 1, LOOK_EVERY) && alone < END_LIMIT; waited += LOOK_EVERY) {
+        left = find_rank(pid, "RSDTt");
+        alone = left ? 0 : alone + LOOK_EVERY;
+        if (left && waited >= END_LIMIT)
+            kill(left, SIGKILL); /* mpirun names it */
+    }
+    if (alone < END_LIMIT)
+        return;
+    tell_for(pid);
+    pidfd_send_signal(mpirun->fd, SIGKILL, NULL, 0);
+}
+
 static void watch(pid_t mpirun, pid_t own, const char *rank) {
     struct pollfd ends[] = {{.fd = pidfd_open(mpirun, 0), .events = POLLIN},
                             {.fd = pidfd_open(own, 0), .events = POLLIN}};
@@ -87,14 +103,7 @@ static void watch(pid_t mpirun, pid_t own, const char *rank) {
     if (!*joined)
         tell(mpirun, own, rank, ended);
     close(STDERR_FILENO); /* mpirun waits for its end */
-    for (int alone = 0; !poll(ends, 1, LOOK_EVERY);) {
-        alone = find_rank(mpirun, "RSDTt") ? 0 : alone + LOOK_EVERY;
-        if (alone < ALONE_LIMIT)
-            continue;
-        tell_for(mpirun);
-        pidfd_send_signal(ends[0].fd, SIGKILL, NULL, 0);
-        return;
-    }
+    end_others(ends, mpirun);
 }
 
 void watchdog_start(void) {
