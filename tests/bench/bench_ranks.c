@@ -33,6 +33,7 @@ struct found {
     double cpu_ms; /* that a thread computes in a step, the mean: also on a busy machine */
     double weights_mb, most_mb;
     double small_us, large_us; /* a sum of 8 KB and one of 2 MB, at best */
+    int layers, hidden, vocab; /* of the model */
 };
 
 static double times[STEPS + 1];
@@ -194,8 +195,9 @@ static int run_rank(const char *folder, int n_threads) {
         f.small_us = measure_sum(ranks, dev, HIDDEN, CALLS);
         f.large_us = measure_sum(ranks, dev, LARGE_WORDS, CALLS / 10);
     }
-    printf("found %f %f %f %f %f %f %f\n", f.step_ms, f.talk_ms, f.cpu_ms, f.weights_mb, f.most_mb,
-           f.small_us, f.large_us);
+    printf("found %f %f %f %f %f %f %f %d %d %d\n", f.step_ms, f.talk_ms, f.cpu_ms, f.weights_mb,
+           f.most_mb, f.small_us, f.large_us, model.config.n_layers, model.config.hidden,
+           model.config.vocab_size);
     fflush(stdout);
     model_free(&model);
     if (ranks && ranks->on_device)
@@ -212,8 +214,9 @@ static struct found run(const char *line) {
     bool good = false;
     FILE *p = popen(line, "r");
     while (p && fgets(text, sizeof text, p))
-        good = good || sscanf(text, "found %lf %lf %lf %lf %lf %lf %lf", &f.step_ms, &f.talk_ms,
-                              &f.cpu_ms, &f.weights_mb, &f.most_mb, &f.small_us, &f.large_us) == 7;
+        good = good || sscanf(text, "found %lf %lf %lf %lf %lf %lf %lf %d %d %d", &f.step_ms,
+                              &f.talk_ms, &f.cpu_ms, &f.weights_mb, &f.most_mb, &f.small_us,
+                              &f.large_us, &f.layers, &f.hidden, &f.vocab) == 10;
     if (!p || pclose(p) || !good)
         fail(line);
     return f;
@@ -233,9 +236,10 @@ static struct found middle(struct found *runs, int n) {
 /* --plan's formula for 2 ranks, with what was measured here: plan.c. On a GPU, where nobody sees
  * how long a pass computes, half of one process's step. */
 static void show_plan(const struct found *one, const struct found *two) {
-    double hops = 4.0 * LAYERS * 2 + 2 + 1 + 1 + 3, latency = two->small_us / 2;
+    double hops = 4.0 * one->layers * 2 + 2 + 1 + 1 + 3, latency = two->small_us / 2;
     double link = 8.0 * LARGE_WORDS / (two->large_us - two->small_us) * 1e-3;
-    double kb = (2 * LAYERS * (8.0 * HIDDEN + 4) + 4 * HIDDEN + 4.0 * VOCAB / 2) * 1e-3;
+    double kb =
+        (2 * one->layers * (8.0 * one->hidden + 4) + 4 * one->hidden + 4.0 * one->vocab / 2) * 1e-3;
     double talk = hops * latency * 1e-3 + kb / link * 1e-3;
     double computing = &gpu_ops ? one->step_ms / 2 : one->cpu_ms;
     printf("a sum of 8 KB: %.1f us, so a hop takes %.1f us; a sum of 2 MB: %.0f us, so a link has "
@@ -249,28 +253,33 @@ static void show_plan(const struct found *one, const struct found *two) {
         printf(", computing %.2f\n", two->cpu_ms);
 }
 
+/* bench_ranks [TURNS [FOLDER]]: another model. (Its processes have a third argument.) */
 int main(int argc, char **argv) {
     static const char mpirun[] =
         "mpirun --allow-run-as-root --bind-to none --mca pml ob1 --mca btl self,vader "
         "--mca oob_tcp_if_include lo -n 2";
     char folder[128], path[160], one[400], two[600];
     struct found alone[MOST_TURNS], shared[MOST_TURNS];
-    int n_turns = argc == 2 ? atoi(argv[1]) : MOST_TURNS;
-    if (argc == 3)
-        return run_rank(argv[1], atoi(argv[2]));
+    int n_turns = argc > 1 ? atoi(argv[1]) : MOST_TURNS;
+    const char *model = argc > 2 ? argv[2] : folder;
+    if (argc == 4)
+        return run_rank(argv[2], atoi(argv[3]));
     if (n_turns < 1 || n_turns > MOST_TURNS)
         fail("how many turns: 1 to 5");
-    write_checkpoint(folder, path);
-    snprintf(one, sizeof one, "%s %s 2", argv[0], folder);
-    snprintf(two, sizeof two, "%s %s %s 1", mpirun, argv[0], folder);
+    if (model == folder)
+        write_checkpoint(folder, path);
+    snprintf(one, sizeof one, "%s 1 %s 2", argv[0], model);
+    snprintf(two, sizeof two, "%s %s 1 %s 1", mpirun, argv[0], model);
     for (int i = 0; i < n_turns; i++) {
         alone[i] = run(one);
         shared[i] = run(two);
     }
-    remove_checkpoint(folder, path);
+    if (model == folder)
+        remove_checkpoint(folder, path);
     struct found a = middle(alone, n_turns), b = middle(shared, n_turns);
-    printf("%-34s %9s %10s %9s %11s %11s\n", "qwen3-0.6b, decoding one sequence", "ms a step",
-           "talking ms", "CPU ms", "weights MB", "process MB");
+    printf("%-34s %9s %10s %9s %11s %11s\n",
+           model == folder ? "qwen3-0.6b, decoding one sequence" : model, "ms a step", "talking ms",
+           "CPU ms", "weights MB", "process MB");
     printf("%-34s %9.2f %10.2f %9.2f %11.1f %11.1f\n",
            &gpu_ops ? "one process, one GPU" : "one process, 2 threads", a.step_ms, a.talk_ms,
            a.cpu_ms, a.weights_mb, a.most_mb);
