@@ -20,14 +20,14 @@ enum { JOIN_LIMIT = 18000, END_LIMIT = 10000, LOOK_EVERY = 500 };
 
 static bool *joined; /* shared with the watchdog */
 
-/* Of another launcher we do not know what it waits for. */
+/* Or its daemon on another host. Of other launchers we do not know what they wait for. */
 static bool is_mpirun(pid_t pid) {
     char path[64], program[PATH_MAX];
     snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
     ssize_t n = readlink(path, program, sizeof program - 1);
     program[n > 0 ? n : 0] = 0;
     const char *name = strrchr(program, '/');
-    return name && (!strcmp(name, "/orterun") || !strncmp(name, "/mpirun", 7));
+    return name && (!strcmp(name, "/orterun") || !strcmp(name, "/orted"));
 }
 
 /* A child of mpirun in one of these states (man proc: Z is a zombie); 0: there is none. */
