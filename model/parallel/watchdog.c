@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -89,12 +89,16 @@ static void end_others(struct pollfd *mpirun, pid_t pid) {
     if (alone < END_LIMIT)
         return;
     tell_for(pid);
-    pidfd_send_signal(mpirun->fd, SIGKILL, NULL, 0);
+    syscall(SYS_pidfd_send_signal, mpirun->fd, SIGKILL, NULL, 0);
+}
+
+/* By system call: glibc has it from 2.36 on. */
+static struct pollfd when_it_ends(pid_t pid) {
+    return (struct pollfd){.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
 }
 
 static void watch(pid_t mpirun, pid_t own, const char *rank) {
-    struct pollfd ends[] = {{.fd = pidfd_open(mpirun, 0), .events = POLLIN},
-                            {.fd = pidfd_open(own, 0), .events = POLLIN}};
+    struct pollfd ends[] = {when_it_ends(mpirun), when_it_ends(own)};
     bool ended = ends[1].fd < 0 || poll(ends, 2, JOIN_LIMIT);
     if (!ended && *joined)
         ended = poll(ends, 2, -1);
