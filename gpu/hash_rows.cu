@@ -99,18 +99,17 @@ static __device__ __forceinline__ void hash_piece(uint32_t state[DIGEST_WORDS], 
         state[j] = swap_bytes(state[j]);
 }
 
-/* A part of a row of n_words for each block, a piece of it for each thread, and then their digests,
- * as often as n_levels says or until there is one. out_words: of the digests of a row. */
+/* A part of a row of n_words for each block, a piece of it for each thread, and then the digests:
+ * once, or, where a row has one part, until there is one. out_words: of the digests of a row. */
 __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int n_words,
-                                   int out_words, int n_parts, int n_levels, bool aligned) {
+                                   int out_words, int n_parts, bool aligned) {
     SHARED(uint32_t, below, [MOST_THREADS * DIGEST_WORDS]);
     run_in_turn();
     int part = (int)blockIdx.x % n_parts, most = (int)blockDim.x * PIECE_WORDS;
     size_t row = blockIdx.x / (unsigned)n_parts;
     const uint32_t *x = rows + row * (size_t)n_words + part * most;
     int n = min(n_words - part * most, most), at = (int)threadIdx.x * PIECE_WORDS;
-    for (int level = 0; level < n_levels && (level == 0 || n > DIGEST_WORDS || n_parts > 1);
-         level++) {
+    for (int level = 0; level == 0 || (n_parts > 1 ? level == 1 : n > DIGEST_WORDS); level++) {
         uint32_t state[DIGEST_WORDS];
         if (at < n)
             hash_piece(state, x + at, min(n - at, PIECE_WORDS), aligned);
@@ -146,7 +145,7 @@ void gpu_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA25
         bool aligned = n_words % 4 == 0 && (uintptr_t)from % 16 == 0;
         GPU_LAUNCH_EARLY(gpu, hash_rows_1, (unsigned)n_rows * (unsigned)n_parts, threads, 0,
                          last ? (uint32_t *)digests : to, from, n_words, out_words, n_parts,
-                         last ? 3 : 2, aligned);
+                         aligned);
         from = to;
         to += (size_t)n_rows * (size_t)out_words;
         n_words = out_words;
