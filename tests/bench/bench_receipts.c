@@ -30,6 +30,7 @@ struct subject {
     struct device *dev;
     struct model model;
     struct generator generator;
+    struct kv_pool pool; /* one for all: a recording of a pass is of one pool */
     json_t *files; /* of receipts: none */
     int rounds;
 };
@@ -120,33 +121,27 @@ static int note_first(void *context, const struct sequence *s, const float *logi
     return 0;
 }
 
-/* Answers n questions together, over one pool; run_end(run). */
+/* Answers n questions together; run_end(run). */
 static void answer(struct subject *s, const struct question *q, int n, bool receipts,
                    struct drafter *drafter, struct run *run) {
-    struct kv_pool_options options = {.block_size = 16};
-    struct kv_pool pool;
     struct error err;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         run->requests[i] = (struct request){.prompt = q[i].ids,
                                             .n_prompt = q[i].n,
                                             .max_new = q[i].max_new,
                                             .sampling = q[i].sampling,
                                             .ignore_stop = q[i].ignore_stop,
                                             .receipt = receipts};
-        options.n_blocks += blocks_for(q[i].n + q[i].max_new, 16);
-    }
-    must(kv_pool_start(&pool, &s->model, &options, &err), &err);
     struct generator g = s->generator;
     g.drafter = drafter;
     g.on_token = note_first;
     g.on_token_context = run;
-    struct read_along how = {.generator = &g, .pool = &pool, .scheduler = {n, 4096, 4096, true}};
+    struct read_along how = {.generator = &g, .pool = &s->pool, .scheduler = {n, 4096, 4096, true}};
     told.question = q;
     double began = seconds_now();
     must(read_along(&how, run->requests, n, &run->engine, &err), &err);
     run->all = seconds_now() - began;
     run->decoding = seconds_now() - run->first;
-    kv_pool_end(&pool);
 }
 
 static void run_end(struct run *run) {
@@ -354,17 +349,21 @@ static void bench_random_text(struct subject *s, const char *name, int n) {
 static void start(struct subject *s, const char *folder) {
     struct error err;
     struct device_options options = {.n_threads = 2};
+    struct kv_pool_options pool = {.block_size = 16,
+                                   .n_blocks = (&gpu_ops ? TOGETHER : 1) * (512 / 16)};
     const struct ops *ops = &gpu_ops ? &gpu_ops : &ref_ops;
     s->dev = ops->open(&options, &err);
     if (!s->dev)
         fail(err.text);
     must(model_load(&s->model, s->dev, folder, NULL, &err) ||
-             generator_start(&s->generator, &s->model, &err),
+             generator_start(&s->generator, &s->model, &err) ||
+             kv_pool_start(&s->pool, &s->model, &pool, &err),
          &err);
     s->generator.fused = s->generator.ids_only = true;
 }
 
 static void end(struct subject *s) {
+    kv_pool_end(&s->pool);
     generator_end(&s->generator);
     model_free(&s->model);
     s->dev->ops->close(s->dev);
