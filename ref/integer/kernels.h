@@ -40,14 +40,9 @@ static size_t row_bytes(int k) {
 }
 
 /* What comes after a step of n_w rows: of one row, what lies a page ahead; of several, the n_w rows
- * after the next, into the second cache, because the first has no room for them. Asked for all at
- * once they wait for each other: two passes over the same rows ask for every other line each. */
-enum { ONLY, FIRST, SECOND };
-
-UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w, int pass) {
+ * after the next, into the second cache, because the first has no room for them. */
+UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
     UNROLL for (int line = 0; line < STEP; line += LINE) {
-        if (pass != ONLY && pass != FIRST + line / LINE % 2)
-            continue;
         if (n_w > 1)
             __builtin_prefetch(w + 2 * (size_t)n_w * w_step + line, 0, 2);
         else
@@ -58,7 +53,7 @@ UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w, int pass) {
 /* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas: in each lane of a pair
  * of rows, 65536 * high + low, with 0 <= low < 65536. */
 UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_step, int n_x,
-                             const int16_t *w, size_t w_step, int n_w, int steps, int pass) {
+                             const int16_t *w, size_t w_step, int n_w, int steps) {
     UNROLL for (int s = 0; s < n_x * n_w; s++) {
         high[s] = x_head(x + (size_t)(s / n_w) * x_step);
         low[s] = (wrapped){0};
@@ -68,7 +63,7 @@ UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_s
         struct factor of_w[W_ROWS];
         UNROLL for (int r = 0; r < n_w; r++) {
             of_w[r] = w_factor(w + (size_t)r * w_step);
-            prefetch(w + (size_t)r * w_step, w_step, n_w, pass);
+            prefetch(w + (size_t)r * w_step, w_step, n_w);
         }
         UNROLL for (int t = 0; t < n_x; t++) {
             struct factor of_x = x_factor(x + (size_t)t * x_step);
@@ -95,12 +90,11 @@ UNROLLED void total(double *to, const sums *high, const wrapped *low, int n) {
 
 /* The piece is the first of its rows, or is added to what the pieces before it gave. */
 UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
-                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first,
-                   int pass) {
+                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
     sums high[TILE] = {{0}};
     wrapped low[TILE] = {{0}};
     double found[TILE];
-    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps, pass);
+    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps);
     total(found, high, low, n_x * n_w);
     UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
         double *to = out + (size_t)t * out_step + (size_t)r;
@@ -112,18 +106,12 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
 UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
                     const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
     int t = 0;
-    for (; t + 2 * X_ROWS <= n_x;
-         t += 2 * X_ROWS, x += 2 * X_ROWS * x_step, out += 2 * X_ROWS * out_step) {
-        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first, FIRST);
-        tile(out + X_ROWS * out_step, out_step, x + X_ROWS * x_step, x_step, X_ROWS, w, w_step,
-             n_w, steps, is_first, SECOND);
-    }
     for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
-        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first, ONLY);
+        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first);
     for (; X_ROWS > 2 && t + 2 <= n_x; t += 2, x += 2 * x_step, out += 2 * out_step)
-        tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first, ONLY);
+        tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first);
     for (; t < n_x; t++, x += x_step, out += out_step)
-        tile(out, out_step, x, x_step, 1, w, w_step, n_w, steps, is_first, ONLY);
+        tile(out, out_step, x, x_step, 1, w, w_step, n_w, steps, is_first);
 }
 
 enum { PIECE_STEPS = ROW_PIECE / STEP, PIECE_BYTES = X_HEAD + PIECE_STEPS * X_STEP };
@@ -144,7 +132,7 @@ UNROLLED void few_of_one(double *out, const char *x, int steps, const int16_t *w
             sums h[1];
             wrapped l[1];
             multiply_piece(h, l, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
-                           steps_of_piece(steps, first), ONLY);
+                           steps_of_piece(steps, first));
             high[r] += h[0];
             low[r] += l[0];
         }
