@@ -1,7 +1,8 @@
 /*
  * test_reading_path - what the documents say about the files of the repository is so: the reading
- * path in tutorials/README.md has the right line counts, links lead somewhere, and the C code that
- * a document shows is in the sources. And files and functions are no longer than they may be.
+ * path in tutorials/README.md has the right line counts, its names are in its files, links lead
+ * somewhere, and the C code that a document shows is in the sources. And files and functions are no
+ * longer than they may be.
  */
 #include "tests/command.h"
 
@@ -69,6 +70,32 @@ static void the_path_is_short_enough(void **state) {
     assert_int_equal(sscanf(page.out, "**Phases 0 to 7: %d,%d lines", &thousands, &rest), 2);
     assert_in_range(thousands * 1000 + rest, 1000, MOST_LINES);
     command_free(&page);
+}
+
+/* A row of the reading path: the names that it gives stand in a file to which it links. */
+static void check_names(const char *path, int number, char *line, const char *fence) {
+    char files[512] = "";
+    if (fence || strcmp(path, "tutorials/README.md") || strncmp(line, "| ", 2) || !isdigit(line[2]))
+        return;
+    for (char *at = line; (at = strstr(at, "](")); at++)
+        snprintf(files + strlen(files), sizeof files - strlen(files), " tutorials/%.*s",
+                 (int)strcspn(at + 2, ")"), at + 2);
+    for (char *at = line, *end; (at = strchr(at, '`')) && (end = strchr(at + 1, '`')); at = end + 1) {
+        struct command found =
+            command_runf("grep -qwF '%.*s' %s", (int)(end - at) - 1, at + 1, files);
+        if (found.status) {
+            print_error("%s:%d: %.*s is not in%s\n", path, number, (int)(end - at) - 1, at + 1, files);
+            n_bad++;
+        }
+        command_free(&found);
+    }
+}
+
+static void names_of_the_path_are_in_its_files(void **state) {
+    (void)state;
+    n_bad = 0;
+    for_each_line(check_names);
+    assert_int_equal(n_bad, 0);
 }
 
 static void the_code_is_within_its_limits(void **state) {
@@ -170,6 +197,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_count_is_right),
         cmocka_unit_test(the_path_is_short_enough),
+        cmocka_unit_test(names_of_the_path_are_in_its_files),
         cmocka_unit_test(the_code_is_within_its_limits),
         cmocka_unit_test(every_link_leads_somewhere),
         cmocka_unit_test(code_that_is_shown_exists),

@@ -36,9 +36,9 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 # `make test` leaves out what takes longest, where another program, build or device does a share of
 # it, and makes fewer random batches; `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_paged_memory test_workloads test_serve_cli test_check test_cli test_attention \
+                test_paged_memory test_workloads test_check test_cli test_attention \
                 test_server_limits test_clients test_ranks test_rank_faults
-LONG_asan    := test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
+LONG_asan    := test_serve_cli test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
                 test_block_demos test_server_faults test_receipts_cli test_receipts test_engine test_trace test_cli_files \
                 test_shared_decoding test_golden test_check test_clients test_ranks test_rank_faults test_server_limits test_html
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=3
