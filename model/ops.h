@@ -149,7 +149,7 @@ struct ops {
     void (*free)(struct device *dev, void *data, size_t bytes);
 
     /* alloc and free of memory that ops write and the host reads as it is after sync, without a
-     * copy: for a few bytes. */
+     * copy (for a few bytes), and that download fills fastest. Getting it takes long. */
     void *(*alloc_host_visible)(struct device *dev, size_t bytes, const char *what,
                                 struct error *err);
     void (*free_host_visible)(struct device *dev, void *data, size_t bytes);

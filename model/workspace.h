@@ -26,6 +26,8 @@ struct workspace {
     float *gate, *up;         /* [ffn] */
     float *branch;            /* [hidden] what a branch adds to the residual stream */
     float *logits;            /* [n_logits, vocab_size] */
+    float *seen;              /* [max_seen, vocab_size] the host's copy (forward_logits) */
+    int max_seen;
     struct bfp_rows snapped;  /* [widest input of a linear layer] */
     uint32_t *largest;        /* of rows that ranks share (forward_parallel.h), */
     int64_t *sums;            /* [hidden] the integers of the branch, */

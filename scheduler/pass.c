@@ -96,7 +96,7 @@ static int accept_part(struct generator *g, const struct pass_part *part,
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
     for (bool goes_on = true; goes_on; i++, at++) {
         int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : a->drawn[at];
-        const float *logits = g->ids_only ? NULL : a->logits + at * vocab;
+        const float *logits = a->logits ? a->logits + at * vocab : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
         if (accept(g, s, id, logits, a->hashes + at * SHA256_BYTES, err))
@@ -111,20 +111,16 @@ static int accept_part(struct generator *g, const struct pass_part *part,
 
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
                struct pass_arrays *a, struct error *err) {
-    struct device *dev = g->model->dev;
-    size_t vocab = (size_t)g->model->config.vocab_size;
     if (fill(batch, a, parts, n, err))
         return -1;
     if (g->fused && parts[0].cache && parts[0].cache->page_table &&
         pass_arrays_add_page_table(a, batch, err))
         return -1;
-    const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
-    if (!on_device)
+    if (!forward(g->model, g->ws, batch, g->probe, err))
         return -1;
-    if (batch->n_logits &&
-        !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
-        dev->ops->download(dev, a->logits, on_device,
-                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
+    if (batch->n_logits && !g->ids_only &&
+        !(a->logits = forward_logits(g->ws, batch->n_logits, err)))
+        return -1;
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
     size_t draw = 0;
@@ -149,9 +145,8 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
     }
     if (!n_tokens)
         return 0;
-    size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
     a.spread = drafts_are_spread(g, parts, n, n_tokens);
-    int result = pass_arrays_get(&a, n_tokens, (size_t)n + n_tokens, n_draws, n_logits, err);
+    int result = pass_arrays_get(&a, n_tokens, (size_t)n + n_tokens, n_draws, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .token_ids = a.token_ids,
