@@ -25,6 +25,8 @@ enum MHD_Result server_reply(struct exchange *x, int status, const char *type, c
         MHD_add_response_header(response, "Retry-After", "1");
     if (status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (status == 405)
+        MHD_add_response_header(response, "Allow", x->allowed);
     if (status == 413)
         MHD_add_response_header(response, "Connection", "close");
     enum MHD_Result result = MHD_queue_response(x->connection, (unsigned)status, response);
@@ -134,14 +136,10 @@ static const struct route {
     {"GET", "/", page, true},
 };
 
-static const struct route *find_route(const char *method, const char *path, bool *other_method) {
-    *other_method = false;
+static const struct route *find_route(const char *path) {
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
-        if (!strcmp(path, routes[i].path)) {
-            if (!strcmp(method, routes[i].method))
-                return &routes[i];
-            *other_method = true;
-        }
+        if (!strcmp(path, routes[i].path))
+            return &routes[i];
     return NULL;
 }
 
@@ -242,14 +240,16 @@ static enum MHD_Result refuse_body(struct exchange *x) {
 }
 
 static enum MHD_Result answer_to(struct exchange *x, const char *method, const char *path) {
-    bool other_method;
-    const struct route *route = find_route(method, path, &other_method);
+    const struct route *route = find_route(path);
     connections_reads(x->server, x->connection, false);
     if (x->refused)
         return refuse_body(x);
     if (!route)
-        return other_method ? refuse(x, 405, "this path has another method")
-                            : refuse(x, 404, "there is no such path; GET / shows the page");
+        return refuse(x, 404, "there is no such path; GET / shows the page");
+    if (strcmp(method, route->method)) {
+        x->allowed = route->method;
+        return refuse(x, 405, "this path has another method");
+    }
     if (!route->is_open && !has_key(x))
         return refuse(x, 401, "a key is needed: Authorization: Bearer KEY");
     return route->answer(x);

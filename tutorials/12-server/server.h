@@ -87,7 +87,8 @@ struct exchange {
     int status, fd;
     char *body;
     size_t n_body;
-    int refused; /* the status, when its body is not kept; else 0 */
+    int refused;         /* the status, when its body is not kept; else 0 */
+    const char *allowed; /* the method of its path, when it has another one */
 
     /* A completion has these, too. All below is under the server's lock once it is submitted. */
     struct api_request request;
