@@ -131,7 +131,7 @@ static void release_seen(struct workspace *ws) {
 
 const float *forward_logits(struct workspace *ws, int n, struct error *err) {
     struct device *dev = ws->model->dev;
-    if (dev->ops->alloc == dev->ops->alloc_host_visible)
+    if (ops_share_memory(dev->ops))
         return ws->logits;
     if (!ws->seen || n > ws->max_seen) {
         release_seen(ws);

@@ -71,8 +71,6 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
                   const unsigned char *hash, struct error *err) {
     if (sequence_append(s, drawn, err))
         return -1;
-    if (logits)
-        fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
     if (s->chain && logits_chain_add(s->chain, hash, err))
         return -1;
     bool may_stop = !g->ignore_stop && !s->ignore_stop && sequence_new_tokens(s) > s->n_forced;
@@ -109,6 +107,22 @@ static int accept_part(struct generator *g, const struct pass_part *part,
     return 0;
 }
 
+struct hashing {
+    const struct pass_part *parts;
+    const struct pass_arrays *arrays;
+    int vocab;
+};
+
+/* The logits of the tokens that became a sequence's go into its fingerprint. */
+static void hash_part(void *context, int part) {
+    const struct hashing *h = context;
+    struct sequence *s = h->parts[part].sequence;
+    const float *row = h->arrays->logits + h->arrays->first_draws[part] * (size_t)h->vocab;
+    int n = h->parts[part].draw ? 1 + s->drafting.last_accepted : 0;
+    for (int i = 0; i < n; i++, row += h->vocab)
+        fingerprint_add_logits(&s->fingerprint, row, h->vocab);
+}
+
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
                struct pass_arrays *a, struct error *err) {
     if (fill(batch, a, parts, n, err))
@@ -126,11 +140,16 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     size_t draw = 0;
     for (int i = 0; i < n; i++) {
         int n_draws = draws_of(&parts[i]);
+        a->first_draws[i] = draw;
         parts[i].sequence->n_cached = parts[i].cache ? parts[i].end : 0;
         if (n_draws && accept_part(g, &parts[i], a, draw, err))
             return -1;
         draw += (size_t)n_draws;
     }
+    /* For many sequences and words this takes as long as a GPU takes for the pass. */
+    if (a->logits)
+        g->model->dev->ops->share_out(g->model->dev, n, hash_part,
+                                      &(struct hashing){parts, a, g->model->config.vocab_size});
     return 0;
 }
 
