@@ -43,8 +43,9 @@ int deployment_open(struct deployment *h, struct demo *demo, const struct server
                                       .wait_limit = demo->options.max_wait,
                                       .stepped = has_server(demo) ? server_stepped : NULL,
                                       .context = &h->server};
-    *h = (struct deployment){
-        .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
+    *h = (struct deployment){.server = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                        .step = PTHREAD_COND_INITIALIZER,
+                                        .view.lock = PTHREAD_MUTEX_INITIALIZER}};
     if (demo_pool_start(demo, &h->pool, 0, err))
         return -1;
     if (demo->generator.context > pool_positions(&h->pool))

@@ -300,8 +300,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 
 void server_stepped(void *context, const struct engine *e) {
     struct server *s = context;
-    exchange_wake_ready(s);
-    connections_cancel_gone(s);
+    connections_stepped(s);
     live_view_update(&s->view, e);
 }
 
@@ -337,10 +336,7 @@ int server_start(struct server *s, const struct demo *demo, struct service *serv
     s->service = service;
     s->options = *options;
     s->started = (long)time(NULL);
-    s->polled = calloc((size_t)options->most_connections, sizeof *s->polled);
-    if (!s->polled)
-        return error_set(err, "out of memory for %d connections", options->most_connections);
-    if (address_of(&address, options, err) ||
+    if (connections_start(s, err) || address_of(&address, options, err) ||
         api_system_fingerprint(s->system_fingerprint, demo->options.model, err))
         return -1;
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
@@ -370,12 +366,11 @@ static void let_send(struct server *s) {
 }
 
 void server_end(struct server *s) {
-    if (s->daemon) {
+    if (s->daemon)
         let_send(s);
+    connections_end(s);
+    if (s->daemon)
         MHD_stop_daemon(s->daemon);
-    }
-    free(s->polled);
     live_view_end(&s->view);
     s->daemon = NULL;
-    s->polled = NULL;
 }
