@@ -120,8 +120,7 @@ int deployment_run(struct demo *demo, struct error *err) {
     options.log = true;
     signal(SIGPIPE, SIG_IGN); /* nobody reads the log any more */
 #ifdef M_TRIM_THRESHOLD
-    /* Else the ends of the threads' heaps are given back and gotten again: a megabyte up and down.
-     */
+    /* Else the ends of heaps are given back and gotten again, a megabyte up and down. */
     mallopt(M_TRIM_THRESHOLD, 64 << 20);
 #endif
     if (demo->options.api_key) {
