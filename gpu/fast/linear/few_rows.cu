@@ -143,8 +143,8 @@ __global__ static void __launch_bounds__(WARPS * 32, 2)
         padded,
         w.n};
     uint4 *mine = ring + warp * 32 + lane;
-    /* Entry `thread` of the sums: element `element` of lane `lane` of a tile (WARPS * 32 of them, or
-     * half as many). */
+    /* Entry j of the sums is element j / 32 % 4 of lane j % 32 of tile j / 128: at most one for
+     * each thread, whose exponent it reads while it waits. */
     int entry = warp * 32 + lane, element = entry / 32 % 4;
     int out = first_out + entry / 128 * 8 + quarter * 2 + element % 2;
     let_next_kernel_start();
