@@ -103,20 +103,46 @@ static void refuse(struct ticket *t, const struct error *why) {
     t->done(t, &a);
 }
 
-/* Gives the engine what came. A device that fails, or no memory, is an end: -1 with err set. */
-static int take_in(struct service *s, struct ticket *inbox, struct error *err) {
+static void refuse_all(struct ticket *t, const struct error *why) {
+    for (struct ticket *next; t; t = next) {
+        next = t->behind;
+        refuse(t, why);
+    }
+}
+
+/* The engine has failed: whoever is there, has just come (inbox), or comes, gets the reason, and
+ * nobody before service_stopping knows it. Returns -1. */
+static int fail(struct service *s, struct ticket *inbox, const struct error *why) {
+    struct engine *e = &s->engine;
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    s->failed = *why;
+    struct ticket *left = s->inbox;
+    s->inbox = NULL;
+    s->inbox_end = &s->inbox;
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < e->n; i++) {
+        struct ticket *t = ticket_of(e, i);
+        e->requests[i] = NULL;
+        if (t)
+            refuse(t, why);
+    }
+    s->tickets_left = 0;
+    refuse_all(inbox, why);
+    refuse_all(left, why);
+    return -1;
+}
+
+/* Gives the engine what came. Returns 0, or -1 after fail: no memory, say. */
+static int take_in(struct service *s, struct ticket *inbox) {
+    struct error err;
     for (struct ticket *t = inbox, *next; t; t = next) {
         int origin = t->origin != t ? t->origin->number : -1;
         next = t->behind;
         t->request.arrival = engine_now(&s->engine);
-        int number = engine_submit(&s->engine, &t->request, origin, err);
-        if (number < 0) {
-            for (; t; t = next) {
-                next = t->behind;
-                refuse(t, err);
-            }
-            return -1;
-        }
+        int number = engine_submit(&s->engine, &t->request, origin, &err);
+        if (number < 0)
+            return fail(s, t, &err);
         t->number = number;
         s->tickets_left++;
     }
@@ -205,52 +231,30 @@ static bool hear(struct service *s, bool idle, struct service_news *news) {
     return news->goes_on;
 }
 
-static int loop(struct service *s, struct error *err) {
+/* One step after the other, until all is done or the engine fails. */
+static void loop(struct service *s) {
     struct service_news news;
+    struct error err;
     int result = 0;
     while (hear(s, !result && !s->tickets_left, &news)) {
-        if (take_in(s, news.inbox, err))
-            return -1;
+        if (take_in(s, news.inbox))
+            return;
         if (news.cancels || news.all)
             cancel(s, news.all);
-        result = engine_step(&s->engine, err);
-        if (result < 0)
-            return -1;
+        result = engine_step(&s->engine, &err);
+        if (result < 0) {
+            fail(s, NULL, &err);
+            return;
+        }
         finish(s);
         if (s->options.stepped)
             s->options.stepped(s->options.context, &s->engine);
-    }
-    return 0;
-}
-
-/* The engine has failed: whoever is there, or comes, gets the reason. */
-static void fail(struct service *s, const struct error *why) {
-    struct engine *e = &s->engine;
-    for (int i = 0; i < e->n; i++) {
-        struct ticket *t = ticket_of(e, i);
-        e->requests[i] = NULL;
-        if (t)
-            refuse(t, why);
-    }
-    s->tickets_left = 0;
-    pthread_mutex_lock(&s->lock);
-    s->stopping = true;
-    s->failed = *why;
-    struct ticket *left = s->inbox;
-    s->inbox = NULL;
-    s->inbox_end = &s->inbox;
-    pthread_mutex_unlock(&s->lock);
-    for (struct ticket *next; left; left = next) {
-        next = left->behind;
-        refuse(left, why);
     }
 }
 
 static void *run(void *context) {
     struct service *s = context;
-    struct error err;
-    if (loop(s, &err))
-        fail(s, &err);
+    loop(s);
     pthread_mutex_lock(&s->lock);
     s->ended = true;
     pthread_mutex_unlock(&s->lock);

@@ -26,7 +26,7 @@ struct ticket {
      * that is submitted with it, before it. */
     struct ticket *origin;
     /* Called in the engine thread: for each token drawn, and once at the end. They must not wait,
-     * nor call the service. a: the answer so far. */
+     * nor call the service; service_stopping alone they may. a: the answer so far. */
     void (*drew)(struct ticket *t, const struct answer *a);
     void (*done)(struct ticket *t, const struct answer *a);
 
@@ -102,7 +102,8 @@ void service_measure(struct service *s, struct service_metrics *out);
  * and are cancelled then. Returns at once. */
 void service_drain(struct service *s, double patience);
 
-/* Whether new requests are refused, with why set: it drains, or its device failed. */
+/* Whether new requests are refused, with why set: it drains, or its device failed. That is so
+ * before any ticket's done tells of a failure: who has heard of it finds the whole server down. */
 bool service_stopping(struct service *s, struct error *why);
 
 /* Whether the engine thread has ended: drained, or its device failed. */

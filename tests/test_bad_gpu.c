@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,11 +153,13 @@ enum { N_ASKED = 3 };
 /* A request to a service and what it was told in the end. */
 struct asked {
     struct ticket ticket; /* first */
+    struct service *service;
     int32_t prompt[SHORT];
     enum finish finish;
     struct error why;
     uint64_t fingerprint;
     int n_done;
+    bool was_first; /* told of a failure before service_stopping knew */
 };
 
 static void drew(struct ticket *t, const struct answer *a) {
@@ -165,16 +168,19 @@ static void drew(struct ticket *t, const struct answer *a) {
 
 static void done(struct ticket *t, const struct answer *a) {
     struct asked *q = (struct asked *)t;
+    struct error why;
     q->n_done++;
     q->finish = a->sequence.finish;
     q->why = a->error;
     if (q->finish == FINISH_LENGTH)
         q->fingerprint = fingerprint_value(&a->sequence.fingerprint);
+    else
+        q->was_first = !service_stopping(q->service, &why) || strcmp(why.text, a->error.text) != 0;
 }
 
 static void ask(struct asked *q, struct service *s, int number) {
     struct ticket *tickets[] = {&q->ticket};
-    *q = (struct asked){.ticket = {.n_logprobs = -1, .drew = drew, .done = done}};
+    *q = (struct asked){.ticket = {.n_logprobs = -1, .drew = drew, .done = done}, .service = s};
     for (int i = 0; i < SHORT; i++)
         q->prompt[i] = (i * 5 + number) % 70;
     q->ticket.origin = &q->ticket;
@@ -235,6 +241,7 @@ static int serve_and_lose(int at, const struct asked good[N_ASKED], struct asked
         if (asked[i].n_done > 1 || (asked[i].n_done && !whole && !strstr(asked[i].why.text, "ECC")))
             fail_msg("lost at call %d, request %d: done %d times, %s, %s", at, i, asked[i].n_done,
                      finish_name(asked[i].finish), asked[i].why.text);
+        assert_false(asked[i].was_first);
         if (whole && good)
             assert_true(asked[i].fingerprint == good[i].fingerprint);
     }
@@ -329,8 +336,9 @@ static void older_gpus_give_the_same_bits(void **state) {
 /* The demo on an emulated device with this environment must fail with one line and status 2. */
 static void assert_demo_refused(int phase, const char *environment, const char *arguments,
                                 const char *word) {
-    struct command c = command_runf("%s %s/emu-demo%d --device emu --max-new 2 --prompt Hi %s",
-                                    environment, build_folder(NULL), phase, arguments);
+    static struct command c; /* fail_msg does not return, and what it shows is no leak */
+    c = command_runf("%s %s/emu-demo%d --device emu --max-new 2 --prompt Hi %s", environment,
+                     build_folder(NULL), phase, arguments);
     const char *newline = strchr(c.err, '\n');
     if (c.status != 2 || !newline || newline[1] || strncmp(c.err, "demo: emu: ", 11) ||
         !strstr(c.err, word))
@@ -360,44 +368,67 @@ static void demos_end_with_one_line(void **state) {
     assert_demo_refused(1, "SAMEBITS_EMU_MEMORY=20000000", "--cache static", "the KV cache");
 }
 
+/* What a test of a server holds; end_told gives it back also if the test fails. */
+static struct {
+    struct served server;
+    int fds[3]; /* 0: none */
+    char *streamed, *answer, *health, *log;
+} told;
+
+static int end_told(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        if (told.fds[i] > 0)
+            close(told.fds[i]);
+    if (told.server.pid) {
+        kill(told.server.pid, SIGKILL);
+        waitpid(told.server.pid, NULL, 0);
+    }
+    unlink(told.server.log);
+    free(told.streamed);
+    free(told.answer);
+    free(told.health);
+    free(told.log);
+    return 0;
+}
+
 /* A stream and an answer in one piece, until the device is lost: both end with the reason, neither
- * as if it were complete, and so does the server. */
+ * as if it were complete, and so does the server. Who has read such an end finds the server down,
+ * or its health bad. */
 static void a_server_tells_its_clients(void **state) {
     (void)state;
     static const char path[] = "/v1/completions",
                       fields[] = "\"max_tokens\":3000,\"ignore_eos\":true";
     char stream[200], whole[200];
-    struct served s = served_start(
+    int status, *fds = told.fds;
+    told.server = served_start(
         &(struct served_options){.arguments = "--kv-blocks 400 --max-running 2", .lose_at = 4200});
-    int fds[2] = {served_connect(&s), served_connect(&s)}, status;
+    for (int i = 0; i < 2; i++)
+        fds[i] = served_connect(&told.server);
     snprintf(stream, sizeof stream, "{\"prompt\":\"a\",%s,\"stream\":true}", fields);
     snprintf(whole, sizeof whole, "{\"prompt\":\"a\",%s}", fields);
     assert_true(served_post(fds[0], "POST", path, "", stream));
     assert_true(served_post(fds[1], "POST", path, "", whole));
-    char *streamed = served_read(fds[0]), *answer = served_read(fds[1]);
+    const char *streamed = told.streamed = served_read(fds[0]);
+    if ((fds[2] = served_connect(&told.server)) > 0) { /* it ends soon */
+        served_post(fds[2], "GET", "/health", "", "");
+        told.health = served_read(fds[2]);
+    }
+    const char *answer = told.answer = served_read(fds[1]), *health = told.health;
     if (!strstr(streamed, "\"text\":") || !strstr(streamed, "\ndata: {\"error\":") ||
         !strstr(streamed, "uncorrectable ECC error") || strstr(streamed, "[DONE]") ||
         strstr(streamed, "samebits_fingerprint"))
         fail_msg("the stream ends as %s", streamed + strlen(streamed) / 2);
     if (served_status(answer) != 500 || !strstr(answer, "uncorrectable ECC error"))
         fail_msg("the answer is %s", answer);
-    int fd = served_connect(&s); /* it ends soon */
-    char *health = fd < 0 ? NULL : (served_post(fd, "GET", "/health", "", ""), served_read(fd));
     if (health && *health && (served_status(health) != 503 || !strstr(health, "ECC error")))
         fail_msg("its health is %s", health);
-    assert_int_equal(waitpid(s.pid, &status, 0), s.pid);
-    char *log = served_log(&s), *line = strstr(log, "demo: emu: ");
+    assert_int_equal(waitpid(told.server.pid, &status, 0), told.server.pid);
+    told.server.pid = 0;
+    told.log = served_log(&told.server);
+    const char *line = strstr(told.log, "demo: emu: ");
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 2 || !line || strchr(line, '\n')[1])
-        fail_msg("status %x: %s", (unsigned)status, log);
-    unlink(s.log);
-    free(streamed);
-    free(answer);
-    free(health);
-    free(log);
-    for (int i = 0; i < 2; i++)
-        close(fds[i]);
-    if (fd >= 0)
-        close(fd);
+        fail_msg("status %x: %s", (unsigned)status, told.log);
 }
 
 int main(int argc, char **argv) {
@@ -410,7 +441,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(gpus_that_cannot_be_used_are_refused),
         cmocka_unit_test(older_gpus_give_the_same_bits),
         cmocka_unit_test(demos_end_with_one_line),
-        cmocka_unit_test(a_server_tells_its_clients),
+        cmocka_unit_test_teardown(a_server_tells_its_clients, end_told),
     };
     return cmocka_run_group_tests(tests, make_model, remove_model);
 }
