@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-enum { N_PLAN_FORMS = 2, MOST_LINEAR_PARTS = 3, SHA256_BYTES = 32, HASH_PIECE_BYTES = 512 };
+enum { N_PLAN_FORMS = 4, MOST_LINEAR_PARTS = 3, SHA256_BYTES = 32, HASH_PIECE_BYTES = 512 };
 
 struct ops;
 struct attention_plan; /* a device's own, like the next */
@@ -328,8 +328,8 @@ struct ops {
 
     /* What a recording with a plan depends on, 0 ... N_PLAN_FORMS - 1: when every sequence has one
      * query (or none: padding), it may be replayed with any such plan of the same form and number
-     * of sequences. (1: sequences share tiles.) Of more queries, what is launched depends on
-     * lengths. */
+     * of sequences. (+ 1: sequences share tiles; + 2: one is split.) Of more queries, what is
+     * launched depends on lengths. */
     int (*attention_plan_form)(const struct attention_plan *plan);
 
     /*
