@@ -99,7 +99,8 @@ MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c sched
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
 CUDA_12   := $(CUDA_10)
 CUDA_13   := $(CUDA_11)
-MODULES_14 := $(MODULES_13) model/parallel/mpi.c $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
+MPI_MODULES := $(wildcard model/parallel/*.c)
+MODULES_14 := $(MODULES_13) $(MPI_MODULES) $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))
 CUDA_14   := $(CUDA_11)
 # Where the CUDA toolkit has NCCL, ranks with GPUs of their own use it.
 NCCL      := $(firstword $(wildcard $(foreach l,$(dir $(NVCC))../include/nccl.h /usr/include/nccl.h,$(l))))

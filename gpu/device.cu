@@ -4,9 +4,11 @@
  */
 #include "gpu/blas.h"
 #include "gpu/fast/prompt/prompt.h"
+#include "ref/threads.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #ifdef SAMEBITS_EMU
 #define TABLE emu_ops
@@ -118,6 +120,7 @@ static void close_device(struct device *dev) {
         return;
     for (int i = 0; i < N_GPU_SCRATCH; i++)
         gpu_free(dev, gpu->scratch[i].data, gpu->scratch[i].bytes);
+    ref_threads_free(gpu->threads);
     free(gpu->step.layers);
     cudaFreeHost(gpu->fault);
     if (gpu->blas)
@@ -186,8 +189,6 @@ static bool find_gpu(struct gpu_device *gpu) {
 static struct device *open_device(const struct device_options *options, struct error *err) {
 #ifdef SAMEBITS_EMU
     emu_set_threads(options->n_threads > 0 ? options->n_threads : 2);
-#else
-    (void)options;
 #endif
     struct gpu_device *gpu = (struct gpu_device *)calloc(1, sizeof *gpu);
     if (!gpu) {
@@ -195,6 +196,7 @@ static struct device *open_device(const struct device_options *options, struct e
         return NULL;
     }
     gpu->base.ops = &TABLE;
+    gpu->n_threads = options->n_threads;
     gpu->failed = !find_gpu(gpu);
     if (!gpu->failed && gpu_ok(gpu, cudaStreamCreate(&gpu->stream), "opening a stream") &&
         gpu_blas_ok(gpu, cublasCreate(&gpu->blas), "starting cuBLAS") &&
@@ -211,6 +213,20 @@ static struct device *open_device(const struct device_options *options, struct e
     return NULL;
 }
 
+/* The threads are started when they are wanted first. Without, the caller does it all. */
+static void share_out(struct device *dev, int n_items, void (*run)(void *, int), void *context) {
+    enum { MOST_THREADS = 8 }; /* then the host's memory is the limit */
+    struct gpu_device *gpu = gpu_of(dev);
+    int n = gpu->n_threads > 0 ? gpu->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (!gpu->threads)
+        gpu->threads = ref_threads_new(n < 1 ? 1 : n < MOST_THREADS ? n : MOST_THREADS);
+    if (gpu->threads)
+        ref_threads_share(gpu->threads, n_items, run, context);
+    else
+        for (int i = 0; i < n_items; i++)
+            run(context, i);
+}
+
 /* Ops that are not linked are NULL. */
 #define OP(op) .op = gpu_##op,
 const struct ops TABLE = {.name = NAME,
@@ -218,5 +234,5 @@ const struct ops TABLE = {.name = NAME,
                           .close = close_device,
                           .versions = versions,
                           .set_version = set_version,
-                          .share_out = NULL,
+                          .share_out = share_out,
                           GPU_RUNTIME(OP) GPU_OPS(OP, OP)};

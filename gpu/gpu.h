@@ -75,7 +75,9 @@ struct gpu_device {
     unsigned long long *fault; /* site << 32 | token of the first fault; all ones: none. Memory of
                                   the host that kernels write to: a sync need not copy it */
     bool failed;
-    struct error failure; /* why, once failed */
+    struct error failure;        /* why, once failed */
+    struct ref_threads *threads; /* of the host, for share_out; NULL: not wanted yet */
+    int n_threads;               /* as many as it may have; 0: nobody said */
     int version[N_GPU_KERNELS];
     bool has_mma;   /* int8 tensor cores with 16 x 8 x 32 products: the GPU is 8.0 or newer, and the
                        kernels are compiled for that */

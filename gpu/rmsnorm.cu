@@ -131,12 +131,16 @@ __global__ static void add_rmsnorm_2(float4 *y, struct bfp_rows snapped, float4 
                                      const float4 *branch, const float4 *gain, int n_rows,
                                      int n_vectors, double eps, int site_x, int site_y,
                                      unsigned long long *fault) {
-    run_in_turn();
+    let_next_kernel_start();
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
+    size_t at = (size_t)row * (size_t)n_vectors;
+    float4 v[VECTORS], g[VECTORS];
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) /* no kernel writes the gains */
+        g[i] = gain[min(lane + i * WARPS * 32, n_vectors - 1)];
+    wait_for_previous_kernel();
     if (row >= n_rows)
         return;
-    size_t at = (size_t)row * (size_t)n_vectors;
-    float4 v[VECTORS];
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
         int j = lane + i * WARPS * 32;
@@ -152,7 +156,7 @@ __global__ static void add_rmsnorm_2(float4 *y, struct bfp_rows snapped, float4 
     for (int i = 0; i < VECTORS; i++) {
         int j = lane + i * WARPS * 32;
         if (j < n_vectors)
-            y[at + (size_t)j] = v[i] = normed(v[i], r, gain[j]);
+            y[at + (size_t)j] = v[i] = normed(v[i], r, g[i]);
     }
     snap_vectors<WARPS>(snapped, v, row, n_vectors, lane, site_y, fault);
 }

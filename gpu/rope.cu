@@ -43,29 +43,37 @@ template <int PAIRS>
 __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const int32_t *positions,
                                    const float *cos_table, const float *sin_table, int n_tokens,
                                    int half, double eps, unsigned long long *fault) {
-    run_in_turn();
+    let_next_kernel_start();
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     bool is_key = row >= n_tokens * q.n_heads;
     struct head_rows rows = is_key ? k : q;
     row -= is_key ? n_tokens * q.n_heads : 0;
-    if (row >= n_tokens * rows.n_heads)
-        return;
-    int token = row / rows.n_heads;
-    float *x0 = rows.x + (size_t)row * (size_t)(2 * half), *x1 = x0 + half;
-    float a[PAIRS], b[PAIRS];
-    load_pairs(a, b, x0, half, lane);
-    if (rows.gain) {
-        float gain[2][PAIRS];
+    bool exists = row < n_tokens * rows.n_heads;
+    int token = exists ? row / rows.n_heads : 0;
+    /* What no kernel writes is read before the one that makes x has ended. */
+    float a[PAIRS], b[PAIRS], c[PAIRS], s[PAIRS], gain[2][PAIRS] = {};
+    if (rows.gain)
         load_pairs(gain[0], gain[1], rows.gain, half, lane);
-        norm_pairs(a, b, gain, half, lane, eps, rows.site, token, fault);
-    }
     size_t at = (size_t)positions[token] * (size_t)half;
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        int d = min(lane + 32 * i, half - 1);
+        c[i] = cos_table[at + (size_t)d];
+        s[i] = sin_table[at + (size_t)d];
+    }
+    wait_for_previous_kernel();
+    if (!exists)
+        return;
+    float *x0 = rows.x + (size_t)row * (size_t)(2 * half), *x1 = x0 + half;
+    load_pairs(a, b, x0, half, lane);
+    if (rows.gain)
+        norm_pairs(a, b, gain, half, lane, eps, rows.site, token, fault);
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
         int d = lane + 32 * i;
         if (d >= half)
             continue;
-        rotate(&a[i], &b[i], cos_table[at + (size_t)d], sin_table[at + (size_t)d]);
+        rotate(&a[i], &b[i], c[i], s[i]);
         x0[d] = a[i];
         x1[d] = b[i];
     }

@@ -92,6 +92,13 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
                const struct probe *probe, struct error *err);
 
 /*
+ * The n rows of logits of the pass that forward has begun, where the host may read them until the
+ * next pass: memory that stays, and on a device whose memory is the host's the logits themselves.
+ * Whether the copy has failed is for forward_finish to tell. NULL with err set: no memory.
+ */
+const float *forward_logits(struct workspace *ws, int n, struct error *err);
+
+/*
  * Draws the next token of each row of logits: how [n_logits] (host), token_ids [n_logits] (host).
  * Waits for the device. Returns 0, or -1 with err set: the device failed, or a NaN, an infinity or
  * a value too large for BFP16 appeared, with tensor, layer, sequence and position.

@@ -169,7 +169,7 @@ static int read_matrix(struct device *dev, const struct weight *weight, const st
     if (tensor_read_f32(NULL, t, 0, 0, err) ||
         dev->ops->matrix_create(dev, w, n, weight->cols.n, err))
         return -1;
-    if (dev->ops->share_out)
+    if (ops_share_memory(dev->ops))
         dev->ops->share_out(dev, n_items, read_rows, &r);
     else
         for (int i = 0; i < n_items; i++)

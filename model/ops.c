@@ -30,6 +30,10 @@ const struct ops *ops_find(const char *name, struct error *err) {
     return NULL;
 }
 
+bool ops_share_memory(const struct ops *ops) {
+    return ops->alloc == ops->alloc_host_visible;
+}
+
 const struct ops *ops_default(struct error *why) {
     why->text[0] = 0;
     if (!&gpu_ops)

@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-enum { N_PLAN_FORMS = 2, MOST_LINEAR_PARTS = 3, SHA256_BYTES = 32, HASH_PIECE_BYTES = 512 };
+enum { N_PLAN_FORMS = 4, MOST_LINEAR_PARTS = 3, SHA256_BYTES = 32, HASH_PIECE_BYTES = 512 };
 
 struct ops;
 struct attention_plan; /* a device's own, like the next */
@@ -136,9 +136,9 @@ struct ops {
     int (*versions)(const char *op);
     int (*set_version)(struct device *dev, const char *op, int version, struct error *err);
 
-    /* Host code that the device's threads share out: run(context, item) once for each item
-     * 0 ... n_items - 1; returns when all are done. Items may call matrix_put, of rows of their
-     * own. NULL on a device whose ops are called from one thread only. */
+    /* Host code that threads share out: run(context, item) once for each item 0 ... n_items - 1;
+     * returns when all are done. Where the device's memory is the host's, items may call
+     * matrix_put, of rows of their own; other ops are called from one thread only. */
     void (*share_out)(struct device *dev, int n_items, void (*run)(void *context, int item),
                       void *context);
 
@@ -149,7 +149,7 @@ struct ops {
     void (*free)(struct device *dev, void *data, size_t bytes);
 
     /* alloc and free of memory that ops write and the host reads as it is after sync, without a
-     * copy: for a few bytes. */
+     * copy (for a few bytes), and that download fills fastest. Getting it takes long. */
     void *(*alloc_host_visible)(struct device *dev, size_t bytes, const char *what,
                                 struct error *err);
     void (*free_host_visible)(struct device *dev, void *data, size_t bytes);
@@ -328,8 +328,8 @@ struct ops {
 
     /* What a recording with a plan depends on, 0 ... N_PLAN_FORMS - 1: when every sequence has one
      * query (or none: padding), it may be replayed with any such plan of the same form and number
-     * of sequences. (1: sequences share tiles.) Of more queries, what is launched depends on
-     * lengths. */
+     * of sequences. (+ 1: sequences share tiles; + 2: one is split.) Of more queries, what is
+     * launched depends on lengths. */
     int (*attention_plan_form)(const struct attention_plan *plan);
 
     /*
@@ -433,6 +433,9 @@ extern const struct ops emu_ops __attribute__((weak));
  * else the CPU. *why is set to a line to print when the GPU's kernels are here but cannot be used,
  * else to an empty string. */
 const struct ops *ops_default(struct error *why);
+
+/* Whether alloc gives memory of the host, so that nothing need be copied to be read. */
+bool ops_share_memory(const struct ops *ops);
 
 /* The table called `name`, or NULL with err set to a line that lists the ones built in. */
 const struct ops *ops_find(const char *name, struct error *err);

@@ -56,7 +56,7 @@ static double now(void) {
 
 /* The host's copy of device memory; the memory itself where that is the host's. */
 static void *to_host(struct parallel *p, struct device *dev, void *x, size_t bytes) {
-    if (dev->ops->alloc == dev->ops->alloc_host_visible)
+    if (ops_share_memory(dev->ops))
         return x;
     if (bytes > p->host_bytes) {
         free(p->host);

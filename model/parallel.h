@@ -67,8 +67,8 @@ struct parallel_device {
 
 struct parallel {
     int rank, n_ranks;
-    int neighbour, n_neighbours; /* which of how many ranks on this host: they share its memory and
-                                    cores */
+    int neighbour, n_neighbours; /* which of how many ranks on this host: they share its cores */
+    int n_sharing;               /* how many of them share this rank's device, and its memory */
     bool by_position; /* positions are shared, not heads (context_parallel.h): before loading */
     double limit;     /* seconds that a rank may keep the others waiting; may be changed */
     bool failed;

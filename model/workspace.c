@@ -118,6 +118,34 @@ static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
     return ws->drawn ? 0 : -1;
 }
 
+static size_t seen_bytes(const struct workspace *ws) {
+    return sizeof *ws->seen * (size_t)ws->model->config.vocab_size * (size_t)ws->max_seen;
+}
+
+static void release_seen(struct workspace *ws) {
+    struct device *dev = ws->model->dev;
+    dev->ops->free_host_visible(dev, ws->seen, seen_bytes(ws));
+    ws->seen = NULL;
+    ws->max_seen = 0;
+}
+
+const float *forward_logits(struct workspace *ws, int n, struct error *err) {
+    struct device *dev = ws->model->dev;
+    if (ops_share_memory(dev->ops))
+        return ws->logits;
+    if (!ws->seen || n > ws->max_seen) {
+        release_seen(ws);
+        for (ws->max_seen = 1; ws->max_seen < n;)
+            ws->max_seen *= 2;
+        ws->seen = dev->ops->alloc_host_visible(dev, seen_bytes(ws), "the logits", err);
+        if (!ws->seen)
+            return NULL;
+    }
+    dev->ops->download(dev, ws->seen, ws->logits,
+                       sizeof *ws->seen * (size_t)ws->model->config.vocab_size * (size_t)n);
+    return ws->seen;
+}
+
 static int reserve_buffers(struct workspace *ws, int n_tokens, int n_logits, struct error *err) {
     if (reserve_drawn(ws, n_logits, err))
         return -1;
@@ -164,6 +192,7 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     release_drawn(ws);
+    release_seen(ws);
     attention_plans_free(&ws->plans, ws->model->dev);
     decode_graphs_free(ws->graphs, ws->model->dev);
     free(ws->graphs);

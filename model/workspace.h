@@ -19,13 +19,15 @@ struct workspace {
     unsigned char *hashes; /* [max_drawn, SHA256_BYTES] of the logits */
     int max_drawn;
     int64_t *slots;
-    float *x;                 /* [hidden] the residual stream */
-    float *normed;            /* [hidden] */
-    float *q, *attention;     /* [n_heads * head_dim] */
-    float *k, *v;             /* [n_kv_heads * head_dim] */
-    float *gate, *up;         /* [ffn] */
-    float *branch;            /* [hidden] what a branch adds to the residual stream */
-    float *logits;            /* [n_logits, vocab_size] */
+    float *x;             /* [hidden] the residual stream */
+    float *normed;        /* [hidden] */
+    float *q, *attention; /* [n_heads * head_dim] */
+    float *k, *v;         /* [n_kv_heads * head_dim] */
+    float *gate, *up;     /* [ffn] */
+    float *branch;        /* [hidden] what a branch adds to the residual stream */
+    float *logits;        /* [n_logits, vocab_size] */
+    float *seen;          /* [max_seen, vocab_size] the host's copy (forward_logits) */
+    int max_seen;
     struct bfp_rows snapped;  /* [widest input of a linear layer] */
     uint32_t *largest;        /* of rows that ranks share (forward_parallel.h), */
     int64_t *sums;            /* [hidden] the integers of the branch, */

@@ -161,19 +161,8 @@ void ref_parallel_rows(struct device *dev, int n_rows, int n_cols,
     ref_parallel(dev, (n_rows + s.rows - 1) / s.rows, run_rows, &s);
 }
 
-struct shared_out {
-    void (*run)(void *, int);
-    void *context;
-};
-
-static void run_shared(void *context, int item, int worker) {
-    (void)worker;
-    const struct shared_out *s = context;
-    s->run(s->context, item);
-}
-
 static void share_out(struct device *dev, int n_items, void (*run)(void *, int), void *context) {
-    ref_parallel(dev, n_items, run_shared, &(struct shared_out){run, context});
+    ref_threads_share(((struct ref_device *)dev)->threads, n_items, run, context);
 }
 
 int ref_n_threads(struct device *dev) {

@@ -111,6 +111,22 @@ void ref_threads_run(struct ref_threads *t, int n_items, void (*run)(void *, int
             sched_yield(); /* the other thread may be waiting for this core */
 }
 
+struct shared_out {
+    void (*run)(void *, int);
+    void *context;
+};
+
+static void run_shared(void *context, int item, int worker) {
+    (void)worker;
+    const struct shared_out *s = context;
+    s->run(s->context, item);
+}
+
+void ref_threads_share(struct ref_threads *t, int n_items, void (*run)(void *, int),
+                       void *context) {
+    ref_threads_run(t, n_items, run_shared, &(struct shared_out){run, context});
+}
+
 int ref_threads_count(const struct ref_threads *threads) {
     return threads->n;
 }

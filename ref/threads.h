@@ -7,10 +7,14 @@
 #ifndef SAMEBITS_THREADS_H
 #define SAMEBITS_THREADS_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct ref_threads;
 
-/* n >= 1 threads, the caller's own among them. Returns NULL when there is no memory or no thread, or
- * one that does not compute as it should (model/arithmetic.h). */
+/* n >= 1 threads, the caller's own among them. Returns NULL when there is no memory or no thread,
+ * or one that does not compute as it should (model/arithmetic.h). */
 struct ref_threads *ref_threads_new(int n);
 
 /* NULL is fine. */
@@ -25,5 +29,13 @@ int ref_threads_count(const struct ref_threads *threads);
  */
 void ref_threads_run(struct ref_threads *threads, int n_items,
                      void (*run)(void *context, int item, int worker), void *context);
+
+/* The same for items that need not know their worker. */
+void ref_threads_share(struct ref_threads *threads, int n_items,
+                       void (*run)(void *context, int item), void *context);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

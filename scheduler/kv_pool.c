@@ -83,7 +83,7 @@ static int choose_size(const struct kv_pool *p, const struct kv_pool_options *o,
 /* How many blocks the rank with the least memory can hold: all ranks must plan alike. */
 static int choose_common_size(const struct kv_pool *p, const struct kv_pool_options *o,
                               struct parallel *ranks, struct error *err) {
-    int mine = choose_size(p, o, ranks ? ranks->n_neighbours : 1, err);
+    int mine = choose_size(p, o, ranks ? ranks->n_sharing : 1, err);
     int n_blocks = parallel_least(ranks, mine);
     return n_blocks < 0 && mine >= 0 ? error_set(err, "another rank has no memory for a KV pool")
                                      : n_blocks;

@@ -71,8 +71,6 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
                   const unsigned char *hash, struct error *err) {
     if (sequence_append(s, drawn, err))
         return -1;
-    if (logits)
-        fingerprint_add_logits(&s->fingerprint, logits, g->model->config.vocab_size);
     if (s->chain && logits_chain_add(s->chain, hash, err))
         return -1;
     bool may_stop = !g->ignore_stop && !s->ignore_stop && sequence_new_tokens(s) > s->n_forced;
@@ -96,7 +94,7 @@ static int accept_part(struct generator *g, const struct pass_part *part,
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
     for (bool goes_on = true; goes_on; i++, at++) {
         int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : a->drawn[at];
-        const float *logits = g->ids_only ? NULL : a->logits + at * vocab;
+        const float *logits = a->logits ? a->logits + at * vocab : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
         if (accept(g, s, id, logits, a->hashes + at * SHA256_BYTES, err))
@@ -109,32 +107,49 @@ static int accept_part(struct generator *g, const struct pass_part *part,
     return 0;
 }
 
+struct hashing {
+    const struct pass_part *parts;
+    const struct pass_arrays *arrays;
+    int vocab;
+};
+
+/* The logits of the tokens that became a sequence's go into its fingerprint. */
+static void hash_part(void *context, int part) {
+    const struct hashing *h = context;
+    struct sequence *s = h->parts[part].sequence;
+    const float *row = h->arrays->logits + h->arrays->first_draws[part] * (size_t)h->vocab;
+    int n = h->parts[part].draw ? 1 + s->drafting.last_accepted : 0;
+    for (int i = 0; i < n; i++, row += h->vocab)
+        fingerprint_add_logits(&s->fingerprint, row, h->vocab);
+}
+
 static int run(struct generator *g, const struct pass_part *parts, int n, struct batch *batch,
                struct pass_arrays *a, struct error *err) {
-    struct device *dev = g->model->dev;
-    size_t vocab = (size_t)g->model->config.vocab_size;
     if (fill(batch, a, parts, n, err))
         return -1;
     if (g->fused && parts[0].cache && parts[0].cache->page_table &&
         pass_arrays_add_page_table(a, batch, err))
         return -1;
-    const float *on_device = forward(g->model, g->ws, batch, g->probe, err);
-    if (!on_device)
+    if (!forward(g->model, g->ws, batch, g->probe, err))
         return -1;
-    if (batch->n_logits &&
-        !g->ids_only) /* before forward_finish, which tells when a copy has failed, too */
-        dev->ops->download(dev, a->logits, on_device,
-                           sizeof *a->logits * (size_t)batch->n_logits * vocab);
+    if (batch->n_logits && !g->ids_only &&
+        !(a->logits = forward_logits(g->ws, batch->n_logits, err)))
+        return -1;
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
     size_t draw = 0;
     for (int i = 0; i < n; i++) {
         int n_draws = draws_of(&parts[i]);
+        a->first_draws[i] = draw;
         parts[i].sequence->n_cached = parts[i].cache ? parts[i].end : 0;
         if (n_draws && accept_part(g, &parts[i], a, draw, err))
             return -1;
         draw += (size_t)n_draws;
     }
+    /* For many sequences and words this takes as long as a GPU takes for the pass. */
+    if (a->logits)
+        g->model->dev->ops->share_out(g->model->dev, n, hash_part,
+                                      &(struct hashing){parts, a, g->model->config.vocab_size});
     return 0;
 }
 
@@ -149,9 +164,8 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
     }
     if (!n_tokens)
         return 0;
-    size_t n_logits = g->ids_only ? 0 : n_draws * (size_t)g->model->config.vocab_size;
     a.spread = drafts_are_spread(g, parts, n, n_tokens);
-    int result = pass_arrays_get(&a, n_tokens, (size_t)n + n_tokens, n_draws, n_logits, err);
+    int result = pass_arrays_get(&a, n_tokens, (size_t)n + n_tokens, n_draws, err);
     if (!result) {
         struct batch batch = {.n_tokens = (int)n_tokens,
                               .token_ids = a.token_ids,

@@ -6,17 +6,15 @@ void pass_arrays_free(struct pass_arrays *a) {
     free(a->token_ids);
     free(a->caches);
     free(a->how);
-    free(a->logits);
     page_table_end(&a->table);
 }
 
 int pass_arrays_get(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_draws,
-                    size_t n_logits, struct error *err) {
+                    struct error *err) {
     a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 2 * n + 2 * n_draws + 1));
-    a->caches = malloc(sizeof *a->caches * n);
+    a->caches = malloc((sizeof *a->caches + sizeof *a->first_draws) * n);
     a->how = malloc((sizeof *a->how + SHA256_BYTES) * (n_draws + 1));
-    a->logits = malloc(n_logits ? sizeof *a->logits * n_logits : 1);
-    if (!a->token_ids || !a->caches || !a->how || !a->logits)
+    if (!a->token_ids || !a->caches || !a->how)
         return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
     a->positions = a->token_ids + n_tokens;
     a->qo_indptr = a->positions + n_tokens;
@@ -24,6 +22,7 @@ int pass_arrays_get(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_d
     a->drawn = a->logit_rows + n_draws;
     a->kv_lens = a->drawn + n_draws;
     a->hashes = (unsigned char *)(a->how + n_draws);
+    a->first_draws = (size_t *)(a->caches + n);
     return 0;
 }
 

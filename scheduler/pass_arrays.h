@@ -13,20 +13,21 @@ struct pass_arrays {
     int *kv_lens;                   /* [n] positions that are read of each sequence */
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n_draws] */
-    float *logits;                  /* [n_draws, vocab_size] */
+    const float *logits;            /* [n_draws, vocab_size], of forward_logits; NULL: ids only */
     unsigned char *hashes;          /* [n_draws, SHA256_BYTES] of the logits, behind `how` */
+    size_t *first_draws;            /* [n] of each part, behind `caches` */
     bool spread;                    /* each token is a sequence of the batch */
     struct page_table table;        /* with pass_arrays_add_page_table only */
     struct paged_batch paged;       /* the same for the ops: views of the table */
 };
 
 /*
- * The arrays of a pass of n_tokens rows and at most n sequences that draws n_draws tokens, with
- * room for n_logits floats of logits (0: nobody asks). Returns 0, or -1 with err set: no memory.
- * pass_arrays_free gives back what there is, after a failure, too.
+ * The arrays of a pass of n_tokens rows and at most n sequences that draws n_draws tokens.
+ * Returns 0, or -1 with err set: no memory. pass_arrays_free gives back what there is, after a
+ * failure, too.
  */
 int pass_arrays_get(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_draws,
-                    size_t n_logits, struct error *err);
+                    struct error *err);
 void pass_arrays_free(struct pass_arrays *a);
 
 /* One attention for all sequences of the batch reads through the page table of their caches, of

@@ -6,12 +6,80 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct check_array *add_array(struct check_call *call, enum check_role role, const char *name,
-                              enum element type, size_t element_size, int rows, int cols) {
-    struct check_array *a = &call->arrays[call->n_arrays++];
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+/* Drawing each of millions of numbers would take most of the time of a check. So the first rows of
+ * an array are drawn, and those of the others are picked from them, at random and in every call
+ * anew. */
+enum { DRAWN_ROWS = 16 * N_DISTRIBUTIONS, DRAWN = 1 << 16 };
+
+static int drawn_rows(int rows) {
+    return rows < DRAWN_ROWS ? rows : DRAWN_ROWS;
+}
+
+/* The drawn row of which a later one has its numbers: one of its distribution. */
+static int drawn_row_for(struct random *r, int row) {
+    return row % N_DISTRIBUTIONS + N_DISTRIBUTIONS * random_int(r, 0, 15);
+}
+
+/* Fills to [n] from the first numbers of from [n_from]: at most DRAWN, since each takes 16 bits of
+ * chance. */
+static inline void pick(struct random *r, void *to, size_t n, const void *from, size_t n_from,
+                        size_t size) {
+    uint64_t bits = 0;
+    for (size_t i = 0; i < n; i++, bits >>= 16) {
+        bits = i % 4 ? bits : random_bits64(r);
+        size_t at = (bits & 0xffff) * n_from >> 16;
+        memcpy((char *)to + i * size, (const char *)from + at * size, size);
+    }
+}
+
+/* Memory of host_array made larger. */
+static void *enlarged(void *x, size_t bytes) {
+    x = realloc(x, bytes);
+    if (!x)
+        abort();
+    return x;
+}
+
+float *drawn_floats(struct random *r, int rows, int cols, int kind) {
+    size_t n = (size_t)cols;
+    float *x = random_rows(r, drawn_rows(rows), cols, kind);
+    x = enlarged(x, (size_t)rows * n * sizeof *x);
+    for (int row = DRAWN_ROWS; row < rows; row++)
+        pick(r, x + (size_t)row * n, n, x + (size_t)drawn_row_for(r, row) * n, n, sizeof *x);
+    return x;
+}
+
+struct bfp_rows snapped_rows(struct random *r, int rows, int cols, int kind) {
+    size_t n = (size_t)cols;
+    struct bfp_rows x = random_bfp_rows(r, drawn_rows(rows), cols, kind);
+    x.mantissas = enlarged(x.mantissas, (size_t)rows * n * sizeof *x.mantissas);
+    x.exponents = enlarged(x.exponents, (size_t)rows);
+    for (int row = DRAWN_ROWS; row < rows; row++) {
+        int from = drawn_row_for(r, row);
+        x.exponents[row] = x.exponents[from];
+        pick(r, x.mantissas + (size_t)row * n, n, x.mantissas + (size_t)from * n, n,
+             sizeof *x.mantissas);
+    }
+    for (size_t i = 0; i < n; i++)
+        x.mantissas[(size_t)(rows - 1) * n + i] = 32639;
+    return x;
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------- */
+
+static void add(struct check_call *call, enum check_role role, const char *name, enum element type,
+                size_t element_size, int rows, int cols, void *data) {
     size_t bytes = (size_t)rows * (size_t)cols * element_size;
-    *a = (struct check_array){name, role, type, rows, cols, bytes, host_array(bytes, 1), NULL};
-    return a;
+    call->arrays[call->n_arrays++] =
+        (struct check_array){name, role, type, rows, cols, bytes, data, NULL};
+}
+
+void add_array(struct check_call *call, enum check_role role, const char *name, enum element type,
+               size_t element_size, int rows, int cols) {
+    void *data = host_array((size_t)rows * (size_t)cols, element_size);
+    add(call, role, name, type, element_size, rows, cols, data);
 }
 
 void add_output(struct check_call *call, const char *name, int rows, int cols) {
@@ -20,22 +88,21 @@ void add_output(struct check_call *call, const char *name, int rows, int cols) {
 
 void add_filled(struct check_call *call, const char *name, size_t element_size, int rows, int cols,
                 void *content) {
-    struct check_array *a =
-        add_array(call, CHECK_INPUT, name, ELEMENT_FLOAT, element_size, rows, cols);
-    memcpy(a->data, content, a->bytes);
-    free(content);
+    add(call, CHECK_INPUT, name, ELEMENT_FLOAT, element_size, rows, cols, content);
 }
 
 void add_rows(struct check_call *call, enum check_role role, struct random *r, const char *name,
               int rows, int cols) {
-    add_filled(call, name, sizeof(float), rows, cols, random_rows(r, rows, cols, N_DISTRIBUTIONS));
+    add_filled(call, name, sizeof(float), rows, cols, drawn_floats(r, rows, cols, N_DISTRIBUTIONS));
     call->arrays[call->n_arrays - 1].role = role;
 }
 
 void add_mixed(struct check_call *call, struct random *r, const char *name, int count) {
     float *x = host_array((size_t)count, sizeof *x);
-    for (int i = 0; i < count; i++)
+    int drawn = count < DRAWN ? count : DRAWN;
+    for (int i = 0; i < drawn; i++)
         x[i] = random_value(r, (enum distribution)random_int(r, 0, N_DISTRIBUTIONS - 1));
+    pick(r, x + drawn, (size_t)(count - drawn), x, DRAWN, sizeof *x);
     add_filled(call, name, sizeof *x, 1, count, x);
 }
 
@@ -46,13 +113,6 @@ void add_ids(struct check_call *call, struct random *r, const char *name, int n,
     ids[0] = end - 1;
     ids[n - 1] = 0;
     add_filled(call, name, sizeof *ids, n, 1, ids);
-}
-
-struct bfp_rows snapped_rows(struct random *r, int rows, int cols, int kind) {
-    struct bfp_rows x = random_bfp_rows(r, rows, cols, kind);
-    for (int i = 0; i < cols; i++)
-        x.mantissas[(size_t)(rows - 1) * (size_t)cols + (size_t)i] = 32639;
-    return x;
 }
 
 void add_snapped(struct check_call *call, const char *names[2], int rows, int cols,

@@ -8,15 +8,18 @@
 #include "tests/check_cases.h"
 
 /* [rows, cols] of undefined content; an output's type is what is compared. */
-struct check_array *add_array(struct check_call *call, enum check_role role, const char *name,
-                              enum element type, size_t element_size, int rows, int cols);
+void add_array(struct check_call *call, enum check_role role, const char *name, enum element type,
+               size_t element_size, int rows, int cols);
 
 /* An output of floats. */
 void add_output(struct check_call *call, const char *name, int rows, int cols);
 
-/* An input, whose content it takes over and frees. */
+/* An input, whose content (of malloc) it takes over. */
 void add_filled(struct check_call *call, const char *name, size_t element_size, int rows, int cols,
                 void *content);
+
+/* random_rows (random_inputs.h), and fast where they are many. */
+float *drawn_floats(struct random *r, int rows, int cols, int kind);
 
 /* Rows of all distributions; `role` says whether the op changes them. */
 void add_rows(struct check_call *call, enum check_role role, struct random *r, const char *name,

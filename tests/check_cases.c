@@ -307,7 +307,7 @@ static void make_attention(struct check_call *call, struct random *r, const int 
     static const char *values[2] = {"values", "values' exponents"};
     static const int scales[] = {0, 0, 40, -200};
     int n_q = size[0] * size[2], n_kv = size[1] * size[3], dim = size[4];
-    float *q = random_rows(r, n_q, dim, NORMAL);
+    float *q = drawn_floats(r, n_q, dim, NORMAL);
     for (int row = 0; row < n_q; row++)
         for (int d = 0; d < dim; d++)
             q[row * dim + d] = ldexpf(q[row * dim + d], scales[row % 4]);
@@ -340,7 +340,7 @@ static void make_paged(struct check_call *call, struct random *r, const int *siz
     int n_kv = pages * CHECK_PAGE * size[3];
     add_output(call, "y", n, size[2] * dim);
     add_filled(call, "q", sizeof(float), n * size[2], dim,
-               random_rows(r, n * size[2], dim, NORMAL));
+               drawn_floats(r, n * size[2], dim, NORMAL));
     add_snapped(call, keys, n_kv, dim, snapped_rows(r, n_kv, dim, NORMAL));
     add_snapped(call, values, n_kv, dim, snapped_rows(r, n_kv, dim, N_DISTRIBUTIONS));
 }
@@ -411,7 +411,7 @@ static void run_attend(const struct ops *ops, struct device *dev, const int *siz
 static void add_state(struct check_call *call, struct random *r, enum check_role role, int rows,
                       int dim, int empty) {
     static const char *const names[] = {"o", "m", "l"};
-    float *parts[] = {random_rows(r, rows, dim, NORMAL), random_rows(r, rows, 1, NORMAL),
+    float *parts[] = {drawn_floats(r, rows, dim, NORMAL), drawn_floats(r, rows, 1, NORMAL),
                       host_array((size_t)rows, sizeof(float))};
     for (int i = 0; i < rows; i++) {
         bool nothing = i % empty == empty - 1;

@@ -8,7 +8,7 @@
  * reader's FILE, OURS the one without; alone, it checks ours, which lies beside this program. What
  * a kernel must give never leaves this process (check_call.h). Every call has new random inputs,
  * other memory, and outputs full of poison. CHECK_SEED=N: the inputs of an earlier run.
- * CHECK_SECONDS=N: how long a kernel may take for one request.
+ * CHECK_SECONDS=N: how long a kernel may take for one request (check_process.h).
  *
  * Each shape is one line. Exit status: 0 every shape passes, 1 some do not, 2 there is nothing to
  * check.

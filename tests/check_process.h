@@ -41,7 +41,8 @@ struct process {
     int requests, output, memory_fd;
     void *memory; /* the first word is the state, an _Atomic int */
     size_t bytes; /* that are mapped */
-    int limit;    /* seconds of one process_wait: CHECK_SECONDS in the environment, or 300 */
+    int limit;    /* seconds of processor time of one process_wait: CHECK_SECONDS in the
+                     environment, or 30; by the clock ten times as many */
     bool is_lost; /* it ended or took too long: it must be asked nothing more */
 };
 

@@ -336,8 +336,9 @@ int32_t oracle_sample(const float *logits, const struct sampling *how, int vocab
         best = logits[i] >= logits[best] ? i : best;
     if (!(how->temperature > 0))
         return best;
-    unsigned char *kept = malloc((size_t)vocab);
-    uint64_t *until = malloc(sizeof *until * (size_t)vocab), total = 0;
+    size_t n = (unsigned)vocab; /* so that GCC 13 does not think of negative ones */
+    unsigned char *kept = malloc(n);
+    uint64_t *until = malloc(sizeof *until * n), total = 0;
     oracle_kept(kept, logits, how, vocab);
     for (int i = 0; i < vocab; i++)
         until[i] = total +=

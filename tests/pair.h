@@ -20,7 +20,7 @@ struct pair {
     bool is_small;                    /* a CPU does the device's work: small shapes only */
     const char *op;                   /* since pair_begin */
     struct random random;             /* seeded anew for every op */
-    int n_shapes;                     /* since pair_begin */
+    int n_shapes, first_shape;        /* since pair_begin; 0, or where it began */
     void *host[MAX_HOST_ARRAYS];      /* of this case */
     int n_host;
 };

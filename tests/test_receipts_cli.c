@@ -160,8 +160,7 @@ static void texts_are_scored(void **state) {
 static void drafts_change_no_fingerprint(void **state) {
     static const char *const drafts[] = {"--speculate", "--draft data/model"};
     static const char *const runs[] = {
-        "--prompt 'Repeat after me: one two three four five six seven eight nine ten.' --max-new "
-        "60",
+        "--max-new 60 --prompt 'Repeat after me: one two three four five six seven eight nine.'",
         "--prompt 'Tell me a story.' --temperature 0.8 --seed 4 --max-new 40",
         "--prompts data/prompts/short.jsonl --temperature 0.5 --max-new 24 --kv-blocks 30"};
     (void)state;

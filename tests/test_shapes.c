@@ -486,7 +486,7 @@ static void test_sample(void **state) {
     pair_report(p);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed),       cmocka_unit_test(test_take_rows),
         cmocka_unit_test(test_snap_rows),   cmocka_unit_test(test_linear),
@@ -497,5 +497,7 @@ int main(void) {
         cmocka_unit_test(test_add_rmsnorm), cmocka_unit_test(test_linear_parts),
         cmocka_unit_test(test_norm_rope),   cmocka_unit_test(test_silu_mul_snap),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]); /* as test_faults */
     return cmocka_run_group_tests(tests, pair_group_open, pair_group_close);
 }

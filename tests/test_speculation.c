@@ -96,7 +96,7 @@ static void workloads(enum kind kind) {
     }
     printf("%ld of %ld drafted tokens accepted\n", counts.accepted, counts.proposed);
     if (n_workloads() >= 36) {
-        assert_true(counts.accepted < counts.proposed);
+        assert_true(counts.accepted < counts.proposed || kind == SAME_MODEL);
         assert_true(counts.accepted > 0 || kind == OTHER_MODEL || kind == ANYTHING);
         assert_true(kind != SAME_MODEL || counts.accepted * 10 > counts.proposed * 8);
     }

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "tests/device.h"
+
 enum { MOST_ITEMS = 1000, MOST_THREADS = 8 };
 
 struct count {
@@ -111,12 +113,36 @@ static void test_end_without_work(void **state) {
         ref_threads_free(ref_threads_new(n)); /* before they have even begun */
 }
 
+static void count_shared(void *context, int item) {
+    ((unsigned char *)context)[item]++;
+}
+
+/* Threads that a device starts are ended with it: the sanitizers look. */
+static void test_devices_share_out(void **state) {
+    (void)state;
+    const struct ops *const all[] = {&ref_ops, &emu_ops};
+    for (size_t i = 0; i < 2; i++) {
+        struct test_device t;
+        if (!all[i]) /* not linked */
+            continue;
+        device_open(&t, all[i], 3);
+        for (int n = 0; n < 100; n += n < 3 ? 1 : 50) {
+            unsigned char times[100] = {0};
+            t.ops->share_out(t.dev, n, count_shared, times);
+            for (int k = 0; k < 100; k++)
+                assert_int_equal(times[k], k < n);
+        }
+        device_close(&t);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_item_once),
         cmocka_unit_test(test_threads_wake_up),
         cmocka_unit_test(test_two_items_run_at_once),
         cmocka_unit_test(test_end_without_work),
+        cmocka_unit_test(test_devices_share_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

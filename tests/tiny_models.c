@@ -50,7 +50,7 @@ void tiny_model_open(struct tiny_model *t, int which) {
 void tiny_model_share(struct tiny_model *t, int which, struct tiny_model *whole,
                       struct parallel *ranks) {
     struct error err = {""};
-    struct device_options options = {.n_threads = 2};
+    struct device_options options = {.n_threads = ranks ? 1 : 2};
     memset(t, 0, sizeof *t);
     t->whole = whole;
     fixture_start(&t->fixture, configs[which]);

@@ -1,24 +1,18 @@
 #include "model/parallel/mpi.h"
+#include "model/parallel/watchdog.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <mpi.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    MOST_AT_ONCE = 1 << 28,
-    START_LIMIT = 20,
-    ALONE_LIMIT = 10,
-    HOST_NAME = 60,
-    MOST_OPTIONS = 24
-};
+enum { MOST_AT_ONCE = 1 << 28, START_LIMIT = 20, HOST_NAME = 60 };
 
 /* Seconds: as long as nobody sleeps, until a waiting rank leaves the core to others, until it
  * sleeps; and for those who are waited for to say that they wait, too. */
@@ -213,6 +207,7 @@ static int meet(struct mpi *m, struct error *err) {
     MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &m->local);
     MPI_Comm_rank(m->local, &p->neighbour);
     MPI_Comm_size(m->local, &p->n_neighbours);
+    p->n_sharing = p->n_neighbours;
     m->failures = p->rank ? be_silent() : stderr;
     gethostname(mine.host, sizeof mine.host - 1);
     m->names = calloc((size_t)p->n_ranks, sizeof *m->names);
@@ -238,6 +233,7 @@ struct parallel *mpi_join(struct error *err) {
                                 .gather = gather,
                                 .broadcast = broadcast,
                                 .end = end};
+    watchdog_start();
     alarm(START_LIMIT); /* as in end */
     MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     if (level < MPI_THREAD_SERIALIZED) /* the server's engine has a thread of its own */
@@ -245,46 +241,8 @@ struct parallel *mpi_join(struct error *err) {
     if (level < MPI_THREAD_SERIALIZED || meet(m, err))
         fail(m, err);
     alarm(0);
+    watchdog_joined();
     return &m->base;
-}
-
-/* Whether a child of mpirun lives; this process is one, too. */
-static bool has_ranks(pid_t mpirun) {
-    char path[64], state;
-    bool any = false;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
-    FILE *children = fopen(path, "r");
-    for (int pid; children && fscanf(children, "%d", &pid) == 1;) {
-        snprintf(path, sizeof path, "/proc/%d/stat", pid);
-        FILE *f = pid == getpid() ? NULL : fopen(path, "r");
-        any = any || (f && fscanf(f, "%*d (%*[^)]) %c", &state) == 1 && state != 'Z');
-        if (f)
-            fclose(f);
-    }
-    if (children)
-        fclose(children);
-    return any;
-}
-
-/* A child of what becomes mpirun. Of Open MPI 4.1, that may wait for itself, and for ever, when a
- * rank dies while it joins: so mpirun ends when no rank has lived for some seconds. */
-static void watch(pid_t mpirun) {
-    bool seen = false;
-    double alone = 0;
-    if (fork())
-        return;
-    signal(SIGINT, SIG_IGN);
-    for (int fd = 0; fd < 3; fd++)
-        close(fd);
-    while (getppid() == mpirun && alone < ALONE_LIMIT) {
-        nanosleep(&(struct timespec){0, 500000000}, NULL);
-        bool any = has_ranks(mpirun);
-        seen = seen || any;
-        alone = seen && !any ? alone + 0.5 : 0;
-    }
-    if (getppid() == mpirun)
-        kill(mpirun, SIGKILL);
-    _exit(0);
 }
 
 int mpi_launch(int n_ranks, char **argv, struct error *err) {
@@ -306,7 +264,6 @@ int mpi_launch(int n_ranks, char **argv, struct error *err) {
     for (size_t i = 0; i < n_options; i++)
         line[n++] = options[i];
     memcpy(line + n, argv, sizeof *line * n_argv);
-    watch(getpid());
     execvp(line[0], line);
     free(line);
     return error_set(err, "--ranks %d: mpirun cannot be started (%s): apt-get install openmpi-bin",

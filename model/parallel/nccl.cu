@@ -85,9 +85,12 @@ static int wait(struct parallel *p, struct device *, struct error *err) {
         if (ncclCommGetAsyncError(c->comm, &state) != ncclSuccess || state != ncclSuccess)
             return error_set(err, "NCCL failed: %s", ncclGetErrorString(state));
         if (waited > p->limit) {
+            uint32_t here = 0;
             ncclCommAbort(c->comm);
-            return error_set(err, "a rank did not come to its GPU's part of a pass for %g seconds",
-                             p->limit);
+            c->comm = NULL;
+            return p->max(p, &here, 1, err) /* names who does not come here, either */
+                       ? -1
+                       : error_set(err, "GPUs did not come to a sum for %g seconds", p->limit);
         }
     }
     return 0;
@@ -96,7 +99,8 @@ static int wait(struct parallel *p, struct device *, struct error *err) {
 static void end(struct parallel *p, struct device *dev) {
     struct nccl *c = nccl_of(p);
     dev->ops->free(dev, c->all, sizeof *c->all * c->n_all);
-    ncclCommDestroy(c->comm);
+    if (c->comm)
+        ncclCommDestroy(c->comm);
     free(c->counts);
     free(c);
     p->on_device = NULL;

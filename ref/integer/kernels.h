@@ -78,14 +78,20 @@ UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_s
     }
 }
 
-/* The exact sums of n pairs of rows. There is room for whole fours. */
+typedef int32_t four_ints __attribute__((vector_size(16)));
+typedef double four_doubles __attribute__((vector_size(32)));
+
+/* The exact sums of n pairs of rows. There is room for whole fours, which stay vectors: a compiler
+ * by itself takes them apart. */
 UNROLLED void total(double *to, const sums *high, const wrapped *low, int n) {
-    int32_t of_high[TILE], of_low[TILE];
     UNROLL for (int s = 0; s < n; s += 4) {
-        across(of_high + s, high + s);
-        across(of_low + s, (const sums *)low + s);
+        four_ints of_high, of_low;
+        across((int32_t *)&of_high, high + s);
+        across((int32_t *)&of_low, (const sums *)low + s);
+        four_doubles found = 65536 * __builtin_convertvector(of_high, four_doubles) +
+                             __builtin_convertvector(of_low, four_doubles);
+        memcpy(to + s, &found, sizeof found);
     }
-    UNROLL for (int s = 0; s < n; s++) to[s] = 65536 * (double)of_high[s] + of_low[s];
 }
 
 /* The piece is the first of its rows, or is added to what the pieces before it gave. */

@@ -7,8 +7,9 @@
  * - decoding with drafts of n-grams, beside decoding without: answers that quote a text, long
  *   answers, and random text, in which nothing comes twice but by accident.
  *
- * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. On a CPU
- * time is that of the processor, of all threads together, which other work on the machine changes
+ * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. That one has
+ * nothing to quote, so it is told to: what it draws is replaced by the shipped model's answer. On a
+ * CPU time is that of the processor, of all threads together, which other work on the machine changes
  * least; build/gpu/bench/bench_receipts runs on a GPU and takes the time of the clock. No logits
  * are brought to the host.
  */
@@ -29,6 +30,7 @@ struct subject {
     struct device *dev;
     struct model model;
     struct generator generator;
+    struct kv_pool pool; /* one for all: a recording of a pass is of one pool */
     json_t *files; /* of receipts: none */
     int rounds;
 };
@@ -54,7 +56,47 @@ struct question {
     int n, max_new;
     bool ignore_stop;
     struct sampling_options sampling;
+    int n_told; /* ids has so many tokens, the answer's, too, which is not the model's; 0: it is */
 };
+
+/* ---- a model is told what to say --------------------------------------------------------------
+ */
+
+static struct {
+    const struct ops *ops; /* the device's */
+    const struct question *question;
+    uint32_t positions[4096]; /* of the tokens that are being drawn */
+    int32_t *drawn;
+    int n;
+} told;
+
+static void note_sample(struct device *dev, int32_t *token_ids, const float *logits,
+                        const struct sampling *how, int n_rows, int vocab, int site) {
+    told.ops->sample(dev, token_ids, logits, how, n_rows, vocab, site);
+    told.drawn = token_ids;
+    for (told.n = 0; told.n < n_rows; told.n++)
+        told.positions[told.n] = how[told.n].position;
+}
+
+static int replace_drawn(struct device *dev, struct fault *fault, struct error *err) {
+    int result = told.ops->sync(dev, fault, err);
+    for (int i = 0; i < told.n; i++)
+        if (told.positions[i] < (uint32_t)told.question->n_told)
+            told.drawn[i] = told.question->ids[told.positions[i]];
+    told.n = 0;
+    return result;
+}
+
+static void tell(struct device *dev) {
+    static struct ops ops;
+    told.ops = dev->ops;
+    ops = *dev->ops;
+    ops.sample = note_sample;
+    ops.sync = replace_drawn;
+    dev->ops = &ops;
+}
+
+/* ---- answers ---------------------------------------------------------------------------------- */
 
 static double seconds_now(void) {
     struct timespec t;
@@ -79,32 +121,27 @@ static int note_first(void *context, const struct sequence *s, const float *logi
     return 0;
 }
 
-/* Answers n questions together, over one pool; run_end(run). */
+/* Answers n questions together; run_end(run). */
 static void answer(struct subject *s, const struct question *q, int n, bool receipts,
                    struct drafter *drafter, struct run *run) {
-    struct kv_pool_options options = {.block_size = 16};
-    struct kv_pool pool;
     struct error err;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         run->requests[i] = (struct request){.prompt = q[i].ids,
                                             .n_prompt = q[i].n,
                                             .max_new = q[i].max_new,
                                             .sampling = q[i].sampling,
                                             .ignore_stop = q[i].ignore_stop,
                                             .receipt = receipts};
-        options.n_blocks += blocks_for(q[i].n + q[i].max_new, 16);
-    }
-    must(kv_pool_start(&pool, &s->model, &options, &err), &err);
     struct generator g = s->generator;
     g.drafter = drafter;
     g.on_token = note_first;
     g.on_token_context = run;
-    struct read_along how = {.generator = &g, .pool = &pool, .scheduler = {n, 4096, 4096, true}};
+    struct read_along how = {.generator = &g, .pool = &s->pool, .scheduler = {n, 4096, 4096, true}};
+    told.question = q;
     double began = seconds_now();
     must(read_along(&how, run->requests, n, &run->engine, &err), &err);
     run->all = seconds_now() - began;
     run->decoding = seconds_now() - run->first;
-    kv_pool_end(&pool);
 }
 
 static void run_end(struct run *run) {
@@ -114,7 +151,7 @@ static void run_end(struct run *run) {
 static struct question random_question(const struct subject *s, int n, float temperature,
                                        uint32_t seed) {
     struct question q = {
-        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, true, {temperature, 0, 1, seed, true, 0}};
+        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, true, {temperature, 0, 1, seed, true, 0}, 0};
     for (int i = 0; i < n; i++)
         q.ids[i] = (int32_t)num_draw(seed, 7, (uint32_t)i, (uint64_t)s->model.config.vocab_size);
     return q;
@@ -309,18 +346,57 @@ static void bench_random_text(struct subject *s, const char *name, int n) {
     free_questions(q, 1);
 }
 
-static void bench(const char *name, const char *folder, int rounds, bool shipped,
-                  const char *part) {
+static void start(struct subject *s, const char *folder) {
     struct error err;
     struct device_options options = {.n_threads = 2};
+    struct kv_pool_options pool = {.block_size = 16,
+                                   .n_blocks = (&gpu_ops ? TOGETHER : 1) * (512 / 16)};
     const struct ops *ops = &gpu_ops ? &gpu_ops : &ref_ops;
-    struct subject s = {.dev = ops->open(&options, &err), .files = json_object(), .rounds = rounds};
-    if (!s.dev)
+    s->dev = ops->open(&options, &err);
+    if (!s->dev)
         fail(err.text);
-    must(model_load(&s.model, s.dev, folder, NULL, &err) ||
-             generator_start(&s.generator, &s.model, &err),
+    must(model_load(&s->model, s->dev, folder, NULL, &err) ||
+             generator_start(&s->generator, &s->model, &err) ||
+             kv_pool_start(&s->pool, &s->model, &pool, &err),
          &err);
-    s.generator.fused = s.generator.ids_only = true;
+    s->generator.fused = s->generator.ids_only = true;
+}
+
+static void end(struct subject *s) {
+    kv_pool_end(&s->pool);
+    generator_end(&s->generator);
+    model_free(&s->model);
+    s->dev->ops->close(s->dev);
+}
+
+/* The quotes, with the shipped model's answers behind them. */
+static int quotes_told(struct question *q) {
+    struct subject s = {0};
+    struct tokenizer *tokenizer;
+    struct error err;
+    start(&s, "data/model");
+    must(tokenizer_load(&tokenizer, "data/model", &err), &err);
+    int n = quotes(q, tokenizer);
+    for (int i = 0; i < n; i++) {
+        struct run run;
+        answer(&s, &q[i], 1, false, NULL, &run);
+        const struct sequence *x = &run.engine.answers->sequence;
+        size_t bytes = sizeof *q[i].ids * (size_t)x->n_tokens;
+        q[i].n_told = x->n_tokens;
+        q[i].max_new = sequence_new_tokens(x);
+        free(q[i].ids);
+        q[i].ids = memcpy(malloc(bytes), x->tokens, bytes);
+        run_end(&run);
+    }
+    tokenizer_free(tokenizer);
+    end(&s);
+    return n;
+}
+
+static void bench(const char *name, const char *folder, int rounds, bool shipped,
+                  const char *part) {
+    struct subject s = {.files = json_object(), .rounds = rounds};
+    start(&s, folder);
     if (strcmp(part, "drafts") && &gpu_ops) {
         bench_together(&s, name, 0);
         bench_together(&s, name, 1);
@@ -329,22 +405,18 @@ static void bench(const char *name, const char *folder, int rounds, bool shipped
         bench_answers(&s, name, "greedy", 0);
         bench_answers(&s, name, "temperature 1", 1);
     }
-    if (strcmp(part, "answers"))
-        bench_random_text(&s, name, shipped ? 4 : 1);
-    if (strcmp(part, "answers") && shipped) {
-        struct tokenizer *tokenizer;
+    if (strcmp(part, "answers")) {
         struct question q[MOST_TEXTS];
-        must(tokenizer_load(&tokenizer, folder, &err), &err);
-        int n = quotes(q, tokenizer);
+        int n = quotes_told(q);
+        if (!shipped)
+            tell(s.dev);
         bench_drafts(&s, name, "quotes, drafts beside none", q, n - 1, "at least 1.8");
         bench_drafts(&s, name, "a list that repeats itself, drafts beside none", q + n - 1, 1, "");
         free_questions(q, n);
-        tokenizer_free(tokenizer);
+        bench_random_text(&s, name, shipped ? 4 : 1);
     }
-    generator_end(&s.generator);
-    model_free(&s.model);
+    end(&s);
     json_decref(s.files);
-    ref_ops.close(s.dev);
 }
 
 /* bench_receipts [shipped|qwen3-0.6b|FOLDER [answers|drafts]]: only one of the models, or another

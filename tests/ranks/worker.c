@@ -66,6 +66,16 @@ static void close_shared(struct tiny_model *whole, struct tiny_model *shared) {
     tiny_model_close(whole);
 }
 
+/* How far rank 0 is, at once: a campaign may be stopped. */
+static void show(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    if (ranks->rank == 0)
+        vprintf(format, arguments);
+    va_end(arguments);
+    fflush(stdout);
+}
+
 /* The models that so many ranks can share. */
 static bool can_share(int which) {
     static const int heads[N_SHARED_MODELS] = {4, 6, 4, 2, 4, 4, 9, 8, 8};
@@ -77,21 +87,22 @@ static void test_workloads(void **state) {
     struct random r = {(uint64_t)number("SAMEBITS_SEED")};
     struct run_counts counts = {0};
     static const enum run_caches kinds[] = {ONE_PASS, ONE_POOL, ONE_PASS, OWN_CACHES};
-    int n = number("SAMEBITS_WORKLOADS"), n_models = 0;
+    int n = number("SAMEBITS_WORKLOADS"), n_models = 0, n_done = 0;
     for (int which = 0; which < N_SHARED_MODELS; which++)
         n_models += can_share(which);
+    int each = (n + n_models - 1) / n_models;
     for (int which = 0; which < N_SHARED_MODELS && n; which++) {
         struct tiny_model whole, shared;
         if (!can_share(which))
             continue;
         open_shared(&whole, &shared, which);
-        for (int i = 0; i < (n + n_models - 1) / n_models; i++)
+        for (int i = 0; i < each; i++)
             check_random_workloads(&shared, &r, 1, kinds[(which + i) % 4], &counts);
         close_shared(&whole, &shared);
+        n_done += each;
+        show("%d workloads: %ld preemptions, %ld tokens shared, %d recorded passes\n", n_done,
+             counts.preemptions, counts.shared, n_recordings);
     }
-    if (ranks->rank == 0)
-        printf("workloads: %ld preemptions, %ld tokens shared, %d recorded passes\n",
-               counts.preemptions, counts.shared, n_recordings);
     assert_true(n < N_SHARED_MODELS || (n_recordings > 0) == (number("SAMEBITS_NCCL") > 0));
 }
 
@@ -143,9 +154,9 @@ static void test_positions(void **state) {
         close_shared(&whole, &shared);
     }
     ranks->by_position = false;
-    if (ranks->rank == 0 && n)
-        printf("positions: %ld preemptions, %ld tokens swapped, %ld read again, %ld shared\n",
-               counts.preemptions, counts.swapped, counts.recomputed, counts.shared);
+    if (n)
+        show("positions: %ld preemptions, %ld tokens swapped, %ld read again, %ld shared\n",
+             counts.preemptions, counts.swapped, counts.recomputed, counts.shared);
     assert_true(n < 4 || (counts.swapped && counts.recomputed && counts.shared));
 }
 

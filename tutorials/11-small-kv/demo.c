@@ -75,8 +75,8 @@ static int read_text(struct demo *demo, struct kv_paged *cache, const int32_t *i
     int vocab = demo->model.config.vocab_size, result = -1;
     int32_t *positions = calloc((size_t)n, sizeof *positions), qo[] = {0, n};
     struct sampling *greedy = calloc((size_t)n, sizeof *greedy);
-    float *logits = malloc(sizeof *logits * (size_t)n * (size_t)vocab);
-    if (!positions || !greedy || !logits) {
+    const float *logits;
+    if (!positions || !greedy) {
         error_set(err, "out of memory for a text of %d tokens", n);
         goto done;
     }
@@ -103,19 +103,15 @@ static int read_text(struct demo *demo, struct kv_paged *cache, const int32_t *i
                           .logit_rows = positions,
                           .caches = caches,
                           .pages = &paged};
-    const float *on_device = forward(&demo->model, demo->generator.ws, &batch, NULL, err);
-    if (!on_device)
-        goto done;
-    demo->dev->ops->download(demo->dev, logits, on_device,
-                             sizeof *logits * (size_t)n * (size_t)vocab);
-    if (forward_finish(&demo->model, demo->generator.ws, &batch, greedy, likely, err))
+    struct workspace *ws = demo->generator.ws;
+    if (!forward(&demo->model, ws, &batch, NULL, err) || !(logits = forward_logits(ws, n, err)) ||
+        forward_finish(&demo->model, ws, &batch, greedy, likely, err))
         goto done;
     for (int i = 0; i + 1 < n; i++)
         *loss += loss_of(logits + (size_t)i * (size_t)vocab, vocab, ids[i + 1]);
     result = 0;
 done:
     page_table_end(&pages);
-    free(logits);
     free(greedy);
     free(positions);
     return result;

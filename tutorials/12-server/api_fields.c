@@ -115,28 +115,46 @@ static const struct unsupported unsupported[] = {
     {"spaces_between_special_tokens", "[true]"},
     {"add_generation_prompt", "[true]"},
     {"continue_final_message", "[false]"},
+    {"return_token_strs", "[false]"},
     {NULL, NULL},
 };
 
-static const char *const supported[] = {"model",
-                                        "messages",
-                                        "prompt",
-                                        "stream",
-                                        "stream_options",
-                                        "n",
-                                        "stop",
-                                        "seed",
-                                        "top_p",
-                                        "top_k",
-                                        "temperature",
-                                        "logprobs",
-                                        "top_logprobs",
-                                        "echo",
-                                        "max_tokens",
-                                        "ignore_eos",
-                                        "max_completion_tokens",
-                                        "samebits_receipt",
-                                        NULL};
+/* A field that is read, and on which paths. */
+struct supported {
+    const char *name;
+    unsigned paths;
+};
+
+enum {
+    ANSWERS = API_CHAT | API_COMPLETIONS,
+    MESSAGES = API_CHAT | API_TOKENIZE,
+    TEXTS = API_COMPLETIONS | API_TOKENIZE,
+    ALL = ANSWERS | API_TOKENIZE | API_DETOKENIZE
+};
+
+static const struct supported supported[] = {
+    {"model", ALL},
+    {"messages", MESSAGES},
+    {"prompt", TEXTS},
+    {"tokens", API_DETOKENIZE},
+    {"add_special_tokens", API_TOKENIZE},
+    {"stream", ANSWERS},
+    {"stream_options", ANSWERS},
+    {"n", ANSWERS},
+    {"stop", ANSWERS},
+    {"seed", ANSWERS},
+    {"top_p", ANSWERS},
+    {"top_k", ANSWERS},
+    {"temperature", ANSWERS},
+    {"logprobs", ANSWERS},
+    {"top_logprobs", API_CHAT},
+    {"echo", ANSWERS},
+    {"max_tokens", ANSWERS},
+    {"ignore_eos", ANSWERS},
+    {"max_completion_tokens", ANSWERS},
+    {"samebits_receipt", ANSWERS},
+    {NULL, 0},
+};
 
 /* The fields within stream_options. */
 static const struct unsupported unsupported_of_streams[] = {
@@ -145,7 +163,7 @@ static const struct unsupported unsupported_of_streams[] = {
     {NULL, NULL},
 };
 
-static const char *const supported_of_streams[] = {"include_usage", NULL};
+static const struct supported supported_of_streams[] = {{"include_usage", ALL}, {NULL, 0}};
 
 /* Whether value is among what a JSON list holds; 0 and 0.0 are the same. */
 static bool is_neutral(const json_t *value, const char *neutral) {
@@ -161,17 +179,19 @@ static bool is_neutral(const json_t *value, const char *neutral) {
     return found;
 }
 
-static int check(const json_t *object, const char *const *known, const struct unsupported *others,
-                 struct api_error *err) {
+static int check(const json_t *object, enum api_path path, const struct supported *known,
+                 const struct unsupported *others, struct api_error *err) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)object, name, value) {
-        const char *const *k = known;
+        const struct supported *k = known;
         const struct unsupported *u = others;
-        while (*k && strcmp(*k, name))
+        while (k->name && strcmp(k->name, name))
             k++;
-        if (*k || json_is_null(value))
+        if (k->paths & path || json_is_null(value))
             continue;
+        if (k->name)
+            return api_refuse(err, 400, name, "%s is not a field of this path", name);
         while (u->name && strcmp(u->name, name))
             u++;
         if (!u->name)
@@ -182,9 +202,9 @@ static int check(const json_t *object, const char *const *known, const struct un
     return 0;
 }
 
-int api_check_fields(const json_t *body, struct api_error *err) {
-    return check(body, supported, unsupported, err) ||
-                   check(api_field(body, "stream_options"), supported_of_streams,
+int api_check_fields(const json_t *body, enum api_path path, struct api_error *err) {
+    return check(body, path, supported, unsupported, err) ||
+                   check(api_field(body, "stream_options"), path, supported_of_streams,
                          unsupported_of_streams, err)
                ? -1
                : 0;

@@ -22,8 +22,11 @@ int api_get_int(const json_t *body, const char *name, json_int_t min, json_int_t
                 struct api_error *err);
 int api_get_bool(const json_t *body, const char *name, bool *out, struct api_error *err);
 
-/* Whether all fields of a completion are known, and those that are not supported ask for what is
+/* The paths that read a body, to be combined. */
+enum api_path { API_CHAT = 1, API_COMPLETIONS = 2, API_TOKENIZE = 4, API_DETOKENIZE = 8 };
+
+/* Whether all fields of a body belong to its path, and those that are not supported ask for what is
  * done anyway. */
-int api_check_fields(const json_t *body, struct api_error *err);
+int api_check_fields(const json_t *body, enum api_path path, struct api_error *err);
 
 #endif

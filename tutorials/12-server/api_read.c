@@ -3,6 +3,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A body as an object that has only fields of its path. NULL with err set: it is not. */
+static json_t *parse_body(const struct demo *demo, enum api_path path, const char *text, size_t n,
+                          struct api_error *err) {
+    *err = (struct api_error){.status = 400};
+    json_t *body = json_parse(text, n, "the body", &err->why), *model = api_field(body, "model");
+    if (!body)
+        return NULL;
+    if (!json_is_object(body))
+        api_refuse(err, 400, "", "the body must be a JSON object");
+    else if (model &&
+             (!json_is_string(model) || strcmp(json_string_value(model), demo->options.model)))
+        api_refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
+    else if (!api_check_fields(body, path, err))
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
 /* ---- parts of a request ---------------------------------------------------------------------- */
 
 static int read_stops(struct request *r, const json_t *body, struct api_error *err) {
@@ -189,15 +207,8 @@ static int read_stream(struct api_request *r, const json_t *body, struct api_err
 
 static int read_body(struct api_request *r, const struct demo *demo, const json_t *body,
                      struct api_error *err) {
-    const char *model = json_string_value(api_field(body, "model"));
     int most = demo->options.max_waiting; /* all of them wait, before the first can run */
     r->n = 1;
-    if (!json_is_object(body))
-        return api_refuse(err, 400, "", "the body must be a JSON object");
-    if (api_check_fields(body, err))
-        return -1;
-    if (api_field(body, "model") && (!model || strcmp(model, demo->options.model)))
-        return api_refuse(err, 404, "model", "the model here is \"%s\"", demo->options.model);
     if (read_stream(r, body, err) ||
         api_get_int(body, "n", 1, most < MOST_CHOICES ? most : MOST_CHOICES, &r->n, err) ||
         api_get_bool(body, "echo", &r->echo, err) ||
@@ -220,11 +231,8 @@ static int read_body(struct api_request *r, const struct demo *demo, const json_
 int api_read(struct api_request *r, const struct demo *demo, bool chat, const char *body, size_t n,
              struct api_error *err) {
     *r = (struct api_request){.chat = chat};
-    *err = (struct api_error){.status = 400};
-    json_t *json = json_parse(body, n, "the body", &err->why);
-    if (!json)
-        return -1;
-    int result = read_body(r, demo, json, err);
+    json_t *json = parse_body(demo, chat ? API_CHAT : API_COMPLETIONS, body, n, err);
+    int result = json ? read_body(r, demo, json, err) : -1;
     json_decref(json);
     return result;
 }
@@ -264,25 +272,28 @@ long api_prompt_tokens(const struct api_request *r) {
 
 /* ---- /tokenize and /detokenize --------------------------------------------------------------- */
 
+/* A text, or messages as chat has them. */
+static int read_text(struct api_prompt *p, const struct demo *demo, const json_t *body,
+                     struct api_error *err) {
+    const json_t *text = api_field(body, "prompt");
+    bool special = true;
+    size_t n = 0;
+    if (api_get_bool(body, "add_special_tokens", &special, err))
+        return -1;
+    if (!text == !api_field(body, "messages") || (text && !json_is_string(text)))
+        return api_refuse(err, 400, "prompt", "prompt must be a text, or messages a list");
+    if (!text)
+        return read_messages(p, demo, body, err);
+    int result = tokenizer_encode(demo->tokenizer, json_string_value(text),
+                                  json_string_length(text), special, &p->ids, &n, &err->why);
+    p->n = (int)n;
+    return result;
+}
+
 json_t *api_tokenize(const struct demo *demo, const char *body, size_t n, struct api_error *err) {
     struct api_prompt p = {0};
-    bool special = true;
-    *err = (struct api_error){.status = 400};
-    json_t *json = json_parse(body, n, "the body", &err->why), *answer = NULL;
-    const json_t *text = json_object_get(json, "prompt");
-    int result = -1;
-    if (!json || api_get_bool(json, "add_special_tokens", &special, err))
-        result = -1;
-    else if (json_object_get(json, "messages") && !read_messages(&p, demo, json, err))
-        result = 0;
-    else if (json_is_string(text)) {
-        size_t n_ids = 0;
-        result = tokenizer_encode(demo->tokenizer, json_string_value(text),
-                                  json_string_length(text), special, &p.ids, &n_ids, &err->why);
-        p.n = (int)n_ids;
-    } else if (!err->why.text[0])
-        api_refuse(err, 400, "prompt", "prompt must be a text, or messages a list");
-    if (!result) {
+    json_t *json = parse_body(demo, API_TOKENIZE, body, n, err), *answer = NULL;
+    if (json && !read_text(&p, demo, json, err)) {
         json_t *list = json_array();
         for (int i = 0; i < p.n; i++)
             json_array_append_new(list, json_integer(p.ids[i]));
@@ -296,8 +307,7 @@ json_t *api_tokenize(const struct demo *demo, const char *body, size_t n, struct
 
 json_t *api_detokenize(const struct demo *demo, const char *body, size_t n, struct api_error *err) {
     struct api_prompt p = {0};
-    *err = (struct api_error){.status = 400};
-    json_t *json = json_parse(body, n, "the body", &err->why), *answer = NULL;
+    json_t *json = parse_body(demo, API_DETOKENIZE, body, n, err), *answer = NULL;
     const json_t *ids = json_object_get(json, "tokens");
     char *text;
     size_t n_bytes;

@@ -1,6 +1,7 @@
 #include "tutorials/12-server/api.h"
 
 #include "model/files/folder.h"
+#include "model/numerics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -252,12 +253,14 @@ static int hash_weights(XXH3_state_t *hash, const char *folder, struct error *er
 }
 
 int api_system_fingerprint(char out[32], const char *folder, struct error *err) {
-    static const char build[] = "numerics 1, compiler " __VERSION__;
+    char build[128];
+    int n =
+        snprintf(build, sizeof build, "numerics %d, compiler %s", NUMERICS_VERSION, __VERSION__);
     XXH3_state_t *hash = XXH3_createState();
     if (!hash)
         return error_set(err, "out of memory");
     XXH3_64bits_reset(hash);
-    XXH3_64bits_update(hash, build, sizeof build);
+    XXH3_64bits_update(hash, build, (size_t)n + 1);
     int result = hash_file(hash, folder, "config.json", true, err) ||
                  hash_file(hash, folder, "tokenizer.json", true, err) ||
                  hash_file(hash, folder, "tokenizer_config.json", false, err) ||

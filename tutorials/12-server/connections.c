@@ -74,16 +74,62 @@ void server_check(struct server *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-void connections_cancel_gone(struct server *s) {
+/* ---- after each step ------------------------------------------------------------------------- */
+
+static void cancel_gone(struct server *s) {
     nfds_t n = 0;
-    pthread_mutex_lock(&s->lock);
     for (struct exchange *x = s->open; x; x = x->next)
         s->polled[n++] = (struct pollfd){.fd = x->gone ? -1 : x->fd, .events = POLLRDHUP};
-    if (poll(s->polled, n, 0) > 0) {
-        const struct pollfd *p = s->polled;
-        for (struct exchange *x = s->open; x; x = x->next)
-            if (p++->revents)
-                exchange_cancel(x);
-    }
+    if (poll(s->polled, n, 0) <= 0)
+        return;
+    const struct pollfd *p = s->polled;
+    for (struct exchange *x = s->open; x; x = x->next)
+        if (p++->revents)
+            exchange_cancel(x);
+}
+
+static void *watch(void *context) {
+    struct server *s = context;
+    pthread_mutex_lock(&s->lock);
+    while (!s->ends)
+        if (s->stepped) {
+            s->stepped = false;
+            exchange_wake_ready(s);
+            cancel_gone(s);
+        } else {
+            pthread_cond_wait(&s->step, &s->lock);
+        }
     pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+int connections_start(struct server *s, struct error *err) {
+    s->polled = calloc((size_t)s->options.most_connections, sizeof *s->polled);
+    if (!s->polled)
+        return error_set(err, "out of memory for %d connections", s->options.most_connections);
+    if (pthread_create(&s->watcher, NULL, watch, s))
+        return error_set(err, "cannot start a thread for the connections");
+    s->has_watcher = true;
+    return 0;
+}
+
+static void tell(struct server *s, bool *what) {
+    pthread_mutex_lock(&s->lock);
+    *what = true;
+    pthread_cond_signal(&s->step);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void connections_stepped(struct server *s) {
+    tell(s, &s->stepped);
+}
+
+void connections_end(struct server *s) {
+    if (s->has_watcher) {
+        tell(s, &s->ends);
+        pthread_join(s->watcher, NULL);
+    }
+    free(s->polled);
+    s->has_watcher = false;
+    s->polled = NULL;
 }

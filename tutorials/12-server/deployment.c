@@ -3,6 +3,7 @@
 #include "tutorials/common/pool.h"
 
 #include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,8 +44,9 @@ int deployment_open(struct deployment *h, struct demo *demo, const struct server
                                       .wait_limit = demo->options.max_wait,
                                       .stepped = has_server(demo) ? server_stepped : NULL,
                                       .context = &h->server};
-    *h = (struct deployment){
-        .server = {.lock = PTHREAD_MUTEX_INITIALIZER, .view.lock = PTHREAD_MUTEX_INITIALIZER}};
+    *h = (struct deployment){.server = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                        .step = PTHREAD_COND_INITIALIZER,
+                                        .view.lock = PTHREAD_MUTEX_INITIALIZER}};
     if (demo_pool_start(demo, &h->pool, 0, err))
         return -1;
     if (demo->generator.context > pool_positions(&h->pool))
@@ -117,6 +119,10 @@ int deployment_run(struct demo *demo, struct error *err) {
     options.port = demo->options.serve;
     options.log = true;
     signal(SIGPIPE, SIG_IGN); /* nobody reads the log any more */
+#ifdef M_TRIM_THRESHOLD
+    /* Else the ends of heaps are given back and gotten again, a megabyte up and down. */
+    mallopt(M_TRIM_THRESHOLD, 64 << 20);
+#endif
     if (demo->options.api_key) {
         if (read_key(demo->options.api_key, key, sizeof key, err))
             return -1;

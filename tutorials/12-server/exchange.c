@@ -5,9 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-/* Bytes of an answer that wait for a client to read them. */
-enum { MOST_UNSENT = 16 << 20 };
-
 /* One of the answers to a request. */
 struct choice {
     struct ticket ticket; /* first: the service knows this one */
@@ -17,54 +14,14 @@ struct choice {
     long offset;      /* of the next token in the text, in characters */
     bool begun;       /* something was sent */
     json_t *logprobs; /* entries not sent yet; NULL: not wanted */
+    struct event_form form;
 };
 
-/* ---- output: under the server's lock --------------------------------------------------------- */
-
+/* Under the server's lock. */
 static void wake(struct exchange *x) {
     if (x->suspended)
         MHD_resume_connection(x->connection);
     x->suspended = false;
-}
-
-/* Room for n bytes more. Returns whether there is. */
-static bool make_room(struct exchange *x, size_t n) {
-    x->n_out -= x->n_sent;
-    if (x->n_sent)
-        memmove(x->out, x->out + x->n_sent, x->n_out);
-    x->n_sent = 0;
-    if (x->n_out + n <= x->capacity)
-        return true;
-    size_t capacity = 2 * (x->n_out + n);
-    char *larger = x->n_out + n > MOST_UNSENT ? NULL : realloc(x->out, capacity);
-    x->out = larger ? larger : x->out;
-    x->capacity = larger ? capacity : x->capacity;
-    return larger != NULL;
-}
-
-/* A client that lets too much wait is given up, as one that went away. */
-static void put(struct exchange *x, const char *text, size_t n) {
-    if (x->gone || x->broken)
-        return;
-    if (x->n_out + n > x->capacity && !make_room(x, n)) {
-        x->broken = true;
-        exchange_cancel(x);
-        return;
-    }
-    memcpy(x->out + x->n_out, text, n);
-    x->n_out += n;
-}
-
-/* One server-sent event. Takes the JSON. */
-static void put_event(struct exchange *x, json_t *json) {
-    char *text = json ? json_dumps(json, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(json);
-    if (text) {
-        put(x, "data: ", 6);
-        put(x, text, strlen(text));
-        put(x, "\n\n", 2);
-    }
-    free(text);
 }
 
 /* ---- what the engine tells, in its thread ---------------------------------------------------- */
@@ -122,9 +79,16 @@ static json_t *piece(struct choice *c, const struct answer *a, bool delta) {
 
 static void stream(struct choice *c, const struct answer *a) {
     struct exchange *x = c->exchange;
+    if (c->begun && !c->logprobs && a->sequence.finish == FINISH_NOT_YET) {
+        size_t n = safe_length(&c->ticket.request, a), told = c->n_told;
+        exchange_put_text(x, c->index, &c->form, n > told ? a->text + told : "",
+                          n > told ? n - told : 0);
+        c->n_told = n;
+        return;
+    }
     json_t *choices = json_array();
     json_array_append_new(choices, piece(c, a, true));
-    put_event(x, api_answer_json(&x->head, choices, true, -1, 0));
+    exchange_put_event(x, api_answer_json(&x->head, choices, true, -1, 0));
 }
 
 static void drew(struct ticket *t, const struct answer *a) {
@@ -147,13 +111,11 @@ static void drew(struct ticket *t, const struct answer *a) {
 
 /* All at once: woken one by one, the HTTP thread would go round for each. */
 void exchange_wake_ready(struct server *s) {
-    pthread_mutex_lock(&s->lock);
     for (struct exchange *x = s->open; x; x = x->next) {
         if (x->ready)
             wake(x);
         x->ready = false;
     }
-    pthread_mutex_unlock(&s->lock);
 }
 
 /* Why a choice has no answer; status 0: it has one. */
@@ -174,12 +136,12 @@ static struct api_error failure(const struct ticket *t, const struct answer *a) 
 static void complete(struct exchange *x) {
     if (x->request.stream) {
         if (x->error.status)
-            put_event(x, api_error_json(&x->error));
+            exchange_put_event(x, api_error_json(&x->error));
         else if (x->request.include_usage)
-            put_event(x, api_answer_json(&x->head, json_array(), true,
-                                         api_prompt_tokens(&x->request), x->n_new));
+            exchange_put_event(x, api_answer_json(&x->head, json_array(), true,
+                                                  api_prompt_tokens(&x->request), x->n_new));
         if (!x->error.status)
-            put(x, "data: [DONE]\n\n", 14);
+            exchange_put(x, "data: [DONE]\n\n", 14);
     }
     wake(x);
 }
@@ -387,6 +349,7 @@ void exchange_free(struct exchange *x) {
     for (int i = 0; i < x->n_choices; i++) {
         free(x->choices[i].ticket.top);
         json_decref(x->choices[i].logprobs);
+        free(x->choices[i].form.text);
     }
     free(x->choices);
     json_decref(x->list);

@@ -25,6 +25,8 @@ enum MHD_Result server_reply(struct exchange *x, int status, const char *type, c
         MHD_add_response_header(response, "Retry-After", "1");
     if (status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (status == 405)
+        MHD_add_response_header(response, "Allow", x->allowed);
     if (status == 413)
         MHD_add_response_header(response, "Connection", "close");
     enum MHD_Result result = MHD_queue_response(x->connection, (unsigned)status, response);
@@ -134,14 +136,10 @@ static const struct route {
     {"GET", "/", page, true},
 };
 
-static const struct route *find_route(const char *method, const char *path, bool *other_method) {
-    *other_method = false;
+static const struct route *find_route(const char *path) {
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
-        if (!strcmp(path, routes[i].path)) {
-            if (!strcmp(method, routes[i].method))
-                return &routes[i];
-            *other_method = true;
-        }
+        if (!strcmp(path, routes[i].path))
+            return &routes[i];
     return NULL;
 }
 
@@ -242,14 +240,16 @@ static enum MHD_Result refuse_body(struct exchange *x) {
 }
 
 static enum MHD_Result answer_to(struct exchange *x, const char *method, const char *path) {
-    bool other_method;
-    const struct route *route = find_route(method, path, &other_method);
+    const struct route *route = find_route(path);
     connections_reads(x->server, x->connection, false);
     if (x->refused)
         return refuse_body(x);
     if (!route)
-        return other_method ? refuse(x, 405, "this path has another method")
-                            : refuse(x, 404, "there is no such path; GET / shows the page");
+        return refuse(x, 404, "there is no such path; GET / shows the page");
+    if (strcmp(method, route->method)) {
+        x->allowed = route->method;
+        return refuse(x, 405, "this path has another method");
+    }
     if (!route->is_open && !has_key(x))
         return refuse(x, 401, "a key is needed: Authorization: Bearer KEY");
     return route->answer(x);
@@ -300,8 +300,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 
 void server_stepped(void *context, const struct engine *e) {
     struct server *s = context;
-    exchange_wake_ready(s);
-    connections_cancel_gone(s);
+    connections_stepped(s);
     live_view_update(&s->view, e);
 }
 
@@ -337,10 +336,7 @@ int server_start(struct server *s, const struct demo *demo, struct service *serv
     s->service = service;
     s->options = *options;
     s->started = (long)time(NULL);
-    s->polled = calloc((size_t)options->most_connections, sizeof *s->polled);
-    if (!s->polled)
-        return error_set(err, "out of memory for %d connections", options->most_connections);
-    if (address_of(&address, options, err) ||
+    if (connections_start(s, err) || address_of(&address, options, err) ||
         api_system_fingerprint(s->system_fingerprint, demo->options.model, err))
         return -1;
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
@@ -370,12 +366,11 @@ static void let_send(struct server *s) {
 }
 
 void server_end(struct server *s) {
-    if (s->daemon) {
+    if (s->daemon)
         let_send(s);
+    connections_end(s);
+    if (s->daemon)
         MHD_stop_daemon(s->daemon);
-    }
-    free(s->polled);
     live_view_end(&s->view);
     s->daemon = NULL;
-    s->polled = NULL;
 }

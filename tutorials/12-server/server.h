@@ -4,8 +4,9 @@
  *
  *     HTTP thread                                          engine thread
  *     body arrives -> api_read -> service_submit ────────▶ engine_submit, steps
- *     exchange: the connection is suspended  ◀──────────── drew: an event behind exchange.out,
- *     resumed: sends what is in exchange.out               and the connection is resumed
+ *     exchange: the connection is suspended  ◀──────────── drew: an event behind exchange.out;
+ *     resumed: sends what is in exchange.out               after the step a third thread
+ *                                                          (connections.c) resumes all of them
  *     connection closed -> service_cancel ───────────────▶ the request ends, its blocks return
  */
 #ifndef SAMEBITS_SERVER_H
@@ -56,6 +57,9 @@ struct server {
     int n_unanswered;      /* those that the engine has or had, whose answers are not sent yet */
     struct connection *connections;
     struct pollfd *polled; /* [most_connections] */
+    pthread_t watcher;     /* of connections_start */
+    pthread_cond_t step;   /* one is done, or it is time to end */
+    bool stepped, ends, has_watcher;
 };
 
 /* Listens, on a service that runs. The options' strings and the demo stay where they are. Returns
@@ -71,8 +75,8 @@ void server_end(struct server *s);
  * from any thread. */
 void server_check(struct server *s);
 
-/* For struct service_options; context: the server. Lets the step's tokens be sent, makes the live
- * view, and cancels the requests of clients that have gone. */
+/* For struct service_options; context: the server. Lets the step's tokens be sent and the requests
+ * of clients that have gone be cancelled, and makes the live view. */
 void server_stepped(void *context, const struct engine *e);
 
 /* ---- between the server's files -------------------------------------------------------------- */
@@ -87,7 +91,8 @@ struct exchange {
     int status, fd;
     char *body;
     size_t n_body;
-    int refused; /* the status, when its body is not kept; else 0 */
+    int refused;         /* the status, when its body is not kept; else 0 */
+    const char *allowed; /* the method of its path, when it has another one */
 
     /* A completion has these, too. All below is under the server's lock once it is submitted. */
     struct api_request request;
@@ -101,7 +106,7 @@ struct exchange {
     char *out;              /* [n_out] what is to be sent; [n_sent] has been */
     size_t n_out, n_sent, capacity;
     bool submitted, suspended, gone;
-    bool ready;                       /* the step that runs has added to out */
+    bool ready;                       /* a step has added to out */
     bool broken;                      /* its answer cannot be sent as a whole */
     struct exchange *previous, *next; /* among those that wait */
 };
@@ -112,8 +117,24 @@ enum MHD_Result exchange_begin(struct exchange *x, bool chat);
 /* Goes on with a completion that was submitted: the connection was resumed. */
 enum MHD_Result exchange_resume(struct exchange *x);
 
-/* Wakes the connections to whose answers a step has added. In the engine thread. */
+/* Wakes the connections to whose answers a step has added. Under the server's lock. */
 void exchange_wake_ready(struct server *s);
+
+/* Appends to what is to be sent. A client that lets too much wait is given up, as one that went
+ * away. Like the next two under the server's lock. */
+void exchange_put(struct exchange *x, const char *text, size_t n);
+
+/* One server-sent event. Takes the JSON. */
+void exchange_put_event(struct exchange *x, json_t *json);
+
+/* The event of a choice that has nothing but text, in the middle of a stream: most are. They differ
+ * in the text alone, so the rest is written once. */
+struct event_form {
+    char *text; /* owned; NULL: not written yet */
+    size_t n_before;
+};
+void exchange_put_text(struct exchange *x, int index, struct event_form *f, const char *text,
+                       size_t n);
 
 /* Its requests end within a step. Under the server's lock. */
 void exchange_cancel(struct exchange *x);
@@ -138,8 +159,14 @@ void connections_reads(struct server *s, struct MHD_Connection *of, bool reads);
 /* Its socket. */
 int connections_fd(struct MHD_Connection *of);
 
-/* Cancels the requests of clients that closed their end. */
-void connections_cancel_gone(struct server *s);
+/* Starts and ends a thread that does after each step what the engine need not wait for: it wakes
+ * connections, and cancels the requests of clients that closed their end. Returns 0, or -1 with err
+ * set; connections_end in either case. */
+int connections_start(struct server *s, struct error *err);
+void connections_end(struct server *s);
+
+/* A step is done. */
+void connections_stepped(struct server *s);
 
 /* Answers with n bytes of text. */
 enum MHD_Result server_reply(struct exchange *x, int status, const char *type, const char *text,

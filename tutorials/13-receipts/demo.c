@@ -88,8 +88,8 @@ static int show_drafts(struct demo *demo, struct error *err) {
         {"accepted", "accepted", 0, 0}, {"without", "ms/tok without", 2, 0},
         {"with", "ms/tok with", 2, 0}};
     static const char *const prompts[] = {
-        "Repeat after me: Anton repairs the clocks, and Felix sells the tickets and tells the "
-        "stories.",
+        ("Repeat after me: Anton repairs the clocks, and Felix sells the tickets and tells the "
+         "stories."), /* one string */
         "Repeat after me: one two three four five six seven eight nine ten.",
         "Write a short story about a robot who learns to paint.", "What is the capital of France?"};
     int result = 0;

@@ -147,7 +147,7 @@ static void begin(const struct demo *demo) {
     paged_begin(demo);
     if (!p)
         return;
-    if (nccl_join && ranks_have_gpus(demo))
+    if (ranks_have_gpus(demo) && nccl_join)
         p->failed = nccl_join(p, demo->dev, &p->why);
     p->limit = demo->options.patience;
 }

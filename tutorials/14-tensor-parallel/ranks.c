@@ -98,8 +98,7 @@ static int share_positions(struct parallel *p, struct options *o, struct error *
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-/* GPUs of this host. */
-static int count_gpus(void) {
+static int count_gpus_of_host(void) {
     int n = 0;
     DIR *folder = opendir("/proc/driver/nvidia/gpus");
     for (const struct dirent *e; folder && (e = readdir(folder));)
@@ -109,17 +108,35 @@ static int count_gpus(void) {
     return n;
 }
 
-bool ranks_have_gpus(const struct demo *demo) {
-    return !strcmp(demo->dev->ops->name, "gpu") && count_gpus() >= demo->parallel->n_neighbours;
+/* Rank r of a host sees GPU r of those that it may use, before anybody asks what there is; or ranks
+ * share GPUs. */
+static void choose_gpu(struct parallel *p) {
+    static const char variable[] = "CUDA_VISIBLE_DEVICES";
+    const char *allowed = getenv(variable), *at = allowed ? allowed : "";
+    char number[80];
+    int n = allowed ? 1 : count_gpus_of_host();
+    for (const char *c = at; (c = strchr(c, ',')); c++)
+        n++;
+    if (n < 2)
+        return;
+    p->n_sharing = (p->n_neighbours + n - 1) / n;
+    for (int i = p->neighbour % n; allowed && i > 0; i--)
+        at = strchr(at, ',') + 1;
+    if (allowed)
+        snprintf(number, sizeof number, "%.*s", (int)strcspn(at, ","), at);
+    else
+        snprintf(number, sizeof number, "%d", p->neighbour % n);
+    setenv(variable, number, 1);
 }
 
-/* Rank r of a host sees GPU r, before anybody asks what there is; or ranks share GPUs. */
-static void choose_gpu(const struct parallel *p) {
-    char number[16];
-    int n = count_gpus();
-    snprintf(number, sizeof number, "%d", n ? p->neighbour % n : 0);
-    if (n > 1)
-        setenv("CUDA_VISIBLE_DEVICES", number, 0);
+bool ranks_have_gpus(const struct demo *demo) {
+    struct parallel *p = demo->parallel;
+    const char *device = demo->dev->ops->name;
+    if (!strcmp(device, "cpu"))
+        p->n_sharing = p->n_neighbours;
+    else if (!strcmp(device, "emu")) /* each process emulates one of its own */
+        p->n_sharing = 1;
+    return !strcmp(device, "gpu") && p->n_sharing == 1;
 }
 
 int ranks_agree(struct demo *demo, char **argv, struct error *err) {

@@ -17,7 +17,8 @@ int ranks_join(struct demo *demo, struct error *err);
  */
 int ranks_agree(struct demo *demo, char **argv, struct error *err);
 
-/* Whether the device is a GPU, and each rank of this host has one of its own. */
+/* Counts who shares the device's memory. Returns whether each rank of this host has a GPU of its
+ * own. */
 bool ranks_have_gpus(const struct demo *demo);
 
 /* --plan: table "plan" of step times. Returns 0, or -1 with err set: no config.json. */

@@ -99,8 +99,7 @@ static int open_model(struct demo *demo, struct error *err) {
     json_object_set_new(demo->json, "device", json_string(ops->name));
     struct progress_bar bar = progress_bar_start("loading");
     struct progress progress = progress_of_loading(&bar);
-    int result =
-        model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
+    int result = model_load_part(&demo->model, demo->dev, o->model, demo->parallel, &progress, err);
     progress_bar_end(&bar);
     if (result)
         return -1;
@@ -274,6 +273,9 @@ static void show_fingerprint(const struct demo *demo, const char *fingerprint) {
 static int finish_report(struct demo *demo, struct error *err) {
     char fingerprint[17];
     bool ended = demo_interrupted(demo);
+    parallel_least(demo->parallel, 0); /* files are written when all ranks have come this far */
+    if (parallel_check(demo->parallel, err))
+        return -1;
     fingerprint_text(fingerprint, fingerprint_value(&demo->run));
     json_object_set_new(demo->json, ended ? "interrupted" : "fingerprint",
                         ended ? json_true() : json_string(fingerprint));

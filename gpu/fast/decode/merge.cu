@@ -154,7 +154,7 @@ static int threads_for(int head_dim) {
 void gpu_attention_merge(struct gpu_device *gpu, const struct attention_arguments *a,
                          const struct decode_cache *cache, const struct attention_variant *variant,
                          const struct attention_plan *plan) {
-    if (!plan->n_splits && !gpu->recording)
+    if (!plan->n_splits)
         return;
     size_t bytes;
     int section =

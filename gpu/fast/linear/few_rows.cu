@@ -143,7 +143,12 @@ __global__ static void __launch_bounds__(WARPS * 32, 2)
         padded,
         w.n};
     uint4 *mine = ring + warp * 32 + lane;
+    /* Entry j of the sums is element j / 32 % 4 of lane j % 32 of tile j / 128: at most one for
+     * each thread, whose exponent it reads while it waits. */
+    int entry = warp * 32 + lane, element = entry / 32 % 4;
+    int out = first_out + entry / 128 * 8 + quarter * 2 + element % 2;
     let_next_kernel_start();
+    int w_exponent = w.exponents[min(out, w.n - 1)];
     UNROLL
     for (int i = 0; i < STAGES; i++)
         copy_weights<TILES>(mine + i * vectors, &task, warp + i * WARPS);
@@ -168,18 +173,15 @@ __global__ static void __launch_bounds__(WARPS * 32, 2)
         part[warp * TILES * 128 + tile * 128 + i * 32 + lane] =
             65536ll * sums[tile].high[i] + 256ll * sums[tile].middle[i] + sums[tile].low[i];
     __syncthreads();
-    /* Entry j: element j / 32 % 4 of lane j % 32 of tile j / 128, summed over the eight warps. */
-    for (int j = warp * 32 + lane; j < TILES * 128; j += WARPS * 32) {
-        long long dot = 0;
-        for (int i = 0; i < WARPS; i++)
-            dot += part[i * TILES * 128 + j];
-        int element = j / 32 % 4;
-        token = (int)blockIdx.y * 16 + group + element / 2 * 8;
-        int out = first_out + j / 128 * 8 + quarter * 2 + element % 2;
-        if (token < n_tokens && out < w.n)
-            w.y[(size_t)token * (size_t)w.n + (size_t)out] =
-                num_dot_to_float((double)dot, x.exponents[token] + w.exponents[out] - 30);
-    }
+    if (entry >= TILES * 128)
+        return;
+    long long dot = 0;
+    for (int i = 0; i < WARPS; i++)
+        dot += part[i * TILES * 128 + entry];
+    token += element / 2 * 8;
+    if (token < n_tokens && out < w.n)
+        w.y[(size_t)token * (size_t)w.n + (size_t)out] =
+            num_dot_to_float((double)dot, x.exponents[token] + w_exponent - 30);
 }
 
 template <int TILES, int STAGES>

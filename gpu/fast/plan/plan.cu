@@ -164,7 +164,7 @@ int gpu_attention_plan(struct device *dev, struct attention_plan *p, const struc
 }
 
 int gpu_attention_plan_form(const struct attention_plan *p) {
-    return attention_plan_has_cascade(p);
+    return attention_plan_has_cascade(p) + 2 * (p->n_splits > 0);
 }
 
 /* ---- where rows lie ------------------------------------------------------------------------- */

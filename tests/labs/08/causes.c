@@ -314,8 +314,10 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
     {"the mask is read at another place",
      mask,
      {"Which row of the mask belongs to a query, and which column to a position?",
-      "attention_shows wants the query's number among those of its sequence (r->i, from 0), the "
-      "position in the sequence, and the number of columns, r->kv_len.",
+      "attention_shows wants the mask of the row's own sequence (r->mask), the query's number "
+      "among "
+      "those of its sequence (r->i, from 0), the position in the sequence, and the number of "
+      "columns, r->kv_len.",
       "Look at attention_shows in {weigh_tile}: its arguments, and that its answer counts."}},
     {"merged in another order than ascending",
      descending,

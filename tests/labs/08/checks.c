@@ -73,9 +73,13 @@ static void run_sequences(struct lab_log *log, int n) {
     run_task(log, &t);
 }
 
+/* Two sequences, each with a mask of its own. */
 static void run_mask(struct lab_log *log, int n) {
     struct task t = plain(BY_ROW, 16, n);
+    t.n = 2;
     t.queries[0] = n < 3 ? n : 3;
+    t.kv_lens[1] = n + 3;
+    t.queries[1] = 2;
     t.hide_from = n / 4;
     t.hide_to = n / 2 + 1;
     run_task(log, &t);
