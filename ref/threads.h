@@ -30,7 +30,7 @@ int ref_threads_count(const struct ref_threads *threads);
 void ref_threads_run(struct ref_threads *threads, int n_items,
                      void (*run)(void *context, int item, int worker), void *context);
 
-/* The same for items that need not know their worker. */
+/* As ref_threads_run, for items that need not know their worker. */
 void ref_threads_share(struct ref_threads *threads, int n_items,
                        void (*run)(void *context, int item), void *context);
 
