@@ -94,7 +94,8 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
 /*
  * The n rows of logits of the pass that forward has begun, where the host may read them until the
  * next pass: memory that stays, and on a device whose memory is the host's the logits themselves.
- * Whether the copy has failed is for forward_finish to tell. NULL with err set: no memory.
+ * Whether the copy has failed is for forward_finish to tell. NULL with err set: no memory, or a rank
+ * that did not come.
  */
 const float *forward_logits(struct workspace *ws, int n, struct error *err);
 

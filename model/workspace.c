@@ -141,6 +141,9 @@ const float *forward_logits(struct workspace *ws, int n, struct error *err) {
         if (!ws->seen)
             return NULL;
     }
+    parallel_wait(ws->model->parallel, dev); /* the copy would wait for ever */
+    if (parallel_check(ws->model->parallel, err))
+        return NULL;
     dev->ops->download(dev, ws->seen, ws->logits,
                        sizeof *ws->seen * (size_t)ws->model->config.vocab_size * (size_t)n);
     return ws->seen;

@@ -225,7 +225,7 @@ static bool hear(struct service *s, bool idle, struct service_news *news) {
     if (!ranks || !ranks->rank)
         receive(s, idle, news);
     if (ranks) {
-        service_tell(ranks, news);
+        service_tell(ranks, idle, news);
         engine_tick(&s->engine);
     }
     return news->goes_on;

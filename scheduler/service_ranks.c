@@ -134,7 +134,7 @@ static int read_tickets(struct ticket **inbox, const char *bytes, int n) {
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
-void service_tell(struct parallel *ranks, struct service_news *news) {
+void service_tell(struct parallel *ranks, bool idle, struct service_news *news) {
     struct {
         size_t n_bytes;
         int n_tickets;
@@ -152,7 +152,7 @@ void service_tell(struct parallel *ranks, struct service_news *news) {
             head.n_tickets++;
         bytes = write_tickets(news->inbox, &head.n_bytes);
     }
-    parallel_await(ranks, &head, sizeof head);
+    (idle ? parallel_await : parallel_broadcast)(ranks, &head, sizeof head);
     if (ranks->rank && head.n_bytes)
         bytes = malloc(head.n_bytes);
     if (head.n_bytes && !bytes)

@@ -15,8 +15,8 @@ struct service_news {
     bool goes_on;
 };
 
-/* The news of rank 0 become those of all; the others wait for them as long as it takes. A failure
- * is the ranks' (parallel_check), and the next step's. */
-void service_tell(struct parallel *ranks, struct service_news *news);
+/* The news of rank 0 become those of all. idle: there is nothing to do, so the others wait for them
+ * as long as it takes. A failure is the ranks' (parallel_check), and the next step's. */
+void service_tell(struct parallel *ranks, bool idle, struct service_news *news);
 
 #endif

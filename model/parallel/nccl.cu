@@ -86,11 +86,9 @@ static int wait(struct parallel *p, struct device *, struct error *err) {
             return error_set(err, "NCCL failed: %s", ncclGetErrorString(state));
         if (waited > p->limit) {
             uint32_t here = 0;
-            ncclCommAbort(c->comm);
-            c->comm = NULL;
-            return p->max(p, &here, 1, err) /* names who does not come here, either */
-                       ? -1
-                       : error_set(err, "GPUs did not come to a sum for %g seconds", p->limit);
+            if (!p->max(p, &here, 1, err)) /* it names who does not come here, either */
+                error_set(err, "GPUs did not come to a sum for %g seconds", p->limit);
+            p->end(p, err); /* here: while a GPU waits for another, nothing of it can be freed */
         }
     }
     return 0;
@@ -99,7 +97,7 @@ static int wait(struct parallel *p, struct device *, struct error *err) {
 static void end(struct parallel *p, struct device *dev) {
     struct nccl *c = nccl_of(p);
     dev->ops->free(dev, c->all, sizeof *c->all * c->n_all);
-    if (c->comm)
+    if (!p->failed) /* it would wait for ranks that do not come */
         ncclCommDestroy(c->comm);
     free(c->counts);
     free(c);
