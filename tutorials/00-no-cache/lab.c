@@ -3,9 +3,9 @@
  * the place of ref/rmsnorm.c, ref/attention.c and ref/sample.c; the task is in the section "Lab" of
  * this chapter. `make lab0` builds and grades it. Functions whose names begin with num_ are in
  * model/numerics.h or model/attention/numerics.h, those with kv_ in model/attention/kv_type.h,
- * those with ref_ in ref/ref.h, and model/ops.h has the structs. The sums have to be exact, so use
- * integers, or doubles that hold integers. Memory for a row is of any kind that you give back:
- * ref_scratch needs no free.
+ * those with ref_ in ref/ref.h. The structs are in model/ops.h, those of step 2, with TILE, in
+ * ref/attention.h. The sums have to be exact, so use integers, or doubles that hold integers.
+ * Memory for a row is of any kind that you give back: ref_scratch needs no free.
  */
 #include "ref/attention.h"
 #include "tests/labs/not_written.h"
@@ -48,12 +48,14 @@ int ref_load_query(const struct block_memory *m, int r, const float *q, struct r
 }
 
 /* The softmax of one row over n <= TILE positions of a tile. s [n]: what num_score gives; unit
- * makes scores of them; v_units [n]: 2^exponent of each value row. In this order:
+ * makes scores of them; v_units [n]: 2^exponent of each value row. Dev, site and token of a fault
+ * are those of `name`. In this order:
  *
- *     m = num_tile_max(the largest s, unit); ref_fault(dev, site, token) if it is not finite
+ *     m = num_tile_max(the largest s that is no NaN, unit); ref_fault if m is not finite
  *     p[j] = num_probability(s[j], num_window_of(the largest s, unit.binary))
  *     l = the sum of num_probability_units(p[j]), a uint32_t, times 2^-23
- *     w[j] = num_weight_in_units(p[j], v_units[j]), snapped as one row: the weights, and exponent
+ *     w[j] = num_weight_in_units(p[j], v_units[j]); ref_snap_or_fault makes the weights of this
+ *            row, and returns the exponent
  */
 struct tile_result ref_tile_softmax(int16_t *weights, const float *s, const double *v_units, int n,
                                     struct num_score_unit unit, struct row_name name) {
@@ -74,16 +76,18 @@ void ref_merge_tile(float *o, float *m, float *l, const struct tile_result *tile
 }
 
 /* Causal attention of one sequence: the queries are the last n_tokens of kv_len positions. Head h
- * reads kv head h / (n_heads / n_kv_heads); the query of position i sees positions 0 ... i. For
- * each query and head, from m = -INFINITY, l = 0, o = 0: tile by tile, TILE positions each, from
- * position 0 on,
+ * reads kv head h / (n_heads / n_kv_heads); the query of position i sees positions 0 ... i. Each
+ * query is snapped, also one that sees nothing. The token of its faults is its number in q, from 0.
+ * For each query and head, from m = -INFINITY, l = 0, o = 0: tile by tile, TILE positions each,
+ * from position 0 on,
  *
  *     s[j] = num_score(num_floor_256(the dot product of the integers), kv_score_unit(key exponent))
  *     ref_tile_softmax with num_score_unit_of(query exponent, scale) and num_pow2(value exponent)
  *     sums[d] = num_floor_256(the sum over j of weights[j] * v[j][d], exact in a double), a float
  *     ref_merge_tile
  *
- * and at the end y = o / l. A query that sees nothing (n_tokens > kv_len) gives 0. */
+ * and at the end y = o / l, or 0 where l is 0: for a query that sees nothing (n_tokens > kv_len),
+ * and where a fault has made it 0. */
 void ref_attention(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                    const float *q,               /* [n_tokens, n_heads, head_dim] */
                    const struct kv_layer *kv, int n_tokens, int kv_len,
