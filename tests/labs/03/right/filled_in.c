@@ -12,12 +12,14 @@ static void list_remove(int *list, int *n, int job);
 
 /* ---- step 1: the queue ----------------------------------------------------------------------- */
 
-/* A job for a request: number s->n_jobs, which grows, or one that is free again, the last of
- * s->forgotten (n_forgotten). `grow` makes room when n_jobs has reached the capacity. The job
- * waits; its order is s->n_added, which grows; its tokens to be read are its prompt; admitted,
- * first and done are -1. s->last_arrival is its arrival, and it joins the queue (queue_push).
- * Returns its number, or -1 with err set: n_prompt below 1, an arrival that is negative, infinite,
- * NaN or before the last one, no memory. */
+/* A job for a request. Its number is one that is free again, the last of s->forgotten
+ * (n_forgotten); if there is none, s->n_jobs, which grows. `grow` makes room for a new number when
+ * n_jobs has reached the capacity. The job waits; its finish is FINISH_NOT_YET; its order is
+ * s->n_added, which grows; its tokens to be read are its prompt; admitted, first and done are -1;
+ * everything else is 0. s->last_arrival is its arrival, and it joins the queue (queue_push).
+ * Returns its number, or -1 with err set (error_set in model/error.h does both) and no job added:
+ * n_prompt below 1, an arrival that is negative, infinite, NaN or before the last one, no
+ * memory. */
 int scheduler_add(struct scheduler *s, double arrival, int n_prompt, struct error *err) {
     if (n_prompt < 1 || isnan(arrival) || isinf(arrival) || arrival < 0 ||
         arrival < s->last_arrival)
@@ -105,9 +107,9 @@ void scheduler_ran(struct scheduler *s, const struct plan_entry *entry, enum fin
     }
 }
 
-/* Ends a job that is not done: it leaves the queue if it waits (queue_remove), and else the lists
- * running and preempted (list_remove does nothing if it is not there), has this finish, and is done
- * now, or at its arrival if that is later. */
+/* Ends a job: it leaves the queue if it waits (queue_remove), and else the lists running and
+ * preempted (list_remove does nothing if it is not there), has this finish, and is done now, or at
+ * its arrival if that is later. Nothing happens to a job that is done already. */
 void scheduler_stop(struct scheduler *s, int job, enum finish finish, double now) {
     struct job *j = &s->jobs[job];
     if (j->state == REQUEST_DONE)
