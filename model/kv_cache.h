@@ -24,7 +24,7 @@ struct page_table {
     int n_pool_pages; /* in the pool that holds them */
 };
 
-/* Frees the arrays; a zeroed one is fine. */
+/* Frees the arrays and zeroes *p; a zeroed one is fine. */
 void page_table_end(struct page_table *p);
 
 struct kv_cache {

@@ -58,7 +58,8 @@ int block_table_missing(const struct block_table *t, int n_positions) {
 
 /* Takes blocks from the allocator (block_allocate) and appends them until the table covers
  * n_positions. Returns 0; 1 when fewer are available (block_available) than are missing, and then
- * neither the table nor the allocator has changed; -1 with err set (no memory). */
+ * neither the table nor the allocator has changed; -1 with err set (no memory): a block that has
+ * found no place in the table goes back. */
 int block_table_grow(struct block_table *t, struct block_allocator *a, int n_positions,
                      struct error *err) {
     (void)t, (void)a, (void)n_positions, (void)err;
@@ -66,8 +67,9 @@ int block_table_grow(struct block_table *t, struct block_allocator *a, int n_pos
 }
 
 /* Gives all blocks back (block_release), the last one first, and empties the table. The first
- * n_keep of them stay cached. Returns 0, or -1 with err set by the allocator if it refuses one; the
- * others are given back all the same. */
+ * n_keep of them stay cached. Returns 0, or -1 with err set by the allocator if it refuses one
+ * (block_release is then below 0; else it tells how many references are left); the others are given
+ * back all the same. */
 int block_table_release(struct block_table *t, struct block_allocator *a, int n_keep,
                         struct error *err) {
     (void)t, (void)a, (void)n_keep, (void)err;
@@ -77,14 +79,15 @@ int block_table_release(struct block_table *t, struct block_allocator *a, int n_
 /* ---- step 2: where is a position? ------------------------------------------------------------ */
 
 /* The slot of a position, that is its place in the pool counted in positions, or -1 when the table
- * does not cover it. Pools may have more than 2^31 slots. */
+ * does not cover it, as one below 0. Pools may have more than 2^31 slots. */
 int64_t block_table_slot(const struct block_table *t, int position) {
     (void)t, (void)position;
     not_written("which entry of the table, which offset in that block, which slot of the pool?");
 }
 
 /* Slot mapping: out [n] gets the slots of positions first ... first + n - 1. Returns 0, or -1 with
- * err set (error_set in model/error.h does both) when the table does not cover them all. */
+ * err set (error_set in model/error.h does both) when the table does not cover them all; out may
+ * then hold anything. */
 int block_table_slots(const struct block_table *t, int first, int n, int64_t *out,
                       struct error *err) {
     (void)t, (void)first, (void)n, (void)out, (void)err;
@@ -96,10 +99,10 @@ int block_table_slots(const struct block_table *t, int first, int n, int64_t *ou
 /* Makes the page table (model/kv_cache.h) of n sequences: sequence i has the first kv_lens[i]
  * positions of tables[i]. All arrays are allocated, also for n = 0: kv_indptr [n + 1],
  * kv_page_indices [n_pages], kv_last_page_len [n], and page_size is the tables' block size (any for
- * n = 0). A sequence may have no position, and its table no block. A page is listed if one of the
- * kv_lens[i] positions lies in it; a table may have more blocks than that. n_pool_pages stays 0.
- * Returns 0, or -1 with err set and *out zeroed: a table that does not cover its positions, more
- * than 2^31 - 1 pages, no memory. */
+ * n = 0). A sequence may have no position, and its table no block; its kv_last_page_len is 0. A
+ * page is listed if one of the kv_lens[i] positions lies in it; a table may have more blocks than
+ * that. n_pool_pages stays 0. Returns 0, or -1 with err set and *out zeroed, as page_table_end
+ * leaves it: a table that does not cover its positions, more than 2^31 - 1 pages, no memory. */
 int page_table_fill(struct page_table *out, const struct block_table *const *tables,
                     const int *kv_lens, int n, struct error *err) {
     (void)out, (void)tables, (void)kv_lens, (void)n, (void)err;
