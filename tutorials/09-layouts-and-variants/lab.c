@@ -6,7 +6,8 @@
  * struct varied_row (ref/attention.h) is one query row: its variant (model/attention/variant.h),
  * the mask of its sequence, its number i, `before`, kv_len, the slope of its head. The query's
  * position is before + i. TILE is 256. attention_first, attention_end, attention_shows and
- * attention_score of variant.h are what you write.
+ * attention_score of variant.h are what you write: read them when yours passes. A file that calls
+ * them is refused.
  */
 #include "ref/attention.h"
 #include "tests/labs/not_written.h"
@@ -19,8 +20,8 @@
  *               takes the place of causal, whatever variant->causal says
  *     window    where variant->window_left >= 0 (INT_MAX is a window, too): not more than so many
  *               positions before the query's
- * first is at least 0 and end at most TILE. Where the row sees nothing, first >= end. before can be
- * negative, and so can the query's position. */
+ * first is at least 0 and end at most TILE. Where the row sees nothing, any two with first >= end
+ * will do. before can be negative, and so can the query's position. */
 struct tile_range ref_seen_in_tile(const struct varied_row *r, int tile) {
     (void)r, (void)tile;
     not_written("the first position and the end that causal, window and kv_len leave, less `tile`, "
@@ -43,8 +44,8 @@ bool ref_mask_shows(const struct varied_row *r, int j) {
  *   - hidden by the mask: s[j] becomes -INFINITY and v_units[j] 1;
  *   - else s[j] becomes the score that the variant makes of it, in float, one operation after the
  *     other. It is first (float)(s[j] * r->natural), natural being a double;
- *     soft cap, where it is above 0: s = cap * num_tanh(s / cap);
- *     then ALiBi, where variant->alibi_slopes is not NULL: s = s + slope * (float)(position -
+ *     soft cap, where variant->soft_cap is above 0: s = soft_cap * num_tanh(s / soft_cap);
+ *     then ALiBi, where variant->alibi_slopes is not NULL: s = s + r->slope * (float)(position -
  *     the query's position).
  *     Without soft cap and ALiBi it stays what it was, and is not multiplied by natural.
  * Nothing outside the range changes. Returns whether one position is visible. */
