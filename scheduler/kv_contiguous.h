@@ -15,7 +15,8 @@
  * no memory. Its reserve refuses more. */
 struct kv_cache *kv_static_new(const struct model *model, int capacity, struct error *err);
 
-/* An empty cache that grows up to `limit` positions, for kv_cache_free; NULL with err set. */
+/* An empty cache that grows up to `limit` positions, for kv_cache_free; NULL with err set. Where
+ * there is no memory to grow, what was stored may be lost: capacity and bytes say what is left. */
 struct kv_cache *kv_dynamic_new(const struct model *model, int limit, struct error *err);
 
 /* NULL is fine. */

@@ -51,11 +51,11 @@ int kv_paged_shrink(struct kv_paged *c, struct error *err);
 
 /* Fills an empty cache with the blocks that hold the beginning of tokens [n_tokens], but never all
  * of it, because the last token must be read to know what follows it. Returns 0 with n_stored set,
- * or -1 with err set (no memory). */
+ * or -1 with err set (no memory): kv_paged_clear gives back what it shares already. */
 int kv_paged_match(struct kv_paged *c, const int32_t *tokens, int n_tokens, struct error *err);
 
 /* Makes an empty cache share the blocks of the first n_positions of `from`, which has them. Returns
- * 0 with n_stored set, or -1 with err set (no memory). */
+ * 0 with n_stored set, or -1 with err set (no memory): kv_paged_clear, as above. */
 int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positions,
                   struct error *err);
 

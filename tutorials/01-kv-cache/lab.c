@@ -2,6 +2,10 @@
  * Lab 1: a contiguous KV cache. Your file takes the place of ref/kv_append.c and
  * scheduler/kv_contiguous.c; the task is in the section "Lab" of this chapter. `make lab1` builds
  * and grades it.
+ *
+ * Step 1 uses model/attention/kv_view.h (where an element lies), model/attention/kv_type.h (what is
+ * stored) and model/numerics.h; steps 2 and 3 model/kv_cache.h. A model's sizes are n_layers,
+ * n_kv_heads and head_dim of model->config, its device is model->dev.
  */
 #include "ref/ref.h"
 #include "scheduler/kv_contiguous.h"
@@ -17,12 +21,12 @@ enum { FIRST_CAPACITY = 64 };
  * Row `head` of k and v of token i goes to slot slots[i]: page slots[i] / page_size, position
  * slots[i] % page_size. A negative slot: nothing is written. kv->k and kv->v say where: element d
  * of a row is element kv_view_row(view, page, position, head) + kv_view_element(view, d) of
- * view->data (kv_store_bits writes one, and takes what kv_bits makes of a float), and its exponent
- * is view->exponents[kv_view_exponent(view, page, position, head)], if kv_type_has_exponents. The
- * exponent of a row is kv_stored_exponent of the largest num_magnitude in it. One above
- * BFP_MAX_EXPONENT: the row holds NaN or infinity; it becomes zeros with BFP_MIN_EXPONENT, and
- * ref_fault is told with site_k or site_v and the token. (ref_store_row does all this for one row:
- * a file that calls it is refused.)
+ * view->data (kv_store_bits writes one, and takes what kv_bits makes of a float, with view->scale),
+ * and its exponent is view->exponents[kv_view_exponent(view, page, position, head)], if
+ * kv_type_has_exponents. The exponent of a row is kv_stored_exponent of the largest num_magnitude
+ * in it. One above BFP_MAX_EXPONENT: the row holds NaN or infinity; it becomes zeros with
+ * BFP_MIN_EXPONENT, and ref_fault is told with site_k or site_v and the token. (ref_store_row does
+ * all this for one row: a file that calls it is refused.)
  */
 void ref_kv_append(struct device *dev, const struct kv_views *kv,
                    const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
@@ -70,7 +74,8 @@ void kv_cache_free(struct kv_cache *cache) {
  * if they fit, else the capacity begins with FIRST_CAPACITY and doubles until they fit, but is
  * never above `limit`. What is stored is copied, keys, values and exponents (kv_layer_parts says
  * where they are, dev->ops->copy(dev, to, from, bytes) copies); the old piece is freed. More than
- * `limit`: -1 with err set, and the cache is as it was.
+ * `limit`: -1 with err set, and the cache is as it was. No memory for a layer: -1 with err set;
+ * what the cache is then is the stretch task.
  */
 struct kv_cache *kv_dynamic_new(const struct model *model, int limit, struct error *err) {
     (void)model, (void)limit, (void)err;

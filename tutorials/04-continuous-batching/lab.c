@@ -6,6 +6,7 @@
  * struct scheduler and struct job are in scheduler/scheduler.h. s->queue has the jobs that were
  * never admitted, in order of arrival, from s->queue_first to s->queue_end - 1; s->running and
  * s->preempted are lists in order of arrival, with s->n_running and s->n_preempted entries.
+ * s->memory, in step 3, is struct request_memory of scheduler/request_memory.h.
  */
 #include "scheduler/scheduler.h"
 #include "tests/labs/not_written.h"
@@ -44,7 +45,8 @@ static bool make_room(struct scheduler *s, int i, int n_positions, bool any_vict
  * no, nothing changes and the answer is false; but if nobody runs, all memory is free and the job
  * can never be served: scheduler_stop with FINISH_ERROR, and false. If it says yes, n_read becomes
  * what it has cached. The piece is planned if there is room for it (reserve), and takes nothing
- * from others. */
+ * from others. Without room the job has begun all the same (true), and gets its piece in a later
+ * step. */
 static bool start(struct scheduler *s, struct step_plan *p, int job, double now) {
     (void)s, (void)p, (void)job, (void)now;
     not_written("from the preempted to the running, prefilling, and its first piece into the plan");
@@ -52,12 +54,12 @@ static bool start(struct scheduler *s, struct step_plan *p, int job, double now)
 
 /* Starts whoever may. Those that were preempted come first, then those of the queue that have
  * arrived by now (scheduler_next_arrival says when the first of the queue does), in order of
- * arrival, as long as fewer than max_running run. One that `start` has ended has left its list.
- * With continuous a place is filled the moment it is free; without, nobody leaves the queue while
- * somebody runs who started in an earlier step.
+ * arrival, as long as fewer than max_running run. With continuous a place is filled the moment it
+ * is free; without, nobody leaves the queue if somebody ran before this call.
  *
  * Step 3: nobody is passed over. When start says that one has to wait, nobody behind it starts, and
- * the queue stands still as long as somebody is preempted. */
+ * the queue stands still as long as somebody is preempted. One that `start` has ended has left its
+ * list (its state is REQUEST_DONE): the next one is asked. */
 static void admit(struct scheduler *s, struct step_plan *p, double now) {
     (void)s, (void)p, (void)now, (void)start;
     not_written("start the preempted, then the queue, while places are free");

@@ -2,7 +2,8 @@
  * Lab 7: copy on write, the prefix cache, preemption. Your file takes the place of three modules:
  * scheduler/kv_paged.c, scheduler/prefix_cache.c and scheduler/scheduler.c; the task is in the
  * section "Lab" of this chapter. `make lab7` builds and grades it. What you write comes first; the
- * rest of the three modules is given below it.
+ * rest of the three modules is given below it. The functions called in step 1 are those of
+ * scheduler/block_allocator.h and scheduler/block_table.h, and those given below.
  */
 #include "scheduler/kv_paged.h"
 #include "scheduler/scheduler.h"
@@ -28,8 +29,8 @@ static void list_remove(int *list, int *n, int job);
 /* ---- step 1: copy on write ------------------------------------------------------------------- */
 
 /* c is empty. It shares (share) the blocks of the first n_positions of `from`, which has them, also
- * the last one if it is not full. Returns 0 with n_stored and base.capacity (positions that
- * fit into the table's blocks) set, or -1 with err set (share does it). */
+ * the last one if it is not full. Returns 0 with n_stored and base.capacity (positions that fit
+ * into the table's blocks) set, or -1 with err set (share does it); then the caller clears c. */
 int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positions,
                   struct error *err) {
     (void)c, (void)from, (void)n_positions, (void)err, (void)share;
@@ -37,9 +38,10 @@ int kv_paged_fork(struct kv_paged *c, const struct kv_paged *from, int n_positio
 }
 
 /* Blocks that kv_paged_reserve would take for n_positions: those that the table lacks
- * (block_table_missing), and one for a copy, if the block that position n_stored goes to is in the
- * table already and n_positions reaches into it, but is not this cache's alone: it has another
- * reference, or the prefix cache knows it (c->prefixes may be NULL). */
+ * (block_table_missing), and one for a copy. A copy is due if a position will be written
+ * (n_positions > n_stored) and the block that position n_stored goes to is in the table already,
+ * but is not this cache's alone: it has another reference (block_references), or the prefix cache
+ * knows it (prefix_cache_knows; c->prefixes may be NULL). */
 int kv_paged_missing(const struct kv_paged *c, int n_positions) {
     (void)c, (void)n_positions;
     not_written("the blocks that the table lacks, and one if the next position's must be copied");
@@ -94,7 +96,8 @@ void kv_paged_stored(struct kv_paged *c, const int32_t *tokens, int n_positions)
 
 /* c is empty. It shares the known blocks that hold the beginning of tokens [n_tokens], but never
  * all of it, because the last token must be read to know what follows it. Returns 0 with
- * n_stored and base.capacity set, or -1 with err set (share does it). c->prefixes may be NULL. */
+ * n_stored and base.capacity set, or -1 with err set (share does it); then the caller clears c.
+ * c->prefixes may be NULL: nothing is found. */
 int kv_paged_match(struct kv_paged *c, const int32_t *tokens, int n_tokens, struct error *err) {
     (void)c, (void)tokens, (void)n_tokens, (void)err;
     not_written("find and share block after block; at least one token is left to be read");

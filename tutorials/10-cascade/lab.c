@@ -1,8 +1,12 @@
 /*
  * Lab 10: merge states, and find shared tiles. Your file takes the place of ref/merge_states.c and
  * model/attention/cascade.c; the task is in the section "Lab" of this chapter. `make lab10` builds
- * and grades it. attention_merge_sums of variant.h is what you write in step 1; num_exp and
- * num_merge are there for it.
+ * and grades it.
+ *
+ * Step 1 uses num_exp (model/numerics.h) and num_merge (model/attention/numerics.h). A state is
+ * struct attention_state; the engine's attention_merge_sums stands beside it in
+ * model/attention/variant.h and is what you write: do not look it up. Step 2 uses
+ * model/attention/paged_batch.h, step 3 model/attention/cascade.h.
  */
 #include "model/attention/cascade.h"
 #include "ref/ref.h"
@@ -20,8 +24,9 @@ enum { TILE = ATTENTION_TILE };
  * and that side counts for 1; the other side counts for num_exp(its m - the larger m). If both are
  * equal, both count for 1. Then
  *     l = num_merge(l of to, what it counts for, l of with, what it counts for)
- * and so for each element of o. A row where `with` has seen nothing (its m is -INFINITY) stays as
- * it is. A row where only `to` has seen nothing gets the other's state by the rule above. */
+ * and so for each element of o. (One of the two products in it is rounded, so `to` comes first.) A
+ * row where `with` has seen nothing (its m is -INFINITY) stays as it is. A row where only `to` has
+ * seen nothing gets the other's state by the rule above. */
 void ref_merge_states(struct device *dev, const struct attention_state *to,
                       const struct attention_state *with, int n_rows, int head_dim) {
     (void)dev, (void)to, (void)with, (void)n_rows, (void)head_dim;
@@ -38,11 +43,11 @@ static int whole_tiles(const struct paged_batch *b, int i) {
     not_written("whole tiles in front of the sequence's last position");
 }
 
-/* How many tiles from `tile` on, one after the other, sequences i and j have in the same pages; at
- * most `most` and what each of them may share. The pages of sequence i are b->kv_page_indices[
- * b->kv_indptr[i]] and on; each has b->page_size positions, which may be less or more than a tile
- * and need not divide it. A tile is shared if every page that has one of its positions is the same
- * number, at the same place of both tables. */
+/* How many tiles from `tile` on, one after the other, sequences i and j have in the same pages: no
+ * more than `most`, which counts from `tile` on, too, and none behind what each may share. The
+ * pages of sequence i are b->kv_page_indices[b->kv_indptr[i]] and on; each has b->page_size
+ * positions, which may be less or more than a tile and need not divide it. A tile is shared if
+ * every page that has one of its positions is the same number, at the same place of both tables. */
 static int common_tiles(const struct paged_batch *b, int i, int j, int tile, int most) {
     (void)b, (void)i, (void)j, (void)tile, (void)most, (void)whole_tiles;
     not_written("compare the pages of tile after tile, until one differs");
@@ -52,13 +57,14 @@ static int common_tiles(const struct paged_batch *b, int i, int j, int tile, int
 
 /* members [n]: the sequences that take part, in c->members. Fills c->stretches and counts them in
  * c->n_stretches (0 before), sets c->own_tile[i] of each member (0 before) to the first tile that
- * it does not share, and orders c->members so that the members of every stretch are neighbours.
+ * it does not share, and orders c->members so that the members of every stretch are neighbours,
+ * n_members of them from c->members[first_member] on.
  *
  * A stretch is a run of tiles that at least two members share, as long as all of its members go on
  * alike: where some leave, or end, it ends, and those that still go on alike with another are a
  * next stretch, one deeper. Stretches of depth 0 begin at tile 0 and come first, then those of
  * depth 1, which begin where theirs of depth 0 end, and so on. There are fewer stretches than
- * members. */
+ * members, and c->stretches has room for n. */
 static void find_stretches(struct cascade *c, const struct paged_batch *b, int n) {
     (void)c, (void)b, (void)n;
     not_written("group the members that share a tile, find how far all of a group go on, and then "

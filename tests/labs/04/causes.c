@@ -97,6 +97,10 @@ static bool shortage_unsaid(const struct lab_finding *f) {
     return state(f, "later", 'W', 'P');
 }
 
+static bool waits_for_first_piece(const struct lab_finding *f) {
+    return state(f, "halfway", 'P', 'W') && !in_first_step(f);
+}
+
 static bool queue_first(const struct lab_finding *f) {
     return state(f, "preempted", 'W', 'P');
 }
@@ -207,6 +211,12 @@ const struct lab_cause lab_4_causes[N_LAB_4_CAUSES] = {
       "No: it would take what the first one waits for. p->short_of_memory says so to "
       "scheduler_plan.",
       "Look at {plan_prefills}, where make_room returns false."}},
+    {"who has no room for the first piece keeps the others back",
+     waits_for_first_piece,
+     {"A request may begin, but the room for its first piece is not there in this step. Does it "
+      "run?",
+      "It does, and waits among the running. Only where admit says no has it not begun.",
+      "Look at what {start} returns when reserve says no: true."}},
     {"the queue goes before the preempted",
      queue_first,
      {"Who has waited longer, the first of the queue or one that has run already?",

@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_4_CAUSES = 20 };
+enum { N_LAB_4_CAUSES = 21 };
 
 extern const struct lab_cause lab_4_causes[N_LAB_4_CAUSES];
 
