@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -139,12 +140,13 @@ static void await_line(const char *line) {
     }
 }
 
-/* Nobody asks for anything, and a rank is stopped: the others name it. */
+/* Nobody asks for anything, for longer than ranks are patient; then one is stopped, and named. */
 static void check_idle(const char *arguments, const char *line, int rank) {
     char name[40];
     pid_t mpirun = ranks_launch(false, arguments), victim = ranks_process(mpirun, rank);
     await_line(line);
-    ranks_pause(500);
+    ranks_pause(5000);
+    assert_int_equal(waitpid(mpirun, NULL, WNOHANG), 0);
     snprintf(name, sizeof name, "rank %d (process %d", rank, (int)victim);
     assert_int_equal(kill(victim, SIGSTOP), 0);
     int status = ranks_wait(mpirun, 20);
