@@ -145,7 +145,7 @@ static void check_idle(const char *arguments, const char *line, int rank) {
     char name[40];
     pid_t mpirun = ranks_launch(false, arguments), victim = ranks_process(mpirun, rank);
     await_line(line);
-    ranks_pause(5000);
+    ranks_pause(8000);
     assert_int_equal(waitpid(mpirun, NULL, WNOHANG), 0);
     snprintf(name, sizeof name, "rank %d (process %d", rank, (int)victim);
     assert_int_equal(kill(victim, SIGSTOP), 0);
