@@ -211,12 +211,7 @@ void parallel_wait(struct parallel *p, struct device *dev) {
 
 void parallel_broadcast(struct parallel *p, void *x, size_t bytes) {
     if (p && !p->failed)
-        p->failed = p->broadcast(p, x, bytes, false, &p->why);
-}
-
-void parallel_await(struct parallel *p, void *x, size_t bytes) {
-    if (p && !p->failed)
-        p->failed = p->broadcast(p, x, bytes, true, &p->why);
+        p->failed = p->broadcast(p, x, bytes, &p->why);
 }
 
 int parallel_least(struct parallel *p, int x) {

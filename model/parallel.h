@@ -70,7 +70,8 @@ struct parallel {
     int neighbour, n_neighbours; /* which of how many ranks on this host: they share its cores */
     int n_sharing;               /* how many of them share this rank's device, and its memory */
     bool by_position; /* positions are shared, not heads (context_parallel.h): before loading */
-    double limit;     /* seconds that a rank may keep the others waiting; may be changed */
+    double limit;     /* seconds that a rank may keep the others waiting; may be changed. Who has
+                         nothing to tell for a quarter of them tells that */
     bool failed;
     struct error why;
     /* How the pass is checked at its end: a hash of all results so far; and, since sums are of
@@ -92,8 +93,8 @@ struct parallel {
     /* all: what each rank has in mine, one behind the other; rank r has n[r] numbers. */
     int (*gather)(struct parallel *p, uint32_t *all, const uint32_t *mine, const int *n,
                   struct error *err);
-    /* x [bytes] becomes rank 0's. for_ever: it may take any time. */
-    int (*broadcast)(struct parallel *p, void *x, size_t bytes, bool for_ever, struct error *err);
+    /* x [bytes] becomes rank 0's. */
+    int (*broadcast)(struct parallel *p, void *x, size_t bytes, struct error *err);
     /* Frees it when all ranks have come; with a failure says it on stderr, and ends all of them. */
     void (*end)(struct parallel *p, const struct error *failure);
 };
@@ -134,11 +135,10 @@ void parallel_wait(struct parallel *p, struct device *dev);
 /* ---- in host memory ---------------------------------------------------------------------------
  */
 
-/* x [bytes] becomes rank 0's. parallel_await: which may not know it for a long time. */
+/* x [bytes] becomes rank 0's. */
 void parallel_broadcast(struct parallel *p, void *x, size_t bytes);
-void parallel_await(struct parallel *p, void *x, size_t bytes);
 
-/* The least of all ranks' x. */
+/* The least of all ranks' x. Nobody has it before all have come. */
 int parallel_least(struct parallel *p, int x);
 
 /*

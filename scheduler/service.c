@@ -204,8 +204,9 @@ static void count_now(struct service *s) {
 static void receive(struct service *s, bool idle, struct service_news *news) {
     pthread_mutex_lock(&s->lock);
     count_now(s);
-    while (idle && !s->inbox && !s->cancels && !s->stopping && !s->poked)
-        pthread_cond_wait(&s->news, &s->lock);
+    for (int timeout = 0;
+         idle && !timeout && !s->inbox && !s->cancels && !s->stopping && !s->poked;)
+        timeout = service_wait(&s->news, &s->lock, ranks_of(s));
     news->inbox = s->inbox;
     news->cancels = s->cancels || s->options.wait_limit > 0;
     s->inbox = NULL;

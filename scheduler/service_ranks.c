@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* A ticket on its way, before its prompt, its draft and the lengths and texts of its stops. */
 struct sent {
@@ -134,11 +135,22 @@ static int read_tickets(struct ticket **inbox, const char *bytes, int n) {
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
+int service_wait(pthread_cond_t *news, pthread_mutex_t *lock, const struct parallel *ranks) {
+    struct timespec until;
+    if (!ranks)
+        return pthread_cond_wait(news, lock);
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    long milliseconds = (long)(ranks->limit * 250) + until.tv_nsec / 1000000;
+    until.tv_sec += milliseconds / 1000;
+    until.tv_nsec = milliseconds % 1000 * 1000000;
+    return pthread_cond_clockwait(news, lock, CLOCK_MONOTONIC, &until);
+}
+
 void service_tell(struct parallel *ranks, bool idle, struct service_news *news) {
     struct {
         size_t n_bytes;
         int n_tickets;
-        bool cancels, all, goes_on;
+        bool cancels, all, goes_on, idle;
     } head;
     char *bytes = NULL;
     memset(&head, 0, sizeof head);
@@ -148,11 +160,14 @@ void service_tell(struct parallel *ranks, bool idle, struct service_news *news) 
         head.cancels = news->cancels;
         head.all = news->all;
         head.goes_on = news->goes_on;
+        head.idle = idle;
         for (const struct ticket *t = news->inbox; t; t = t->behind)
             head.n_tickets++;
         bytes = write_tickets(news->inbox, &head.n_bytes);
     }
-    (idle ? parallel_await : parallel_broadcast)(ranks, &head, sizeof head);
+    parallel_broadcast(ranks, &head, sizeof head);
+    if (head.idle) /* rank 0 does not wait for those to whom it speaks */
+        parallel_least(ranks, 0);
     if (ranks->rank && head.n_bytes)
         bytes = malloc(head.n_bytes);
     if (head.n_bytes && !bytes)

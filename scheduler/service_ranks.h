@@ -8,6 +8,8 @@
 
 #include "scheduler/service.h"
 
+#include <pthread.h>
+
 /* What came since the last step. */
 struct service_news {
     struct ticket *inbox;
@@ -15,8 +17,12 @@ struct service_news {
     bool goes_on;
 };
 
-/* The news of rank 0 become those of all. idle: there is nothing to do, so the others wait for them
- * as long as it takes. A failure is the ranks' (parallel_check), and the next step's. */
+/* Waits for news. Returns not 0 when rank 0 has to tell the others that there are none. */
+int service_wait(pthread_cond_t *news, pthread_mutex_t *lock, const struct parallel *ranks);
+
+/* The news of rank 0 become those of all. idle: there is nothing to do, and no step in which ranks
+ * would miss one that hangs, so all tell here that they are there. A failure is the ranks'
+ * (parallel_check), and the next step's. */
 void service_tell(struct parallel *ranks, bool idle, struct service_news *news);
 
 #endif

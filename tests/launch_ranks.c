@@ -22,16 +22,17 @@ bool ranks_can_run(const char *argv0) {
     return can;
 }
 
-pid_t ranks_launch(bool by_hand, const char *json) {
+pid_t ranks_launch(bool by_hand, const char *arguments) {
     char line[1000];
-    snprintf(line, sizeof line,
-             "exec env %s %s --patience 2 --device cpu --max-running 3"
-             " --prompts data/prompts/mixed.jsonl --json %s %s >%s/out 2>%s/err",
-             by_hand ? MPIRUN "-n 3" : "ASAN_OPTIONS=detect_leaks=0", ranks_demo, json,
-             by_hand ? "" : "--ranks 3", command_folder, command_folder);
+    int input[2];
+    snprintf(line, sizeof line, "exec env %s %s --patience 2 --device cpu %s %s >%s/out 2>%s/err",
+             by_hand ? MPIRUN "-n 3" : "ASAN_OPTIONS=detect_leaks=0", ranks_demo,
+             by_hand ? "" : "--ranks 3", arguments, command_folder, command_folder);
     pid_t pid = fork();
     if (pid)
         return pid;
+    if (!pipe(input)) /* the child keeps the other end: nothing comes, and no end of it */
+        dup2(input[0], STDIN_FILENO);
     execl("/bin/sh", "sh", "-c", line, (char *)NULL);
     _exit(127);
 }

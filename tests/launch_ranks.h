@@ -19,10 +19,10 @@ extern char ranks_demo[128], ranks_worker[128];
 /* For main. False, after a line that says so: there is no MPI here, and nothing to test. */
 bool ranks_can_run(const char *argv0);
 
-/* Starts three ranks that answer data/prompts/mixed.jsonl, with two seconds of patience and --json;
- * by_hand: by mpirun, else by --ranks. Returns the process that is, or becomes, mpirun. stdout and
- * stderr go to the files "out" and "err" of command_folder. */
-pid_t ranks_launch(bool by_hand, const char *json);
+/* Starts three ranks of the demo, with these arguments and two seconds of patience; by_hand: by
+ * mpirun, else by --ranks. Returns the process that is, or becomes, mpirun. stdout and stderr go to
+ * the files "out" and "err" of command_folder; from stdin comes nothing. */
+pid_t ranks_launch(bool by_hand, const char *arguments);
 
 /* The process of a rank among the children of mpirun, for which it waits up to 5 seconds; -1. */
 pid_t ranks_process(pid_t mpirun, int rank);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,10 +35,13 @@ static struct command content_of(const char *name) {
 }
 
 static pid_t launch(bool by_hand) {
-    char json[64];
-    snprintf(json, sizeof json, "%s/json", command_folder);
+    char arguments[160], *json;
+    int n = snprintf(arguments, sizeof arguments,
+                     "--threads 1 --max-running 3 --prompts data/prompts/mixed.jsonl --json ");
+    json = arguments + n;
+    snprintf(json, sizeof arguments - (size_t)n, "%s/json", command_folder);
     unlink(json);
-    return ranks_launch(by_hand, json);
+    return ranks_launch(by_hand, arguments);
 }
 
 /* ---- killed and stopped ranks ---------------------------------------------------------------- */
@@ -124,6 +128,41 @@ static void test_faults(void **state) {
     }
 }
 
+/* ---- ranks that have nothing to do ------------------------------------------------------------
+ */
+
+/* Waits until there is a line of the server, or of the chat: then all ranks are there. */
+static void await_line(const char *line) {
+    for (bool there = false; !there; ranks_pause(10)) {
+        struct command told = content_of("err");
+        there = strstr(told.out, line);
+        command_free(&told);
+    }
+}
+
+/* Nobody asks for anything, for longer than ranks are patient; then one is stopped, and named. */
+static void check_idle(const char *arguments, const char *line, int rank) {
+    char name[40];
+    pid_t mpirun = ranks_launch(false, arguments), victim = ranks_process(mpirun, rank);
+    await_line(line);
+    ranks_pause(8000);
+    assert_int_equal(waitpid(mpirun, NULL, WNOHANG), 0);
+    snprintf(name, sizeof name, "rank %d (process %d", rank, (int)victim);
+    assert_int_equal(kill(victim, SIGSTOP), 0);
+    int status = ranks_wait(mpirun, 20);
+    struct command told = content_of("err");
+    if (status <= 0 || !strstr(told.out, name))
+        fail_msg("%s, rank %d: status %d\n%s", arguments, rank, status, told.out);
+    command_free(&told);
+}
+
+static void test_idle(void **state) {
+    (void)state;
+    check_idle("--serve 0", "listening", 0);
+    check_idle("--serve 0", "listening", 2);
+    check_idle("--chat", "", 0);
+}
+
 /* ---- mpirun itself --------------------------------------------------------------------------- */
 
 /* mpirun does not notice that its ranks are gone. */
@@ -174,9 +213,10 @@ static void test_damages(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damages), cmocka_unit_test(test_idle_mpirun),
-        cmocka_unit_test(test_stopped_at_end), cmocka_unit_test(test_faults)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_damages),
+                                       cmocka_unit_test(test_idle_mpirun),
+                                       cmocka_unit_test(test_stopped_at_end),
+                                       cmocka_unit_test(test_idle), cmocka_unit_test(test_faults)};
     if (argc > 1)
         cmocka_set_test_filter(argv[1]); /* as test_faults */
     return ranks_can_run(argv[0])

@@ -40,7 +40,7 @@ static struct mpi *mpi_of(struct parallel *p) {
 
 static void give_way(double waited) {
     if (waited > SLEEP_AFTER)
-        nanosleep(&(struct timespec){0, waited > 1 ? 1000000 : 50000}, NULL);
+        nanosleep(&(struct timespec){0, waited > 0.1 ? 1000000 : 50000}, NULL);
     else if (waited > YIELD_AFTER)
         sched_yield();
 }
@@ -84,14 +84,14 @@ static int name_the_missing(struct mpi *m, const char *what, struct error *err) 
                      m->base.limit);
 }
 
-/* Until the request is done. limit: seconds; 0: no limit. */
+/* Until the request is done. */
 static int wait_for(struct mpi *m, int started, MPI_Request *request, const char *what,
-                    double limit, struct error *err) {
+                    struct error *err) {
     double began = MPI_Wtime();
     int done = 0, result = started;
     while (!result && !(result = MPI_Test(request, &done, MPI_STATUS_IGNORE)) && !done) {
         double waited = MPI_Wtime() - began;
-        if (limit > 0 && waited > limit)
+        if (waited > m->base.limit)
             return name_the_missing(m, what, err);
         give_way(waited);
     }
@@ -113,7 +113,7 @@ static int reduce(struct mpi *m, void *x, size_t size, size_t n, MPI_Datatype ty
         MPI_Request request;
         piece = n < MOST_AT_ONCE ? n : MOST_AT_ONCE;
         int started = MPI_Iallreduce(MPI_IN_PLACE, at, (int)piece, type, op, m->world, &request);
-        result = wait_for(m, started, &request, what, m->base.limit, err);
+        result = wait_for(m, started, &request, what, err);
     }
     return result;
 }
@@ -134,14 +134,14 @@ static int gather(struct parallel *p, uint32_t *all, const uint32_t *mine, const
         m->places[r] = m->places[r - 1] + n[r - 1];
     int started = MPI_Iallgatherv(mine, n[p->rank], MPI_UINT32_T, all, n, m->places, MPI_UINT32_T,
                                   m->world, &request);
-    return wait_for(m, started, &request, "gathering", m->base.limit, err);
+    return wait_for(m, started, &request, "gathering", err);
 }
 
-static int broadcast(struct parallel *p, void *x, size_t bytes, bool for_ever, struct error *err) {
+static int broadcast(struct parallel *p, void *x, size_t bytes, struct error *err) {
     struct mpi *m = mpi_of(p);
     MPI_Request request;
     int started = MPI_Ibcast(x, (int)bytes, MPI_BYTE, 0, m->world, &request);
-    return wait_for(m, started, &request, "broadcast", for_ever ? 0 : m->base.limit, err);
+    return wait_for(m, started, &request, "broadcast", err);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -167,7 +167,7 @@ static void end(struct parallel *p, const struct error *failure) {
     if (failure)
         fail(m, failure);
     int started = MPI_Ibarrier(m->world, &request);
-    if (wait_for(m, started, &request, "common end", m->base.limit, &err))
+    if (wait_for(m, started, &request, "common end", &err))
         fail(m, &err);
     alarm(START_LIMIT); /* MPI_Finalize has no limit of its own */
     MPI_Finalize();
@@ -216,7 +216,7 @@ static int meet(struct mpi *m, struct error *err) {
         return error_set(err, "out of memory for %d ranks", p->n_ranks);
     int started = MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, m->names, sizeof mine, MPI_BYTE,
                                  m->world, &request);
-    return wait_for(m, started, &request, "first meeting", START_LIMIT, err);
+    return wait_for(m, started, &request, "first meeting", err);
 }
 
 struct parallel *mpi_join(struct error *err) {

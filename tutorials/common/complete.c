@@ -4,6 +4,7 @@
 #include "tutorials/common/answer.h"
 #include "tutorials/common/requests.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,24 +191,32 @@ static int one_turn(struct demo *demo, struct chat *chat, const char *line,
     return result ? -1 : 0;
 }
 
-/* getline from stdin; of ranks, from rank 0's. */
-static ssize_t read_line(struct demo *demo, char **line, size_t *capacity) {
-    struct parallel *ranks = demo->parallel;
-    struct error err;
-    ssize_t n = ranks && ranks->rank ? 0 : getline(line, capacity, stdin);
-    parallel_await(ranks, &n, sizeof n);
-    if (parallel_check(ranks, &err))
-        return -1; /* the next pass says why */
-    if (n > 0 && ranks && ranks->rank && !(*line = realloc(*line, (size_t)n + 1)))
+/* getline from stdin, which is not read ahead; 0: there is no line yet. */
+static ssize_t read_line(char **line, size_t *capacity, int milliseconds) {
+    int ready = poll(&(struct pollfd){.fd = STDIN_FILENO, .events = POLLIN}, 1, milliseconds);
+    return ready > 0 ? getline(line, capacity, stdin) : ready;
+}
+
+/* Rank 0's next line; until there is one, all tell that they are there. */
+static ssize_t share_line(struct parallel *ranks, char **line, size_t *capacity) {
+    ssize_t n = 0;
+    while (!n && !ranks->failed) {
+        if (!ranks->rank)
+            n = read_line(line, capacity, (int)(ranks->limit * 250));
+        parallel_broadcast(ranks, &n, sizeof n);
+        parallel_least(ranks, 0);
+    }
+    if (n > 0 && ranks->rank && !(*line = realloc(*line, (size_t)n + 1)))
         return -1;
     if (n > 0)
         parallel_broadcast(ranks, *line, (size_t)n + 1);
-    return n;
+    return ranks->failed ? -1 : n;
 }
 
 int complete_chat(struct demo *demo, struct error *err) {
     struct answer_output output = {0};
     struct chat chat = {0};
+    struct parallel *ranks = demo->parallel;
     bool person = isatty(STDIN_FILENO);
     char *line = NULL;
     size_t capacity = 0;
@@ -217,13 +226,18 @@ int complete_chat(struct demo *demo, struct error *err) {
         return error_set(err, "%s", demo->why_no_chat.text);
     if (answer_start(demo, &chat.sequence, &chat.cache, &demo->options.sampling, err))
         return -1;
+    if (ranks)
+        setvbuf(stdin, NULL, _IONBF, 0);
     if (!(chat.conversation = json_pack("{s[]}", "messages")))
         result = error_set(err, "out of memory");
     while (!result && chat.sequence.finish != FINISH_CONTEXT && !demo_interrupted(demo)) {
         if (person)
             fprintf(stderr, "> ");
-        if ((n = read_line(demo, &line, &capacity)) < 0)
+        n = ranks ? share_line(ranks, &line, &capacity) : getline(&line, &capacity, stdin);
+        if (n < 0) {
+            result = parallel_check(ranks, err);
             break;
+        }
         if (line[n - 1] == '\n')
             line[--n] = 0;
         if (strlen(line) < (size_t)n)
