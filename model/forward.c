@@ -369,13 +369,13 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
                    const struct sampling *how, int32_t *token_ids, struct error *err) {
     struct device *dev = model->dev;
     int n = batch->n_logits;
+    parallel_wait(model->parallel, dev); /* what follows may wait without a limit */
     if (n && batch->hashes)
         dev->ops->hash_rows(dev, ws->hashes, ws->logits, n, model->config.vocab_size);
     if (n)
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
     struct fault fault;
-    parallel_wait(model->parallel, dev);
     if (parallel_check(model->parallel, err) || dev->ops->sync(dev, &fault, err))
         return -1;
     if (n)

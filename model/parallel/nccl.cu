@@ -97,8 +97,7 @@ static int wait(struct parallel *p, struct device *, struct error *err) {
 static void end(struct parallel *p, struct device *dev) {
     struct nccl *c = nccl_of(p);
     dev->ops->free(dev, c->all, sizeof *c->all * c->n_all);
-    if (!p->failed) /* it would wait for ranks that do not come */
-        ncclCommDestroy(c->comm);
+    ncclCommDestroy(c->comm);
     free(c->counts);
     free(c);
     p->on_device = NULL;

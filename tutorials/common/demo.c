@@ -375,7 +375,9 @@ int demo_main(int argc, char **argv, const struct phase *phase) {
     struct demo demo = {.phase = phase};
     struct error err;
     int result = run(&demo, argc, argv, &err);
-    close_all(&demo);
+    /* While a GPU waits for another, nothing of it can be freed: then all ranks end at once. */
+    if (!result || !demo.parallel || !demo.parallel->on_device)
+        close_all(&demo);
     fflush(stdout); /* what was written so far comes before the reason why it ends */
     if (demo.parallel)
         demo.parallel->end(demo.parallel, result ? &err : NULL);
