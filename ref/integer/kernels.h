@@ -27,7 +27,8 @@
 enum {
     AHEAD = 2048, /* numbers: a page, at whose end prefetchers leave off */
     LINE = 32,    /* numbers of a cache line */
-    TILE = (X_ROWS * W_ROWS + 3) / 4 * 4
+    TILE = (X_ROWS * W_ROWS + 3) / 4 * 4,
+    FIRST_CACHE = 25 << 10 /* of x, beside w */
 };
 
 static inline int n_steps(int k) {
@@ -157,24 +158,31 @@ static void dots_of_one(double *out, const char *x, int steps, const int16_t *w,
         few_of_one(out + r, x, steps, w + (size_t)r * w_step, w_step, 1);
 }
 
-/* Pieces of several rows of x stay in the first cache while w goes by. */
+/* So many rows of x that their pieces stay in the first cache while w goes by. */
+static void dots_of_group(double *out, size_t out_step, const char *from, size_t x_step, int n_x,
+                          int steps, const int16_t *w, size_t w_step, int n_w) {
+    for (int first = 0; first < steps; first += PIECE_STEPS, from += PIECE_BYTES, w += ROW_PIECE) {
+        int n = steps_of_piece(steps, first), r = 0;
+        for (; r + W_ROWS <= n_w; r += W_ROWS)
+            strip(out + r, out_step, from, x_step, n_x, w + (size_t)r * w_step, w_step, W_ROWS, n,
+                  first == 0);
+        for (; r < n_w; r++)
+            strip(out + r, out_step, from, x_step, n_x, w + (size_t)r * w_step, w_step, 1, n,
+                  first == 0);
+    }
+}
+
 static void dots(double *out, size_t out_step, const struct x_rows *x, int first_x, int n_x,
                  const int16_t *w, size_t w_step, int n_w) {
     const char *from = x->rows + (size_t)first_x * x->row_bytes;
     int steps = n_steps(x->k);
-    if (n_x == 1) {
+    int group = FIRST_CACHE / (X_HEAD + steps_of_piece(steps, 0) * X_STEP) / 4 * 4;
+    if (n_x == 1)
         dots_of_one(out, from, steps, w, w_step, n_w);
-        return;
-    }
-    for (int first = 0; first < steps; first += PIECE_STEPS, from += PIECE_BYTES, w += ROW_PIECE) {
-        int n = steps_of_piece(steps, first), r = 0;
-        for (; r + W_ROWS <= n_w; r += W_ROWS)
-            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step,
-                  W_ROWS, n, first == 0);
-        for (; r < n_w; r++)
-            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step, 1, n,
-                  first == 0);
-    }
+    else
+        for (int t = 0; t < n_x; t += group)
+            dots_of_group(out + (size_t)t * out_step, out_step, from + (size_t)t * x->row_bytes,
+                          x->row_bytes, n_x - t < group ? n_x - t : group, steps, w, w_step, n_w);
 }
 
 /* ---- weighted sums: always pairs and their high halves ----------------------------------------
@@ -224,7 +232,7 @@ static void weighted(float *out, size_t out_step, const int16_t *x, size_t x_ste
             weigh_lanes(out + d, out_step, x, x_step, 1, v + d, v_step, n);
 }
 
-#define KERNELS(name)                                                                              \
+#define KERNELS(name, dots)                                                                        \
     { name, row_bytes, put_row, dots, weighted }
 
 #endif

@@ -34,4 +34,4 @@ static inline void across(int32_t *to, const sums *s) {
 
 #include "ref/integer/kernels.h"
 
-const struct integer_kernels integer_plain = KERNELS("plain");
+const struct integer_kernels integer_plain = KERNELS("plain", dots);
