@@ -1,7 +1,7 @@
 /*
  * hash_rows: SHA-256 of rows, as a tree of pieces (Merkle, 1987), whose levels the threads share.
- * Where the compiler may use AVX-512, 16 whole pieces are hashed at once, each in a lane of its own:
- * that takes less than half the time of libcrypto, which hashes one after the other.
+ * Where the compiler may use AVX-512, 16 whole pieces are hashed at once, each in a lane of its
+ * own: that takes less than half the time of libcrypto, which hashes one after the other.
  */
 #include "ref/ref.h"
 

@@ -46,10 +46,10 @@ static void set_version(int version) {
  */
 
 /* The largest products of either sign, and those with most beside the high bytes; or anything. */
-enum fill { LARGEST, SMALLEST, LOW_BYTE, MIDDLE, MIXED, ANY, N_FILLS };
+enum fill { LARGEST, SMALLEST, LOW_BYTE, NEAREST_BYTE, MIXED, ANY, N_FILLS };
 
 static int16_t mantissa(enum fill fill, struct random *r) {
-    static const int16_t ends[] = {32639, -32639, 32511, -128, 127, -32512, 0, 1};
+    static const int16_t ends[] = {32639, -32639, 32511, 32384, 127, -32512, -128, 1};
     if (fill == ANY)
         return (int16_t)random_int(r, -32639, 32639);
     return fill == MIXED ? ends[random_int(r, 0, 7)] : ends[fill];

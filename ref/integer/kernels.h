@@ -14,6 +14,7 @@
  *     struct factor         a step of a row; w_factor and x_factor load it
  *     X_HEAD, X_STEP        bytes of a piece of a row of x: what `high` begins with, then each step
  *     multiply_add          adds the products of a step to low and high
+ *     REST_FITS             of so many numbers, the sum of low - 65536 * high fits 32 bits
  */
 #ifndef SAMEBITS_REF_INTEGER_KERNELS_H
 #define SAMEBITS_REF_INTEGER_KERNELS_H
@@ -52,9 +53,10 @@ UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
 }
 
 /* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas: in each lane of a pair
- * of rows, 65536 * high + low, with 0 <= low < 65536. */
+ * of rows, low is the sum modulo 2^32, and 65536 * high is near it: below it by less than 65536
+ * when the rest of all lanes would not fit. */
 UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_step, int n_x,
-                             const int16_t *w, size_t w_step, int n_w, int steps) {
+                             const int16_t *w, size_t w_step, int n_w, int steps, bool rest_fits) {
     UNROLL for (int s = 0; s < n_x * n_w; s++) {
         high[s] = x_head(x + (size_t)(s / n_w) * x_step);
         low[s] = (wrapped){0};
@@ -72,14 +74,14 @@ UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_s
                 multiply_add(&low[t * n_w + r], &high[t * n_w + r], of_w[r], of_x);
         }
     }
-    UNROLL for (int s = 0; s < n_x * n_w; s++) {
-        wrapped rest = low[s] - ((wrapped)high[s] << 16);
-        high[s] += (sums)rest >> 16;
-        low[s] = rest & 0xffff;
+    if (!rest_fits) {
+        UNROLL for (int s = 0; s < n_x * n_w; s++) high[s] +=
+            (sums)(low[s] - ((wrapped)high[s] << 16)) >> 16;
     }
 }
 
 typedef int32_t four_ints __attribute__((vector_size(16)));
+typedef uint32_t four_wrapped __attribute__((vector_size(16)));
 typedef double four_doubles __attribute__((vector_size(32)));
 
 /* The exact sums of n pairs of rows. There is room for whole fours, which stay vectors: a compiler
@@ -89,6 +91,7 @@ UNROLLED void total(double *to, const sums *high, const wrapped *low, int n) {
         four_ints of_high, of_low;
         across((int32_t *)&of_high, high + s);
         across((int32_t *)&of_low, (const sums *)low + s);
+        of_low = (four_ints)((four_wrapped)of_low - ((four_wrapped)of_high << 16));
         four_doubles found = 65536 * __builtin_convertvector(of_high, four_doubles) +
                              __builtin_convertvector(of_low, four_doubles);
         memcpy(to + s, &found, sizeof found);
@@ -101,7 +104,7 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
     sums high[TILE] = {{0}};
     wrapped low[TILE] = {{0}};
     double found[TILE];
-    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps);
+    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps, steps * STEP <= REST_FITS);
     total(found, high, low, n_x * n_w);
     UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
         double *to = out + (size_t)t * out_step + (size_t)r;
@@ -139,7 +142,7 @@ UNROLLED void few_of_one(double *out, const char *x, int steps, const int16_t *w
             sums h[1];
             wrapped l[1];
             multiply_piece(h, l, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
-                           steps_of_piece(steps, first));
+                           steps_of_piece(steps, first), steps * STEP <= REST_FITS);
             high[r] += h[0];
             low[r] += l[0];
         }

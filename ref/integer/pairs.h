@@ -5,7 +5,7 @@
 
 #include "ref/integer/integer.h"
 
-enum { STEP = N_LANES, X_HEAD = 0, X_STEP = 2 * STEP };
+enum { STEP = N_LANES, X_HEAD = 0, X_STEP = 2 * STEP, REST_FITS = ROW_PIECE };
 
 struct factor {
     lanes all;

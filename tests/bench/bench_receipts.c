@@ -7,11 +7,11 @@
  * - decoding with drafts of n-grams, beside decoding without: answers that quote a text, long
  *   answers, and random text, in which nothing comes twice but by accident.
  *
- * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. That one has
- * nothing to quote, so it is told to: what it draws is replaced by the shipped model's answer. What
- * is compared takes many short turns, each of which begins with the other one; a row is the median
- * of the turns' ratios, with the quartiles. build/gpu/bench/bench_receipts runs on a GPU. No logits
- * are brought to the host.
+ * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. That one
+ * has nothing to quote, so it is told to: what it draws is replaced by the shipped model's answer.
+ * What is compared takes many short turns, each of which begins with the other one; a row is the
+ * median of the turns' ratios, with the quartiles. build/gpu/bench/bench_receipts runs on a GPU. No
+ * logits are brought to the host.
  */
 #include "model/numerics.h"
 #include "model/tokenizer/tokenizer.h"
@@ -31,7 +31,7 @@ struct subject {
     struct model model;
     struct generator generator;
     struct kv_pool pool; /* one for all: a recording of a pass is of one pool */
-    json_t *files; /* of receipts: none */
+    json_t *files;       /* of receipts: none */
     const char *name;
     double seconds; /* of each row; at least one turn, at most MOST_TURNS */
 };
@@ -42,7 +42,6 @@ static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-
 
 static void must(int result, const struct error *err) {
     if (result)
@@ -95,7 +94,8 @@ static void tell(struct device *dev) {
     dev->ops = &ops;
 }
 
-/* ---- answers ---------------------------------------------------------------------------------- */
+/* ---- answers ----------------------------------------------------------------------------------
+ */
 
 static double seconds_now(void) {
     struct timespec t;
@@ -149,8 +149,8 @@ static void run_end(struct run *run) {
 
 static struct question random_question(const struct subject *s, int n, float temperature,
                                        uint32_t seed) {
-    struct question q = {
-        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, true, {temperature, 0, 1, seed, true, 0}, 0};
+    struct question q = {malloc(sizeof *q.ids * (size_t)n),  n, ANSWER, true,
+                         {temperature, 0, 1, seed, true, 0}, 0};
     for (int i = 0; i < n; i++)
         q.ids[i] = (int32_t)num_draw(seed, 7, (uint32_t)i, (uint64_t)s->model.config.vocab_size);
     return q;
