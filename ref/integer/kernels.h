@@ -3,7 +3,7 @@
  *
  *     lanes, N_LANES        a vector of so many mantissas
  *     multiply(a, b)        the products of all lanes, two added to each of N_LANES / 2 sums
- *     across(to, s)         the sum of all of these, for four vectors at once
+ *     across(to, s)         the sum of all of these, modulo 2^32, for four vectors at once
  *     pair, zip_first,      multiply(zip_first(a, b), pair(x)) is x[0] a[d] + x[1] b[d] in sum i,
  *     zip_second            with d = i / 4 * 8 + i % 4; zip_second: with d + 4
  *     W_ROWS, X_ROWS        so many rows at once fill the registers: two sums for each pair of rows
