@@ -131,7 +131,7 @@ enum {
     TURNED = 32,        /* rows of w, in two groups */
     GROUP = 16,         /* rows: one in each lane of the sums */
     LEAST_W = 8,        /* rows of w, for which it is worth it to turn them; and of x, */
-    NUMBERS_PER_X = 20, /* of a row for each row of x: the longer a row, the more it takes */
+    NUMBERS_PER_X = 8,  /* of a row for each row of x: the longer a row, the more it takes */
     PREFETCH_ROWS = 64, /* w that comes next */
 };
 

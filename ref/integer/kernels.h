@@ -118,6 +118,8 @@ UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, 
     int t = 0;
     for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
         tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first);
+    for (; X_ROWS > 3 && t + 3 <= n_x; t += 3, x += 3 * x_step, out += 3 * out_step)
+        tile(out, out_step, x, x_step, 3, w, w_step, n_w, steps, is_first);
     for (; X_ROWS > 2 && t + 2 <= n_x; t += 2, x += 2 * x_step, out += 2 * out_step)
         tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first);
     for (; t < n_x; t++, x += x_step, out += out_step)
