@@ -5,14 +5,16 @@
 #ifndef SAMEBITS_SHA256_H
 #define SAMEBITS_SHA256_H
 
-#include "model/numerics.h"
+#include <stdint.h>
 
 #ifndef SHA256_WORD
 #define SHA256_WORD uint32_t
 #endif
 #ifdef __CUDACC__
+#define SHA256_FN static __device__ __forceinline__
 #define SHA256_UNROLL _Pragma("unroll")
 #else
+#define SHA256_FN static inline
 #define SHA256_UNROLL _Pragma("GCC unroll 64")
 #endif
 #ifdef __cplusplus
@@ -23,11 +25,11 @@
 
 enum { BLOCK_WORDS = 16, DIGEST_WORDS = 8 };
 
-NUM_FN SHA256_WORD sha256_rotate(SHA256_WORD x, int n) {
+SHA256_FN SHA256_WORD sha256_rotate(SHA256_WORD x, int n) {
     return x >> n | x << (32 - n);
 }
 
-NUM_FN void sha256_start(SHA256_WORD state[DIGEST_WORDS]) {
+SHA256_FN void sha256_start(SHA256_WORD state[DIGEST_WORDS]) {
     SHA256_TABLE start[DIGEST_WORDS] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     SHA256_WORD zero = {0};
@@ -37,7 +39,7 @@ NUM_FN void sha256_start(SHA256_WORD state[DIGEST_WORDS]) {
 }
 
 /* A block of the message, w [16], goes into the state. w is changed. */
-NUM_FN void sha256_block(SHA256_WORD state[DIGEST_WORDS], SHA256_WORD w[BLOCK_WORDS]) {
+SHA256_FN void sha256_block(SHA256_WORD state[DIGEST_WORDS], SHA256_WORD w[BLOCK_WORDS]) {
     /* The first 32 bits of the fractions of the cube roots of the first 64 primes. */
     SHA256_TABLE round_constants[64] = {
         0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
