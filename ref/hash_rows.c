@@ -77,18 +77,6 @@ static void hash_16(unsigned char *digests, const unsigned char *pieces) {
         memcpy(digests + i * SHA256_BYTES, &state[i], SHA256_BYTES);
 }
 
-/* How many of the pieces i ... end - 1 of a level are hashed now, at once. */
-static size_t hash_some(const struct level *level, size_t i, size_t end) {
-    if (i + LANES > end || level->row_bytes % HASH_PIECE_BYTES)
-        return 0;
-    hash_16(level->digests + i * SHA256_BYTES, level->rows + i * HASH_PIECE_BYTES);
-    return LANES;
-}
-#else
-static size_t hash_some(const struct level *level, size_t i, size_t end) {
-    (void)level, (void)i, (void)end;
-    return 0;
-}
 #endif
 
 static void hash_one(const struct level *level, size_t i) {
@@ -101,14 +89,17 @@ static void hash_one(const struct level *level, size_t i) {
 }
 
 static void hash(void *context, int first, int end, int worker) {
+    const struct level *level = context;
+    int i = first;
     (void)worker;
-    for (size_t i = (size_t)first, n; i < (size_t)end; i += n) {
-        n = hash_some(context, i, (size_t)end);
-        if (!n) {
-            hash_one(context, i);
-            n = 1;
-        }
-    }
+#ifdef __AVX512BW__
+    if (level->row_bytes % HASH_PIECE_BYTES == 0)
+        for (; i + LANES <= end; i += LANES)
+            hash_16(level->digests + (size_t)i * SHA256_BYTES,
+                    level->rows + (size_t)i * HASH_PIECE_BYTES);
+#endif
+    for (; i < end; i++)
+        hash_one(level, (size_t)i);
 }
 
 static size_t pieces_of(size_t row_bytes) {
