@@ -10,7 +10,7 @@
 #include "model/sha256.h"
 
 enum { PIECE_WORDS = HASH_PIECE_BYTES / 4, BRANCHES = PIECE_WORDS / DIGEST_WORDS };
-enum { MOST_THREADS = BRANCHES * BRANCHES, FEW_THREADS = 4 * BRANCHES };
+enum { MOST_THREADS = BRANCHES * BRANCHES, FEW_THREADS = 8 * BRANCHES };
 
 /* SHA-256 reads and writes big-endian words. */
 static __device__ __forceinline__ uint32_t swap_bytes(uint32_t x) {
@@ -78,7 +78,8 @@ __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int 
         x = below;
         aligned = true;
     }
-    uint32_t *to = digests + row * (size_t)out_words + part * 4 * DIGEST_WORDS;
+    uint32_t *to =
+        digests + row * (size_t)out_words + part * (FEW_THREADS / BRANCHES) * DIGEST_WORDS;
     if ((int)threadIdx.x < n)
         to[threadIdx.x] = below[threadIdx.x];
     if (are_there)

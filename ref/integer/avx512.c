@@ -131,7 +131,8 @@ enum {
     TURNED = 32,        /* rows of w, in two groups */
     GROUP = 16,         /* rows: one in each lane of the sums */
     LEAST_W = 8,        /* rows of w, for which it is worth it to turn them; and of x, */
-    NUMBERS_PER_X = 8,  /* of a row for each row of x: the longer a row, the more it takes */
+    ENOUGH_X = 32,      /* or fewer where rows are short: */
+    NUMBERS_PER_X = 8,  /* of a row for each row of x */
     PREFETCH_ROWS = 64, /* w that comes next */
 };
 
@@ -216,7 +217,7 @@ UNROLLED void multiply_turned(double *out, size_t out_step, const char *x, const
 
 static void dots_turned(double *out, size_t out_step, const struct x_rows *x, int first_x, int n_x,
                         const int16_t *w, size_t w_step, int n_w) {
-    if (n_w < LEAST_W || n_x * NUMBERS_PER_X < x->k) {
+    if (n_w < LEAST_W || (n_x < ENOUGH_X && n_x * NUMBERS_PER_X < x->k)) {
         dots(out, out_step, x, first_x, n_x, w, w_step, n_w);
         return;
     }
