@@ -153,9 +153,8 @@ static void launch(struct gpu_device *gpu, const struct attend_arguments *a,
 template <enum kv_type TYPE, int N>
 static void launch_type(struct gpu_device *gpu, const struct attend_arguments *a,
                         const struct attention_plan *plan, int version, int most_tokens) {
-    int dim = a->shape.head_dim;
-    bool keys = lies_in_vectors(&a->kv.k, N, dim);
-    if (keys && lies_in_vectors(&a->kv.v, N, dim))
+    bool keys = lies_in_vectors(&a->kv.k, N);
+    if (keys && lies_in_vectors(&a->kv.v, N))
         launch<TYPE, N, false>(gpu, a, plan, version, most_tokens);
     else if (keys && lies_across(&a->kv.v, N, plan->arrays.page_size))
         launch<TYPE, N, true>(gpu, a, plan, version, most_tokens);

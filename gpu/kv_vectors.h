@@ -16,9 +16,9 @@ static inline bool is_aligned(const struct kv_view *v, int n) {
 }
 
 /* Whether rows lie in vectors of n elements, in one piece or as vLLM's keys do. */
-static inline bool lies_in_vectors(const struct kv_view *v, int n, int head_dim) {
+static inline bool lies_in_vectors(const struct kv_view *v, int n) {
     return is_aligned(v, n) && v->element_step == 1 && (v->x == n || v->group_step == v->x) &&
-           head_dim % n == 0 && v->group_step % n == 0 && v->position_step % n == 0;
+           v->group_step % n == 0 && v->position_step % n == 0;
 }
 
 /* Whether n neighbouring positions of an element do, as in vLLM's values. */

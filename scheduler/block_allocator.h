@@ -45,8 +45,8 @@ struct block_allocator {
     int first_free;
     int32_t *next, *previous; /* [total] links of the cached blocks; -1 at the ends of the list */
     struct block_list lru;    /* the cached blocks, the one released longest ago first */
-    /* Called for a cached block before it is given out anew; its old contents are gone then. May be
-     * NULL. */
+    /* Called for a cached block before it is given out anew, while it is not counted as used; its
+     * old contents are gone then. It must not call the allocator. May be NULL. */
     void (*evicted)(void *context, int32_t block);
     void *context;
 };
@@ -74,8 +74,8 @@ int block_share(struct block_allocator *a, int32_t block, struct error *err);
  */
 int block_release(struct block_allocator *a, int32_t block, bool keep, struct error *err);
 
-/* Makes a cached block free. Returns 0, or -1 with err set: a foreign number, a block that is not
- * cached. */
+/* Makes a cached block free; it goes to the free list as a released one does. Returns 0, or -1 with
+ * err set: a foreign number, a block that is not cached. */
 int block_forget(struct block_allocator *a, int32_t block, struct error *err);
 
 /* References to a block: 0 when it is free or cached, -1 for a foreign number. */

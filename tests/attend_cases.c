@@ -132,7 +132,7 @@ static void make_variant(struct attend_case *c, struct random *r, const struct a
 
 void attend_case_make(struct attend_case *c, struct random *r, const struct attend_wish *w) {
     static const int sizes[] = {1, 2, 3, 5, 8, 16, 24, 32, 64, 256},
-                     dims[] = {8, 32, 64, 80, 96, 128};
+                     dims[] = {8, 20, 32, 64, 80, 96, 128};
     *c = (struct attend_case){0};
     int heads = w->kv_heads > 0 ? w->kv_heads : random_int(r, 1, 4);
     int group = w->group > 0 ? w->group : random_int(r, 1, 5);
@@ -156,8 +156,8 @@ void attend_case_make(struct attend_case *c, struct random *r, const struct atte
         c->layout.k_scale = ldexpf(1 + random_int(r, 0, 7) / 8.0f, random_int(r, -6, 0));
         c->layout.v_scale = random_int(r, 0, 1) ? 0.017f : 0;
     }
-    if (kv_type_bytes(c->layout.type) == 1 && dim % 16 && c->layout.order == KV_VLLM)
-        c->layout.order = KV_HND; /* 16 elements in 16 bytes */
+    if (dim * kv_type_bytes(c->layout.type) % 16 && c->layout.order == KV_VLLM)
+        c->layout.order = KV_HND; /* whole vectors of 16 bytes */
     make_lengths(c, r, w);
     make_pages(c, r);
     make_variant(c, r, w);

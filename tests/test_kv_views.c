@@ -80,6 +80,40 @@ static void test_conversions(void **state) {
     }
 }
 
+/* Views of somebody else's cache: pages that are not a whole number of vectors apart, and values whose
+ * exponents lie otherwise than the keys'. */
+static void test_padded_pages(void **state) {
+    struct test_device *t = *state;
+    struct random r = {906};
+    struct attend_wish wish = attend_anything(300);
+    wish.page_size = 8;
+    wish.batch = 3;
+    wish.order = KV_NHD;
+    for (int i = 0; i < 2 * N_KV_TYPES; i++) {
+        struct attend_case c;
+        float *want, *want_lse, *got, *got_lse;
+        attend_case_make(&c, &r, &wish);
+        attend_set_type(&c, (enum kv_type)(i / 2), 1);
+        c.layout.one_tensor = false;
+        attend_run(t, &c, &want, &want_lse);
+        struct kv_layout roomy = c.layout;
+        roomy.n_pages *= 2;
+        struct kv_views from = attend_cache(t, &c), to = attend_empty_cache(t, &roomy);
+        to.k.page_step += i % 2 ? 4 : 16;
+        to.v.page_step += i % 2 ? 4 : 16;
+        to.v.page_exponents++;
+        convert(t, &to, &from, &c.layout);
+        attend_run_over(t, &c, &to, &got, &got_lse);
+        attend_expect_same(&c, "padded pages", want, got, c.shape.head_dim);
+        attend_expect_same(&c, "log of the sum over padded pages", want_lse, got_lse, 1);
+        free(want);
+        free(want_lse);
+        free(got);
+        free(got_lse);
+        attend_case_free(&c);
+    }
+}
+
 static void test_layouts(void **state) {
     (void)state;
     struct error err;
@@ -420,7 +454,8 @@ static void test_store_faults(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conversions),   cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_conversions),   cmocka_unit_test(test_padded_pages),
+        cmocka_unit_test(test_layouts),
         cmocka_unit_test(test_scales),        cmocka_unit_test(test_packbits),
         cmocka_unit_test(test_large_masks),   cmocka_unit_test(test_bad_input),
         cmocka_unit_test(test_skipped_slots), cmocka_unit_test(test_store_faults),

@@ -149,7 +149,7 @@ static void rows(struct vectors *v) {
 static void fingerprints(struct vectors *v, int n) {
     struct error err;
     struct fingerprint run;
-    char each[64 * 17];
+    char each[64 * 17 + 1];
     if (fingerprint_start(&run, &err))
         abort();
     for (int i = 0; i < n; i++) {

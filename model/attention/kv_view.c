@@ -89,6 +89,7 @@ int kv_views_of(struct kv_views *out, const struct kv_layout *l, void *k, void *
     if (l->order == KV_VLLM) {
         out->v.x = l->head_dim;
         out->v.element_step = l->page_size;
+        out->v.group_step = out->v.x * out->v.element_step;
         out->v.position_step = 1;
     }
     return 0;

@@ -30,26 +30,27 @@ static int count_columns(struct generator *g, struct sequence *const *sequences,
 /* ---- step 2: pad them ------------------------------------------------------------------------ */
 
 /* prompt_part for a prompt that begins at column `padding` of the batch. Columns first ... end-1
- * may be all padding (then first == end in the part), all prompt, or both. Padding rows have no
- * position: nothing sees them, and they see nothing. */
+ * may be all padding (then first == end == 0 in the part), all prompt, or both. Padding rows have
+ * no position: nothing sees them, and they see nothing. */
 static struct pass_part padded_part(struct sequence *s, struct kv_cache *cache, int padding,
                                     int first, int end, bool last) {
     (void)s, (void)cache, (void)padding, (void)first, (void)end, (void)last;
     not_written("count the columns before `padding`; the others are positions column - padding");
 }
 
-/* Sets prompt_rows and padding_rows for prompts in a rectangle of n times `columns`. */
+/* Sets padding_rows of prompts in a rectangle of n times `columns`; prompt_rows is set already. */
 static void count_padding(struct sequence *const *sequences, int n, int columns,
                           struct naive_waste *waste) {
     (void)sequences, (void)n, (void)columns, (void)waste;
-    not_written("set prompt_rows and padding_rows");
+    not_written("set padding_rows: the columns in front of each prompt, together");
 }
 
 /* ---- step 3: answer -------------------------------------------------------------------------- */
 
 /* Sets the n parts of one step and counts it in steps, answer_rows and idle_rows: a sequence that
  * is not done reads its newest token and draws the next; one that is done (finish is not
- * FINISH_NOT_YET) has a row of padding, reads nothing and draws nothing. */
+ * FINISH_NOT_YET) has a row of padding, reads nothing, draws nothing, and keeps its n_cached, which
+ * pass_run sets to the end of the part. */
 static void step_parts(struct sequence *const *sequences, struct kv_cache *const *caches, int n,
                        struct naive_waste *waste, struct pass_part *parts) {
     (void)sequences, (void)caches, (void)n, (void)waste, (void)parts;

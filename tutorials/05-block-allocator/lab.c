@@ -17,7 +17,7 @@ enum { CACHED = -1 }; /* in place of a number of references */
 /* ---- step 1: give out and take back ---------------------------------------------------------- */
 
 /* n_blocks >= 0 free blocks, to be given out in ascending order. Returns 0, or -1 with err set
- * (error_set in model/error.h does both): a negative number, no memory. */
+ * (error_set in model/error.h does both) and nothing to be freed: a negative number, no memory. */
 int block_allocator_start(struct block_allocator *a, int n_blocks, enum block_order order,
                           struct error *err) {
     (void)a, (void)n_blocks, (void)order, (void)err;
@@ -38,7 +38,8 @@ int block_available(const struct block_allocator *a) {
 }
 
 /* A block with one reference, or -1 when none is left. Free ones first; step 3: then the cached one
- * that was released longest ago, after a->evicted (if not NULL) was called for it. */
+ * that was released longest ago, after a->evicted (if not NULL) was called for it: the block is
+ * counted as used behind the call. */
 int32_t block_allocate(struct block_allocator *a) {
     (void)a;
     not_written("take a block off the free list, give it its first reference, count it in stats");
@@ -70,8 +71,8 @@ int block_references(const struct block_allocator *a, int32_t block) {
 
 /* ---- step 3: blocks that are still wanted ---------------------------------------------------- */
 
-/* Makes a cached block free. Returns 0, or -1 with err set: a foreign number, a block that is not
- * cached. */
+/* Makes a cached block free, at the end of the free list that a->order says. Returns 0, or -1 with
+ * err set: a foreign number, a block that is not cached. */
 int block_forget(struct block_allocator *a, int32_t block, struct error *err) {
     (void)a, (void)block, (void)err;
     not_written("move a cached block from the cached list to the free list; refuse all others");

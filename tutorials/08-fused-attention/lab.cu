@@ -5,19 +5,20 @@
  *
  * A block has TILE (256) threads and one query token and head. These headers are yours to use:
  *
- *     gpu/attend.h               the row (struct query_row: its positions first ... end - 1, its
- *                                page table `pages`), its query as integers, the softmax of a tile,
- *                                the merge of two tiles
- *     gpu/gpu.h                  row_max: the largest number of all threads, given to all of them
- *     model/attention/kv_view.h  where a row of the cache and its exponent lie
- *     model/attention/variant.h  attention_shows: what a mask hides
+ *     gpu/attend.h                the row (struct query_row: its positions first ... end - 1, its
+ *                                 page table `pages`), its query as integers, the softmax of a
+ *                                 tile, the merge of two tiles
+ *     gpu/gpu.h                   row_max: the largest number of all threads, given to all of them
+ *     model/attention/kv_view.h   where a row of the cache and its exponent lie
+ *     model/attention/variant.h   attention_shows: what a mask hides
+ *     model/attention/numerics.h  num_weighted_value, num_merge: what of a result is rounded
  *
  * A barrier must stand between a write to shared memory and the read of it by another thread, and
  * also between that read and the next write to it, in the tile that follows. Each call of row_max
  * and softmax_tile has barriers in it, and counts as one.
  */
 #include "gpu/attend.h"
-#include "gpu/ptx/tensor_core.h"
+#include "gpu/ptx/tensor_core.h" /* run_in_turn, for the kernels */
 #include "tests/labs/not_written.h"
 
 /* ---- given ----------------------------------------------------------------------------------- */
@@ -81,9 +82,10 @@ static __device__ float score_of(const struct row_work *w, int j, int position) 
 
 /* The tile whose first position is `from`, by the whole block. Thread j has position from + j: the
  * row sees it if it lies in r->first ... r->end - 1 and attention_shows it. If the row sees nothing
- * of the tile, returns false to all threads; row_max finds that out (of 1 where a thread sees its
- * position, and 0). Otherwise sets the weights of all positions (softmax_tile gives them, with *t
- * in each thread) and returns true to all threads, with all of it in shared memory for all of them
+ * of the tile, returns false to all threads and leaves *t as it is; row_max finds that out (of 1u
+ * where a thread sees its position, and 0u). Otherwise sets the weights of all positions
+ * (softmax_tile gives them, with *t in each thread; what it gets of a position that is not seen
+ * does not matter) and returns true to all threads, with all of it in shared memory for all of them
  * to read. Every thread must come to every barrier, those in row_max and softmax_tile included. */
 static __device__ bool weigh_tile(const struct row_work *w, struct tile_softmax *t, int from) {
     (void)w, (void)t, (void)from;
@@ -104,7 +106,7 @@ static __device__ float value_of(const struct row_work *w, int d, const struct t
  * TILE-th from there. In step 1 there is one tile: its values, then finish_row with its m and l.
  * Step 2: the tiles in ascending order, merged by merge_tile and num_merge(before, factor.before,
  * value, factor.tile), from m = -INFINITY, l = 0 and y = 0; a tile that the row sees nothing of is
- * left out. finish_row ends every row, also one that sees nothing at all. */
+ * left out. finish_row ends every row, also one that sees nothing at all, whose y is 0. */
 static __device__ void attend_row(const struct row_work *w, float *y) {
     (void)w, (void)y;
     not_written("go through the tiles in order and merge them");

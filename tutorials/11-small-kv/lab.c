@@ -22,7 +22,7 @@
 /* Stores x [head_dim] in a view of bfp8. The exponent e is the smallest one >= -100 with which the
  * row's largest magnitude fits: rint(max * 2^(7-e)) <= 127. Element d is rint(x[d] * 2^(7-e)), ties
  * to even. A row with a NaN or an infinity, or one that would need more than exponent 127, becomes
- * zeros with exponent -100, and ref_fault(dev, site, token) is called. */
+ * zeros with exponent -100, and ref_fault(dev, site, token) of ref/ref.h is called. */
 static void store_bfp8(struct device *dev, const struct kv_view *to, const float *x, int64_t page,
                        int64_t position, int head, int head_dim, int site, int token) {
     (void)dev, (void)to, (void)x, (void)page, (void)position, (void)head, (void)head_dim;

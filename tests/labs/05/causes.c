@@ -106,6 +106,10 @@ static bool not_told(const struct lab_finding *f) {
     return is_wrong(f, "cache", "evicted is called") && !strncmp(f->found, "block_allocate", 14);
 }
 
+static bool used_before_told(const struct lab_finding *f) {
+    return is_wrong(f, "cache", "stats.most_used while");
+}
+
 static bool stays_in_list(const struct lab_finding *f) {
     return !strcmp(f->check->name, "revive") || !strcmp(f->check->name, "forget");
 }
@@ -233,6 +237,12 @@ const struct lab_cause lab_5_causes[N_LAB_5_CAUSES] = {
       "Before a cached block is given out, a->evicted is called with a->context and the block, if "
       "it is not NULL.",
       "Look at {block_allocate}, where it takes a cached block."}},
+    {"the owner is told too late",
+     used_before_told,
+     {"Whose is the block while a->evicted runs?",
+      "Nobody's: its old owner forgets what it held, and only then it gets a new one. used and "
+      "most_used count it behind the call.",
+      "Look at {block_allocate}: the call of a->evicted comes before the first reference."}},
     {"a block stays in the cached list",
      stays_in_list,
      {"A cached block is used or free again. In which list is it?",

@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_5_CAUSES = 22 };
+enum { N_LAB_5_CAUSES = 23 };
 
 extern const struct lab_cause lab_5_causes[N_LAB_5_CAUSES];
 

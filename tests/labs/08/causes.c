@@ -20,11 +20,23 @@ static bool query_not_ready(const struct lab_finding *f) {
     return says(f, "shared dynamic memory");
 }
 
-/* Behind the weights and the places of values, which come first in struct row_memory. */
+/* Exponents lie behind the weights and the places of values in struct row_memory. */
+enum { EXPONENTS_AT = 256 * (2 + 8) };
+
+/* The number that the report has behind a mark, or -1. */
+static int number_behind(const struct lab_finding *f, const char *mark) {
+    const char *at = f->how == LAB_EMULATED ? strstr(f->report, mark) : NULL;
+    return at ? atoi(at + strlen(mark)) : -1;
+}
+
+/* Thread j reads exponents[j]. */
+static bool exponent_of_unseen(const struct lab_finding *f) {
+    int thread = number_behind(f, "thread (");
+    return thread >= 0 && number_behind(f, "uninitialised byte ") == EXPONENTS_AT + 4 * thread;
+}
+
 static bool behind_the_tile(const struct lab_finding *f) {
-    static const char mark[] = "uninitialised byte ";
-    const char *byte = strstr(f->report, mark);
-    return says(f, "bytes, ") || (says(f, mark) && atoi(byte + strlen(mark)) >= 256 * (2 + 8));
+    return says(f, "bytes, ") || number_behind(f, "uninitialised byte ") >= EXPONENTS_AT;
 }
 
 static bool no_barrier(const struct lab_finding *f) {
@@ -197,6 +209,12 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
       "load_query shares the query among the threads; after it, a barrier must come before the "
       "first score. The one in row_max is enough, if all threads come to it.",
       "Look at {weigh_tile}: row_max over what the threads see comes before {score_of}."}},
+    {"the exponent of a position that is not seen",
+     exponent_of_unseen,
+     {"The row does not see this thread's position. Who has set its exponent?",
+      "score_of sets exponents[j], but only where the row sees position j. For other positions "
+      "softmax_tile ignores the exponent: 0 will do.",
+      "Look at the exponent that {weigh_tile} gives to softmax_tile."}},
     {"behind the end of the tile",
      behind_the_tile,
      {"How many positions has a tile, and what is the number of the last one?",
@@ -206,12 +224,10 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      no_barrier,
      {"Which thread has written the place that this one reads, and when?",
       "Every thread sets weights[j] of its position, one that is not seen, too. Then a barrier, "
-      "and "
-      "only then may another thread read them. Before they are written again, in the next tile, "
-      "everybody must have read.",
+      "and only then may another thread read them. Before they are written again, in the next "
+      "tile, everybody must have read.",
       "Look at the end of {weigh_tile}: __syncthreads() behind the last write to shared memory, "
-      "and "
-      "no return before it that only some of the threads take."}},
+      "and no return before it that only some of the threads take."}},
     {"an endless loop",
      endless,
      {"What does each of your loops count, and does it reach its end?",
@@ -273,8 +289,7 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
       "A mantissa goes up to 32639, so two products are already close to 2^31. Both sums, the "
       "score's and the value's, need 64 bits.",
       "Look at the type of the sum in {score_of} and in {value_of}; then at the score itself, "
-      "since "
-      "one position alone is right."}},
+      "since one position alone is right."}},
     {"the sum of the values",
      value,
      {"What is each weight multiplied with?",
@@ -355,8 +370,7 @@ const struct lab_cause lab_8_causes[N_LAB_8_CAUSES] = {
      nothing_seen,
      {"What are m and l of a tile of which the row sees nothing?",
       "It has no maximum, so it must not be merged. For the merge after a split, attend_tile "
-      "leaves "
-      "l = 0 in it, in any case, and merge_row leaves it out.",
+      "leaves l = 0 in it, in any case, and merge_row leaves it out.",
       "Look at what happens when {weigh_tile} returns false: in {attend_row}, {attend_tile} and "
       "{merge_row}."}},
     {"one tile of a split",

@@ -4,7 +4,7 @@
 
 #include "tests/labs/lab.h"
 
-enum { N_LAB_8_CAUSES = 33 };
+enum { N_LAB_8_CAUSES = 34 };
 
 extern const struct lab_cause lab_8_causes[N_LAB_8_CAUSES];
 

@@ -45,11 +45,10 @@ static struct pass_part padded_part(struct sequence *s, struct kv_cache *cache, 
     return part;
 }
 
-/* Sets prompt_rows and padding_rows for prompts in a rectangle of n times `columns`. */
+/* Sets padding_rows of prompts in a rectangle of n times `columns`; prompt_rows is set already. */
 static void count_padding(struct sequence *const *sequences, int n, int columns,
                           struct naive_waste *waste) {
-    waste->prompt_rows = (int64_t)n * columns;
-    waste->padding_rows = waste->prompt_rows;
+    waste->padding_rows = (int64_t)n * columns;
     for (int i = 0; i < n; i++)
         waste->padding_rows -= sequences[i]->n_tokens;
 }
