@@ -31,16 +31,24 @@ static int by_id(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* -1 when a logit is not finite. */
+/* -1 when a logit is not finite. As integers, which compilers compare many at once: they are in the
+ * order of the numbers, but that they tell 0 from -0. */
 static int32_t argmax(const float *logits, int vocab) {
-    int32_t best = 0;
-    uint32_t largest = 0;
+    uint32_t magnitude = 0;
+    int32_t most = INT32_MIN;
     for (int i = 0; i < vocab; i++) {
-        uint32_t m = num_magnitude(logits[i]);
-        largest = m > largest ? m : largest;
-        best = logits[i] > logits[best] ? i : best;
+        uint32_t bits = num_bits(logits[i]), m = num_magnitude(logits[i]);
+        int32_t key = (int32_t)(bits ^ (bits >> 31 ? 0x7fffffffu : 0));
+        magnitude = m > magnitude ? m : magnitude;
+        most = key > most ? key : most;
     }
-    return largest >= 0x7f800000u ? -1 : best;
+    if (magnitude >= 0x7f800000u)
+        return -1;
+    float largest = num_float((uint32_t)most ^ (most < 0 ? 0x7fffffffu : 0));
+    int32_t first = 0;
+    while (logits[first] != largest)
+        first++;
+    return first;
 }
 
 static uint64_t sum_of(const struct candidate *c, int n) {
@@ -83,21 +91,39 @@ static int32_t draw(const float *logits, int vocab, float max, const struct samp
     return c[i].id;
 }
 
+struct call {
+    struct device *dev;
+    int32_t *token_ids;
+    const float *logits;
+    const struct sampling *how;
+    struct candidate *candidates; /* of each thread: [vocab] */
+    int vocab, site;
+};
+
+static void sample_row(void *context, int row, int worker) {
+    const struct call *c = context;
+    size_t vocab = (size_t)c->vocab;
+    const float *l = c->logits + (size_t)row * vocab;
+    int32_t best = argmax(l, c->vocab);
+    c->token_ids[row] = best < 0 ? 0 : best;
+    if (best < 0)
+        ref_fault(c->dev, c->site, row);
+    else if (c->how[row].temperature > 0)
+        c->token_ids[row] =
+            draw(l, c->vocab, l[best], &c->how[row], c->candidates + (size_t)worker * vocab);
+}
+
 void ref_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
                 const float *logits,                    /* [n_rows, vocab] */
                 const struct sampling *how,             /* host [n_rows] */
                 int n_rows, int vocab, int site) {
-    for (int row = 0; row < n_rows; row++) {
-        const float *l = logits + (size_t)row * (size_t)vocab;
-        token_ids[row] = argmax(l, vocab);
-        if (token_ids[row] < 0) {
-            ref_fault(dev, site, row);
-            token_ids[row] = 0;
-        } else if (how[row].temperature > 0) {
-            struct candidate *c = ref_scratch(dev, SCRATCH_X, sizeof *c * (size_t)vocab, "sample");
-            if (!c)
-                return;
-            token_ids[row] = draw(l, vocab, l[token_ids[row]], &how[row], c);
-        }
-    }
+    struct call c = {dev, token_ids, logits, how, NULL, vocab, site};
+    size_t bytes = sizeof *c.candidates * (size_t)vocab;
+    bool draws = false;
+    for (int row = 0; row < n_rows; row++)
+        draws = draws || how[row].temperature > 0;
+    if (n_rows > 1)
+        bytes *= (size_t)ref_n_threads(dev);
+    if (!draws || (c.candidates = ref_scratch(dev, SCRATCH_X, bytes, "sample")))
+        ref_parallel(dev, n_rows, sample_row, &c);
 }

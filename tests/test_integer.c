@@ -46,10 +46,10 @@ static void set_version(int version) {
  */
 
 /* The largest products of either sign, and those with most beside the high bytes; or anything. */
-enum fill { LARGEST, SMALLEST, LOW_BYTE, MIDDLE, MIXED, ANY, N_FILLS };
+enum fill { LARGEST, SMALLEST, LOW_BYTE, NEAREST_BYTE, MIXED, ANY, N_FILLS };
 
 static int16_t mantissa(enum fill fill, struct random *r) {
-    static const int16_t ends[] = {32639, -32639, 32511, -128, 127, -32512, 0, 1};
+    static const int16_t ends[] = {32639, -32639, 32511, 32384, 127, -32512, -128, 1};
     if (fill == ANY)
         return (int16_t)random_int(r, -32639, 32639);
     return fill == MIXED ? ends[random_int(r, 0, 7)] : ends[fill];
@@ -135,6 +135,20 @@ static void test_long_sums(void **state) {
         for (size_t x = 0; x < N_FILLS; x++)
             for (size_t w = 0; w < COUNT(of_w); w++)
                 check_linear(ms[(i + x + w) % COUNT(ms)], 7, ks[i], (enum fill)x, of_w[w], &r);
+}
+
+/* Rows that are as long as what is summed before lanes are added, or longer, and so many of them
+ * that the weights are turned. */
+static void test_many_rows(void **state) {
+    (void)state;
+    struct random r = {8};
+    static const int ks[] = {192, 255, 256, 257, 320, 513, 1025, 1280};
+    static const int ms[] = {4, 26, 64, 65};
+    static const enum fill fills[] = {LARGEST, SMALLEST, NEAREST_BYTE, ANY};
+    for (size_t i = 0; i < COUNT(ks); i++)
+        for (size_t j = 0; j < COUNT(ms); j++)
+            for (size_t x = 0; x < COUNT(fills); x++)
+                check_linear(ms[j], j % 2 ? 50 : 33, ks[i], fills[x], fills[(x + i) % 4], &r);
 }
 
 /* Several matrices in one call: each as alone. */
@@ -290,9 +304,13 @@ static int close_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear_shapes), cmocka_unit_test(test_linear_parts),
-        cmocka_unit_test(test_long_sums),     cmocka_unit_test(test_products_of_attention),
-        cmocka_unit_test(test_shares),        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_linear_shapes),
+        cmocka_unit_test(test_many_rows),
+        cmocka_unit_test(test_linear_parts),
+        cmocka_unit_test(test_long_sums),
+        cmocka_unit_test(test_products_of_attention),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_choice),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

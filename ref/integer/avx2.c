@@ -40,7 +40,7 @@ static inline void across(int32_t *to, const sums *s) {
 
 #include "ref/integer/kernels.h"
 
-const struct integer_kernels integer_avx2 = KERNELS("avx2");
+const struct integer_kernels integer_avx2 = KERNELS("avx2", dots);
 #else
 const struct integer_kernels integer_avx2;
 #endif

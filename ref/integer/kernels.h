@@ -3,7 +3,7 @@
  *
  *     lanes, N_LANES        a vector of so many mantissas
  *     multiply(a, b)        the products of all lanes, two added to each of N_LANES / 2 sums
- *     across(to, s)         the sum of all of these, for four vectors at once
+ *     across(to, s)         the sum of all of these, modulo 2^32, for four vectors at once
  *     pair, zip_first,      multiply(zip_first(a, b), pair(x)) is x[0] a[d] + x[1] b[d] in sum i,
  *     zip_second            with d = i / 4 * 8 + i % 4; zip_second: with d + 4
  *     W_ROWS, X_ROWS        so many rows at once fill the registers: two sums for each pair of rows
@@ -14,6 +14,7 @@
  *     struct factor         a step of a row; w_factor and x_factor load it
  *     X_HEAD, X_STEP        bytes of a piece of a row of x: what `high` begins with, then each step
  *     multiply_add          adds the products of a step to low and high
+ *     REST_FITS             of so many numbers, the sum of low - 65536 * high fits 32 bits
  */
 #ifndef SAMEBITS_REF_INTEGER_KERNELS_H
 #define SAMEBITS_REF_INTEGER_KERNELS_H
@@ -27,7 +28,8 @@
 enum {
     AHEAD = 2048, /* numbers: a page, at whose end prefetchers leave off */
     LINE = 32,    /* numbers of a cache line */
-    TILE = (X_ROWS * W_ROWS + 3) / 4 * 4
+    TILE = (X_ROWS * W_ROWS + 3) / 4 * 4,
+    FIRST_CACHE = 25 << 10 /* of x, beside w */
 };
 
 static inline int n_steps(int k) {
@@ -51,9 +53,10 @@ UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
 }
 
 /* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas: in each lane of a pair
- * of rows, 65536 * high + low, with 0 <= low < 65536. */
+ * of rows, low is the sum modulo 2^32, and 65536 * high is near it: below it by less than 65536
+ * when the rest of all lanes would not fit. */
 UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_step, int n_x,
-                             const int16_t *w, size_t w_step, int n_w, int steps) {
+                             const int16_t *w, size_t w_step, int n_w, int steps, bool rest_fits) {
     UNROLL for (int s = 0; s < n_x * n_w; s++) {
         high[s] = x_head(x + (size_t)(s / n_w) * x_step);
         low[s] = (wrapped){0};
@@ -71,14 +74,14 @@ UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_s
                 multiply_add(&low[t * n_w + r], &high[t * n_w + r], of_w[r], of_x);
         }
     }
-    UNROLL for (int s = 0; s < n_x * n_w; s++) {
-        wrapped rest = low[s] - ((wrapped)high[s] << 16);
-        high[s] += (sums)rest >> 16;
-        low[s] = rest & 0xffff;
+    if (!rest_fits) {
+        UNROLL for (int s = 0; s < n_x * n_w; s++) high[s] +=
+            (sums)(low[s] - ((wrapped)high[s] << 16)) >> 16;
     }
 }
 
 typedef int32_t four_ints __attribute__((vector_size(16)));
+typedef uint32_t four_wrapped __attribute__((vector_size(16)));
 typedef double four_doubles __attribute__((vector_size(32)));
 
 /* The exact sums of n pairs of rows. There is room for whole fours, which stay vectors: a compiler
@@ -88,6 +91,7 @@ UNROLLED void total(double *to, const sums *high, const wrapped *low, int n) {
         four_ints of_high, of_low;
         across((int32_t *)&of_high, high + s);
         across((int32_t *)&of_low, (const sums *)low + s);
+        of_low = (four_ints)((four_wrapped)of_low - ((four_wrapped)of_high << 16));
         four_doubles found = 65536 * __builtin_convertvector(of_high, four_doubles) +
                              __builtin_convertvector(of_low, four_doubles);
         memcpy(to + s, &found, sizeof found);
@@ -100,7 +104,7 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
     sums high[TILE] = {{0}};
     wrapped low[TILE] = {{0}};
     double found[TILE];
-    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps);
+    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps, steps * STEP <= REST_FITS);
     total(found, high, low, n_x * n_w);
     UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
         double *to = out + (size_t)t * out_step + (size_t)r;
@@ -114,6 +118,8 @@ UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, 
     int t = 0;
     for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
         tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first);
+    for (; X_ROWS > 3 && t + 3 <= n_x; t += 3, x += 3 * x_step, out += 3 * out_step)
+        tile(out, out_step, x, x_step, 3, w, w_step, n_w, steps, is_first);
     for (; X_ROWS > 2 && t + 2 <= n_x; t += 2, x += 2 * x_step, out += 2 * out_step)
         tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first);
     for (; t < n_x; t++, x += x_step, out += out_step)
@@ -138,7 +144,7 @@ UNROLLED void few_of_one(double *out, const char *x, int steps, const int16_t *w
             sums h[1];
             wrapped l[1];
             multiply_piece(h, l, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
-                           steps_of_piece(steps, first));
+                           steps_of_piece(steps, first), steps * STEP <= REST_FITS);
             high[r] += h[0];
             low[r] += l[0];
         }
@@ -157,24 +163,31 @@ static void dots_of_one(double *out, const char *x, int steps, const int16_t *w,
         few_of_one(out + r, x, steps, w + (size_t)r * w_step, w_step, 1);
 }
 
-/* Pieces of several rows of x stay in the first cache while w goes by. */
+/* So many rows of x that their pieces stay in the first cache while w goes by. */
+static void dots_of_group(double *out, size_t out_step, const char *from, size_t x_step, int n_x,
+                          int steps, const int16_t *w, size_t w_step, int n_w) {
+    for (int first = 0; first < steps; first += PIECE_STEPS, from += PIECE_BYTES, w += ROW_PIECE) {
+        int n = steps_of_piece(steps, first), r = 0;
+        for (; r + W_ROWS <= n_w; r += W_ROWS)
+            strip(out + r, out_step, from, x_step, n_x, w + (size_t)r * w_step, w_step, W_ROWS, n,
+                  first == 0);
+        for (; r < n_w; r++)
+            strip(out + r, out_step, from, x_step, n_x, w + (size_t)r * w_step, w_step, 1, n,
+                  first == 0);
+    }
+}
+
 static void dots(double *out, size_t out_step, const struct x_rows *x, int first_x, int n_x,
                  const int16_t *w, size_t w_step, int n_w) {
     const char *from = x->rows + (size_t)first_x * x->row_bytes;
     int steps = n_steps(x->k);
-    if (n_x == 1) {
+    int group = FIRST_CACHE / (X_HEAD + steps_of_piece(steps, 0) * X_STEP) / 4 * 4;
+    if (n_x == 1)
         dots_of_one(out, from, steps, w, w_step, n_w);
-        return;
-    }
-    for (int first = 0; first < steps; first += PIECE_STEPS, from += PIECE_BYTES, w += ROW_PIECE) {
-        int n = steps_of_piece(steps, first), r = 0;
-        for (; r + W_ROWS <= n_w; r += W_ROWS)
-            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step,
-                  W_ROWS, n, first == 0);
-        for (; r < n_w; r++)
-            strip(out + r, out_step, from, x->row_bytes, n_x, w + (size_t)r * w_step, w_step, 1, n,
-                  first == 0);
-    }
+    else
+        for (int t = 0; t < n_x; t += group)
+            dots_of_group(out + (size_t)t * out_step, out_step, from + (size_t)t * x->row_bytes,
+                          x->row_bytes, n_x - t < group ? n_x - t : group, steps, w, w_step, n_w);
 }
 
 /* ---- weighted sums: always pairs and their high halves ----------------------------------------
@@ -224,7 +237,7 @@ static void weighted(float *out, size_t out_step, const int16_t *x, size_t x_ste
             weigh_lanes(out + d, out_step, x, x_step, 1, v + d, v_step, n);
 }
 
-#define KERNELS(name)                                                                              \
+#define KERNELS(name, dots)                                                                        \
     { name, row_bytes, put_row, dots, weighted }
 
 #endif

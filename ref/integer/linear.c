@@ -6,11 +6,9 @@
 #include "ref/ref.h"
 
 enum {
-    BLOCK = 256,            /* rows that are kept */
-    GROUP_BYTES = 25 << 10, /* of pieces of rows that are multiplied at once: they stay in the first
-                               cache */
-    MOST_GROUP = 64,
-    OUTPUTS = 48, /* at once: whole lines, and whole tiles of 1, 2, 3 and 4 */
+    BLOCK = 256,  /* rows that are kept */
+    GROUP = 64,   /* of these, that are multiplied at once */
+    OUTPUTS = 64, /* at once: whole lines, and whole tiles of most kernels */
     MOST_PIECE = 8 * OUTPUTS,
     PIECES = 4, /* for each thread and matrix, where there are so many */
     PUT = 8     /* rows that a thread puts at once */
@@ -24,7 +22,6 @@ struct call {
     struct bfp_rows x;
     int first, n_rows; /* of x, in this block */
     struct x_rows rows;
-    int group; /* rows that are multiplied at once */
 };
 
 static int smaller(int a, int b) {
@@ -43,7 +40,7 @@ static void put_rows(void *context, int item, int worker) {
 static void multiply(const struct call *c, const struct linear_part *part, int first, int n,
                      int first_row, int n_rows) {
     const struct matrix *w = part->w;
-    double sums[MOST_GROUP * OUTPUTS];
+    double sums[GROUP * OUTPUTS];
     const int16_t *rows = (const int16_t *)w->mantissas + (size_t)first * (size_t)w->k;
     c->kernels->dots(sums, OUTPUTS, &c->rows, first_row, n_rows, rows, (size_t)w->k, n);
     for (int r = 0; r < n_rows; r++) {
@@ -68,8 +65,8 @@ static void run_piece(void *context, int item, int worker) {
     int first = (item - c->first_item[p]) * c->piece[p];
     int end = smaller(first + c->piece[p], part->w->n);
     for (int i = first; i < end; i += OUTPUTS)
-        for (int r = 0; r < c->n_rows; r += c->group)
-            multiply(c, part, i, smaller(end - i, OUTPUTS), r, smaller(c->n_rows - r, c->group));
+        for (int r = 0; r < c->n_rows; r += GROUP)
+            multiply(c, part, i, smaller(end - i, OUTPUTS), r, smaller(c->n_rows - r, GROUP));
 }
 
 static void cut_into_pieces(struct call *c, int n_threads) {
@@ -95,8 +92,6 @@ void integer_linear(struct device *dev, const struct linear_part *parts, int n_p
     if (!memory)
         return;
     c.rows = (struct x_rows){memory, row_bytes, k};
-    size_t fit = GROUP_BYTES / c.kernels->row_bytes(smaller(k, ROW_PIECE));
-    c.group = smaller((int)(fit / 4 * 4), MOST_GROUP);
     cut_into_pieces(&c, ref_n_threads(dev));
     for (; c.first < n_tokens; c.first += BLOCK) {
         c.n_rows = smaller(n_tokens - c.first, BLOCK);

@@ -36,7 +36,7 @@ static inline void across(int32_t *to, const sums *s) {
 
 #include "ref/integer/kernels.h"
 
-const struct integer_kernels integer_neon = KERNELS("neon");
+const struct integer_kernels integer_neon = KERNELS("neon", dots);
 #else
 const struct integer_kernels integer_neon;
 #endif

@@ -1,11 +1,11 @@
 /* pairs.h - steps of one vector: its pairs are summed modulo 2^32, and their high halves. What is
- * left of a piece, the low halves of up to 128 pairs a sum, is below 2^23. */
+ * left is the low halves: of the longest row, 32,768 pairs, they are below 2^31. */
 #ifndef SAMEBITS_REF_INTEGER_PAIRS_H
 #define SAMEBITS_REF_INTEGER_PAIRS_H
 
 #include "ref/integer/integer.h"
 
-enum { STEP = N_LANES, X_HEAD = 0, X_STEP = 2 * STEP };
+enum { STEP = N_LANES, X_HEAD = 0, X_STEP = 2 * STEP, REST_FITS = 1 << 16 };
 
 struct factor {
     lanes all;

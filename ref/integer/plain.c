@@ -26,12 +26,14 @@ static inline lanes zip_second(lanes a, lanes b) {
 }
 
 static inline void across(int32_t *to, const sums *s) {
-    for (int i = 0; i < 4; i++)
-        to[i] = s[i][0] + s[i][1] + s[i][2] + s[i][3];
+    for (int i = 0; i < 4; i++) {
+        wrapped w = (wrapped)s[i];
+        to[i] = (int32_t)(w[0] + w[1] + w[2] + w[3]);
+    }
 }
 
 #include "ref/integer/pairs.h"
 
 #include "ref/integer/kernels.h"
 
-const struct integer_kernels integer_plain = KERNELS("plain");
+const struct integer_kernels integer_plain = KERNELS("plain", dots);

@@ -7,11 +7,11 @@
  * - decoding with drafts of n-grams, beside decoding without: answers that quote a text, long
  *   answers, and random text, in which nothing comes twice but by accident.
  *
- * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. That one has
- * nothing to quote, so it is told to: what it draws is replaced by the shipped model's answer. On a
- * CPU time is that of the processor, of all threads together, which other work on the machine changes
- * least; build/gpu/bench/bench_receipts runs on a GPU and takes the time of the clock. No logits
- * are brought to the host.
+ * Two models: the shipped one, and one with the shape of Qwen3-0.6B and random weights. That one
+ * has nothing to quote, so it is told to: what it draws is replaced by the shipped model's answer.
+ * What is compared takes many short turns, each of which begins with the other one; a row is the
+ * median of the turns' ratios, with the quartiles. build/gpu/bench/bench_receipts runs on a GPU. No
+ * logits are brought to the host.
  */
 #include "model/numerics.h"
 #include "model/tokenizer/tokenizer.h"
@@ -24,25 +24,23 @@
 #include <string.h>
 #include <time.h>
 
-enum { ANSWER = 256, PROMPT = 32, TOGETHER = 64, MOST_ROUNDS = 5, MOST_TEXTS = 12 };
+enum { ANSWER = 256, PROMPT = 32, TOGETHER = 64, MOST_TURNS = 64, MOST_TEXTS = 12 };
 
 struct subject {
     struct device *dev;
     struct model model;
     struct generator generator;
     struct kv_pool pool; /* one for all: a recording of a pass is of one pool */
-    json_t *files; /* of receipts: none */
-    int rounds;
+    json_t *files;       /* of receipts: none */
+    const char *name;
+    double seconds; /* of each row; at least one turn, at most MOST_TURNS */
 };
+
+static int n_threads; /* of a CPU */
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
-}
-
-static double median(double *values, int n) {
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    return values[n / 2];
 }
 
 static void must(int result, const struct error *err) {
@@ -96,11 +94,12 @@ static void tell(struct device *dev) {
     dev->ops = &ops;
 }
 
-/* ---- answers ---------------------------------------------------------------------------------- */
+/* ---- answers ----------------------------------------------------------------------------------
+ */
 
 static double seconds_now(void) {
     struct timespec t;
-    clock_gettime(&gpu_ops ? CLOCK_MONOTONIC : CLOCK_PROCESS_CPUTIME_ID, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -150,16 +149,47 @@ static void run_end(struct run *run) {
 
 static struct question random_question(const struct subject *s, int n, float temperature,
                                        uint32_t seed) {
-    struct question q = {
-        malloc(sizeof *q.ids * (size_t)n), n, ANSWER, true, {temperature, 0, 1, seed, true, 0}, 0};
+    struct question q = {malloc(sizeof *q.ids * (size_t)n),  n, ANSWER, true,
+                         {temperature, 0, 1, seed, true, 0}, 0};
     for (int i = 0; i < n; i++)
         q.ids[i] = (int32_t)num_draw(seed, 7, (uint32_t)i, (uint64_t)s->model.config.vocab_size);
     return q;
 }
 
-static void show(const char *model, const char *what, double per_second, double beside,
-                 double ratio, const char *wanted) {
-    printf("%-12s %-58s %9.1f %9.1f %7.3f  %s\n", model, what, per_second, beside, ratio, wanted);
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+/* What two things took, turn by turn. */
+struct turns {
+    double before[MOST_TURNS], after[MOST_TURNS];
+    int n;
+};
+
+static void add_turn(struct turns *t, double before, double after) {
+    t->before[t->n] = before;
+    t->after[t->n++] = after;
+}
+
+/* Whether there is time for another one since `began`. */
+static bool goes_on(const struct subject *s, const struct turns *t, double began) {
+    return !t->n || (t->n < MOST_TURNS && seconds_now() - began < s->seconds);
+}
+
+/* Tokens per second of both, and before : after. */
+static void show(const struct subject *s, const char *what, const struct turns *t, double n_tokens,
+                 const char *wanted) {
+    double ratio[MOST_TURNS], after[MOST_TURNS];
+    char text[80];
+    int n = t->n;
+    for (int i = 0; i < n; i++) {
+        ratio[i] = t->before[i] / t->after[i];
+        after[i] = t->after[i];
+    }
+    qsort(ratio, (size_t)n, sizeof *ratio, by_value);
+    qsort(after, (size_t)n, sizeof *after, by_value);
+    snprintf(text, sizeof text, "%s", what);
+    printf("%-11s %-60s %9.1f %9.1f %7.3f  %.3f - %.3f of %2d  %s\n", s->name, text,
+           n_tokens / after[n / 2], n_tokens / (after[n / 2] * ratio[n / 2]), ratio[n / 2],
+           ratio[n / 4], ratio[n - 1 - n / 4], n, wanted);
     fflush(stdout);
 }
 
@@ -194,111 +224,113 @@ static double verify(struct subject *s, json_t *const *json, int n) {
     return seconds;
 }
 
-static void bench_answers(struct subject *s, const char *name, const char *how, float temperature) {
-    struct question q = random_question(s, PROMPT, temperature, 5);
-    double without[MOST_ROUNDS], with[MOST_ROUNDS], cost[MOST_ROUNDS], check[MOST_ROUNDS],
-        gain[MOST_ROUNDS];
-    char what[80];
-    for (int i = 0; i < s->rounds; i++) {
-        struct run a, b;
-        json_t *json;
-        answer(s, &q, 1, false, NULL, &a);
-        answer(s, &q, 1, true, NULL, &b);
-        receipts_of(s, &b, 1, &json);
-        without[i] = a.decoding;
-        with[i] = b.decoding;
-        cost[i] = with[i] / without[i];
-        check[i] = verify(s, &json, 1);
-        gain[i] = a.all / check[i];
-        json_decref(json);
-        run_end(&a);
-        run_end(&b);
+/* How long n rows are hashed. */
+static void bench_hashes(struct subject *s, int n) {
+    struct device *dev = s->dev;
+    struct error err;
+    struct fault fault;
+    size_t vocab = (size_t)s->model.config.vocab_size, bytes = sizeof(float) * (size_t)n * vocab;
+    enum { TIMES = 10, TRIES = 21 };
+    float *rows = dev->ops->alloc(dev, bytes, "logits", &err);
+    unsigned char *hashes = dev->ops->alloc(dev, SHA256_BYTES * (size_t)n, "hashes", &err);
+    double seconds[TRIES];
+    must(!rows || !hashes, &err);
+    for (int i = 0; i < TRIES; i++) {
+        double began = seconds_now();
+        for (int j = 0; j < TIMES; j++)
+            dev->ops->hash_rows(dev, hashes, rows, n, (int)vocab);
+        must(dev->ops->sync(dev, &fault, &err), &err);
+        seconds[i] = (seconds_now() - began) / TIMES;
     }
-    int n = s->rounds;
-    snprintf(what, sizeof what, "%s: with receipts, beside without", how);
-    show(name, what, (ANSWER - 1) / median(with, n), (ANSWER - 1) / median(without, n),
-         1 / median(cost, n), "at least 0.97");
-    snprintf(what, sizeof what, "%s: verifying, beside generating", how);
-    show(name, what, ANSWER / median(check, n), ANSWER / (median(check, n) * median(gain, n)),
-         median(gain, n), "at least 5");
-    free(q.ids);
+    qsort(seconds, TRIES, sizeof *seconds, by_value);
+    printf("%-11s hashing %d rows of logits: %.1f us\n", s->name, n, 1e6 * seconds[TRIES / 2]);
+    dev->ops->free(dev, rows, bytes);
+    dev->ops->free(dev, hashes, SHA256_BYTES * (size_t)n);
 }
 
-/* ---- many answers together ------------------------------------------------------------------- */
-
-static void bench_together(struct subject *s, const char *name, float temperature) {
+/* n answers together, of which the first is also written alone. */
+static void bench_answers(struct subject *s, int n, float temperature) {
+    struct turns cost = {0}, check = {0}, alone = {0};
     struct question q[TOGETHER];
-    double without[MOST_ROUNDS], with[MOST_ROUNDS], check[MOST_ROUNDS], alone[MOST_ROUNDS];
     char what[80];
-    for (int i = 0; i < TOGETHER; i++)
+    for (int i = 0; i < n; i++)
         q[i] = random_question(s, PROMPT, temperature, 100 + (uint32_t)i);
-    for (int i = 0; i < s->rounds; i++) {
-        struct run one, a, b;
+    for (double began = seconds_now(); goes_on(s, &cost, began);) {
+        struct run runs[2], one;
         json_t *json[TOGETHER];
-        answer(s, q, 1, false, NULL, &one);
-        answer(s, q, TOGETHER, false, NULL, &a);
-        answer(s, q, TOGETHER, true, NULL, &b);
-        receipts_of(s, &b, TOGETHER, json);
-        alone[i] = TOGETHER * one.all;
-        without[i] = a.all;
-        with[i] = b.all;
-        check[i] = verify(s, json, TOGETHER);
-        for (int j = 0; j < TOGETHER; j++)
-            json_decref(json[j]);
-        run_end(&one);
-        run_end(&a);
-        run_end(&b);
+        for (int i = 0; i < 2; i++) { /* with receipts is run 1, and every other time first */
+            int with = (i + cost.n) % 2;
+            answer(s, q, n, with, NULL, &runs[with]);
+        }
+        receipts_of(s, &runs[1], n, json);
+        double seconds = verify(s, json, n);
+        add_turn(&cost, n > 1 ? runs[0].all : runs[0].decoding,
+                 n > 1 ? runs[1].all : runs[1].decoding);
+        add_turn(&check, runs[0].all, seconds);
+        if (n > 1) {
+            answer(s, q, 1, false, NULL, &one);
+            add_turn(&alone, n * one.all, seconds);
+            run_end(&one);
+        }
+        for (int i = 0; i < n; i++)
+            json_decref(json[i]);
+        run_end(&runs[0]);
+        run_end(&runs[1]);
     }
-    int n = s->rounds, tokens = TOGETHER * ANSWER;
-    double a = median(alone, n), b = median(without, n), c = median(with, n), d = median(check, n);
-    snprintf(what, sizeof what, "64 together, temperature %g: ", (double)temperature);
-    size_t used = strlen(what);
-    snprintf(what + used, sizeof what - used, "with receipts, beside without");
-    show(name, what, tokens / c, tokens / b, b / c, "at least 0.95");
-    snprintf(what + used, sizeof what - used, "verifying, beside generating");
-    show(name, what, tokens / d, tokens / b, b / d, "");
-    snprintf(what + used, sizeof what - used, "verifying, beside one by one");
-    show(name, what, tokens / d, tokens / a, a / d, "at least 20");
-    for (int i = 0; i < TOGETHER; i++)
+    int used = snprintf(what, sizeof what, "%d at once, temperature %g: ", n, (double)temperature);
+    char *rest = what + used;
+    size_t room = sizeof what - (size_t)used;
+    snprintf(rest, room, "with receipts, beside without");
+    show(s, what, &cost, n * (n > 1 ? ANSWER : ANSWER - 1),
+         &gpu_ops ? "at least 0.95" : "at least 0.97");
+    snprintf(rest, room, "verifying, beside generating");
+    show(s, what, &check, n * ANSWER, n > 1 ? "" : "at least 5");
+    snprintf(rest, room, "verifying, beside one by one");
+    if (n > 1)
+        show(s, what, &alone, n * ANSWER, "at least 20");
+    for (int i = 0; i < n; i++)
         free(q[i].ids);
 }
 
 /* ---- drafts ---------------------------------------------------------------------------------- */
 
+static void must_be_same(const struct run *a, const struct run *b) {
+    const struct sequence *x = &a->engine.answers->sequence, *y = &b->engine.answers->sequence;
+    if (x->n_tokens != y->n_tokens ||
+        memcmp(x->tokens, y->tokens, sizeof *x->tokens * (size_t)x->n_tokens))
+        fail("drafts change the answer");
+}
+
 /* All questions, with and without drafts. */
-static void bench_drafts(struct subject *s, const char *name, const char *what,
-                         const struct question *questions, int n, const char *wanted) {
-    double without[MOST_ROUNDS], with[MOST_ROUNDS], ratio[MOST_ROUNDS];
+static void bench_drafts(struct subject *s, const char *what, const struct question *questions,
+                         int n, const char *wanted) {
+    struct turns turns = {0};
     long proposed = 0, accepted = 0, n_tokens = 0;
     char text[80];
     struct error err;
     struct drafter *drafter = ngram_drafter_new(&s->model.config, &err);
     must(!drafter, &err);
-    for (int i = 0; i < s->rounds; i++) {
-        without[i] = with[i] = 0;
+    for (double began = seconds_now(); goes_on(s, &turns, began);) {
+        double seconds[2] = {0};
         proposed = accepted = n_tokens = 0;
         for (int j = 0; j < n; j++) {
-            struct run a, b;
-            answer(s, &questions[j], 1, false, NULL, &a);
-            answer(s, &questions[j], 1, false, drafter, &b);
-            const struct sequence *x = &a.engine.answers->sequence,
-                                  *y = &b.engine.answers->sequence;
-            if (x->n_tokens != y->n_tokens ||
-                memcmp(x->tokens, y->tokens, sizeof *x->tokens * (size_t)x->n_tokens))
-                fail("drafts change the answer");
-            without[i] += a.decoding;
-            with[i] += b.decoding;
-            proposed += b.engine.proposed;
-            accepted += b.engine.accepted;
-            n_tokens += sequence_new_tokens(x) - 1;
-            run_end(&a);
-            run_end(&b);
+            struct run runs[2];
+            for (int i = 0; i < 2; i++) {
+                int with = (i + turns.n) % 2;
+                answer(s, &questions[j], 1, false, with ? drafter : NULL, &runs[with]);
+                seconds[with] += runs[with].decoding;
+            }
+            must_be_same(&runs[0], &runs[1]);
+            proposed += runs[1].engine.proposed;
+            accepted += runs[1].engine.accepted;
+            n_tokens += sequence_new_tokens(&runs[0].engine.answers->sequence) - 1;
+            run_end(&runs[0]);
+            run_end(&runs[1]);
         }
-        ratio[i] = without[i] / with[i];
+        add_turn(&turns, seconds[0], seconds[1]);
     }
     snprintf(text, sizeof text, "%s (%ld of %ld accepted)", what, accepted, proposed);
-    double r = median(ratio, s->rounds), w = median(with, s->rounds);
-    show(name, text, (double)n_tokens / w, (double)n_tokens / (w * r), r, wanted);
+    show(s, text, &turns, (double)n_tokens, wanted);
     drafter_free(drafter);
 }
 
@@ -335,20 +367,20 @@ static void free_questions(struct question *q, int n) {
         free(q[i].ids);
 }
 
-static void bench_random_text(struct subject *s, const char *name, int n) {
+static void bench_random_text(struct subject *s, int n) {
     struct question q[4];
     for (int i = 0; i < n; i++)
         q[i] = random_question(s, 64, 1, 11 + (uint32_t)i);
-    bench_drafts(s, name, "random text, drafts beside none", q, n, "at least 0.95");
+    bench_drafts(s, "random text, drafts beside none", q, n, "at least 0.95");
     free_questions(q, n);
     q[0] = random_question(s, 64, 0, 11);
-    bench_drafts(s, name, "greedy from a random prompt, drafts beside none", q, 1, "");
+    bench_drafts(s, "greedy from a random prompt, drafts beside none", q, 1, "");
     free_questions(q, 1);
 }
 
 static void start(struct subject *s, const char *folder) {
     struct error err;
-    struct device_options options = {.n_threads = 2};
+    struct device_options options = {.n_threads = n_threads};
     struct kv_pool_options pool = {.block_size = 16,
                                    .n_blocks = (&gpu_ops ? TOGETHER : 1) * (512 / 16)};
     const struct ops *ops = &gpu_ops ? &gpu_ops : &ref_ops;
@@ -393,47 +425,54 @@ static int quotes_told(struct question *q) {
     return n;
 }
 
-static void bench(const char *name, const char *folder, int rounds, bool shipped,
-                  const char *part) {
-    struct subject s = {.files = json_object(), .rounds = rounds};
+static void bench(const char *name, const char *folder, double seconds, const char *part) {
+    struct subject s = {.files = json_object(), .name = name, .seconds = seconds};
+    bool shipped = !strcmp(name, "shipped");
     start(&s, folder);
-    if (strcmp(part, "drafts") && &gpu_ops) {
-        bench_together(&s, name, 0);
-        bench_together(&s, name, 1);
+    if (strstr(part, "together") && &gpu_ops) {
+        bench_hashes(&s, TOGETHER);
+        bench_answers(&s, TOGETHER, 0);
+        bench_answers(&s, TOGETHER, 1);
     }
-    if (strcmp(part, "drafts")) {
-        bench_answers(&s, name, "greedy", 0);
-        bench_answers(&s, name, "temperature 1", 1);
+    if (strstr(part, "answers")) {
+        bench_hashes(&s, 1);
+        bench_answers(&s, 1, 0);
+        bench_answers(&s, 1, 1);
     }
-    if (strcmp(part, "answers")) {
+    if (strstr(part, "quotes")) {
         struct question q[MOST_TEXTS];
         int n = quotes_told(q);
         if (!shipped)
             tell(s.dev);
-        bench_drafts(&s, name, "quotes, drafts beside none", q, n - 1, "at least 1.8");
-        bench_drafts(&s, name, "a list that repeats itself, drafts beside none", q + n - 1, 1, "");
+        bench_drafts(&s, "quotes, drafts beside none", q, n - 1, "at least 1.8");
+        bench_drafts(&s, "a list that repeats itself, drafts beside none", q + n - 1, 1, "");
         free_questions(q, n);
-        bench_random_text(&s, name, shipped ? 4 : 1);
     }
+    if (strstr(part, "random"))
+        bench_random_text(&s, shipped ? 4 : 1);
     end(&s);
     json_decref(s.files);
 }
 
-/* bench_receipts [shipped|qwen3-0.6b|FOLDER [answers|drafts]]: only one of the models, or another
- * one, and a part. */
+/* bench_receipts [shipped|qwen3-0.6b|all|FOLDER [PARTS [SECONDS [THREADS]]]]: only one of the
+ * models, or another one; some of the parts together,answers,quotes,random; for each row so many
+ * seconds; with so many threads. */
 int main(int argc, char **argv) {
     char folder[128], path[160];
-    const char *only = argc > 1 ? argv[1] : "", *part = argc > 2 ? argv[2] : "";
-    printf("%-12s %-58s %9s %9s %7s  %s\n", "model", "", "tokens/s", "beside", "ratio", "wanted");
-    int rounds = &gpu_ops ? 3 : 1;
+    const char *only = argc > 1 ? argv[1] : "all";
+    const char *part = argc > 2 ? argv[2] : "together,answers,quotes,random";
+    double seconds = argc > 3 ? atof(argv[3]) : 10;
+    n_threads = argc > 4 ? atoi(argv[4]) : 2;
+    printf("%-11s %-60s %9s %9s %7s  %s\n", "model", "", "tokens/s", "beside", "ratio",
+           "quartiles, turns     wanted");
     if (strchr(only, '/'))
-        bench(basename(only), only, rounds, false, part);
+        bench(basename(only), only, seconds, part);
     else if (strcmp(only, "qwen3-0.6b"))
-        bench("shipped", "data/model", MOST_ROUNDS, true, part);
+        bench("shipped", "data/model", seconds, part);
     if (!strcmp(only, "shipped") || strchr(only, '/'))
         return 0;
     write_checkpoint(folder, path);
-    bench("qwen3-0.6b", folder, rounds, false, part);
+    bench("qwen3-0.6b", folder, seconds, part);
     remove_checkpoint(folder, path);
     return 0;
 }
