@@ -7,26 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* clang-format off */
 static const char *const tensor_names[N_TENSORS] = {
-    "embedding",
-    "attention norm",
-    "q",
-    "k",
-    "v",
-    "q after RoPE",
-    "k after RoPE",
-    "attention output",
-    "o projection",
-    "residual after attention",
-    "FFN norm",
-    "gate",
-    "up",
-    "SwiGLU",
-    "down projection",
-    "residual after FFN",
-    "final norm",
-    "logits",
-};
+    "embedding", "attention norm", "q", "k", "v", "q after RoPE", "k after RoPE",
+    "attention output", "o projection", "residual after attention", "FFN norm", "gate", "up",
+    "SwiGLU", "down projection", "residual after FFN", "final norm", "logits"};
+/* clang-format on */
 
 const char *tensor_name(enum tensor_id id) {
     return tensor_names[id];

@@ -19,36 +19,33 @@ struct candidate {
     uint32_t weight;
 };
 
-static int by_logit(const void *a, const void *b) {
-    const struct candidate *x = a, *y = b;
-    if (x->logit != y->logit)
-        return x->logit > y->logit ? -1 : 1;
-    return x->id < y->id ? -1 : 1;
-}
-
 static int by_id(const void *a, const void *b) {
     const struct candidate *x = a, *y = b;
     return x->id < y->id ? -1 : 1;
 }
 
-/* -1 when a logit is not finite. As integers, which compilers compare many at once: they are in the
- * order of the numbers, but that they tell 0 from -0. */
+static int by_logit(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    return x->logit == y->logit ? by_id(a, b) : x->logit > y->logit ? -1 : 1;
+}
+
+/* Integers in the order of the numbers: compilers compare many of them at once. */
+static int32_t order_of(float x) {
+    int32_t magnitude = (int32_t)num_magnitude(x);
+    return num_bits(x) >> 31 ? -magnitude : magnitude;
+}
+
+/* -1 when a logit is not finite. */
 static int32_t argmax(const float *logits, int vocab) {
-    uint32_t magnitude = 0;
-    int32_t most = INT32_MIN;
+    int32_t most = INT32_MIN, least = INT32_MAX, first = 0;
     for (int i = 0; i < vocab; i++) {
-        uint32_t bits = num_bits(logits[i]), m = num_magnitude(logits[i]);
-        int32_t key = (int32_t)(bits ^ (bits >> 31 ? 0x7fffffffu : 0));
-        magnitude = m > magnitude ? m : magnitude;
-        most = key > most ? key : most;
+        int32_t x = order_of(logits[i]);
+        most = x > most ? x : most;
+        least = x < least ? x : least;
     }
-    if (magnitude >= 0x7f800000u)
-        return -1;
-    float largest = num_float((uint32_t)most ^ (most < 0 ? 0x7fffffffu : 0));
-    int32_t first = 0;
-    while (logits[first] != largest)
+    while (order_of(logits[first]) != most)
         first++;
-    return first;
+    return most < 0x7f800000 && least > -0x7f800000 ? first : -1;
 }
 
 static uint64_t sum_of(const struct candidate *c, int n) {
