@@ -2,14 +2,15 @@
  * hash_rows: SHA-256 of rows (FIPS 180-4), as a tree. A thread hashes a piece: one hash is a chain
  * of steps, but a row has many pieces. A block does several levels of the tree, whose digests are
  * in shared memory: all of a small row; of a large one the first two, in many small blocks, and
- * what is left is a row for another launch.
+ * what is left is a row for another launch. Behind sample, which waits for memory, both run at
+ * once: they read the same rows.
  */
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
 #include "model/sha256.h"
 
 enum { PIECE_WORDS = HASH_PIECE_BYTES / 4, BRANCHES = PIECE_WORDS / DIGEST_WORDS };
-enum { MOST_THREADS = BRANCHES * BRANCHES, FEW_THREADS = 4 * BRANCHES };
+enum { MOST_THREADS = BRANCHES * BRANCHES, FEW_THREADS = 8 * BRANCHES };
 
 /* SHA-256 reads and writes big-endian words. */
 static __device__ __forceinline__ uint32_t swap_bytes(uint32_t x) {
@@ -53,11 +54,14 @@ static __device__ __forceinline__ void hash_piece(uint32_t state[DIGEST_WORDS], 
 }
 
 /* A part of a row of n_words for each block, a piece of it for each thread, and then the digests:
- * once, or, where a row has one part, until there is one. out_words: of the digests of a row. */
+ * once, or, where a row has one part, until there is one. out_words: of the digests of a row.
+ * are_there: the rows, though the kernel before this one may still run. */
 __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int n_words,
-                                   int out_words, int n_parts, bool aligned) {
+                                   int out_words, int n_parts, bool aligned, bool are_there) {
     SHARED(uint32_t, below, [MOST_THREADS * DIGEST_WORDS]);
-    run_in_turn();
+    let_next_kernel_start();
+    if (!are_there)
+        wait_for_previous_kernel();
     int part = (int)blockIdx.x % n_parts, most = (int)blockDim.x * PIECE_WORDS;
     size_t row = blockIdx.x / (unsigned)n_parts;
     const uint32_t *x = rows + row * (size_t)n_words + part * most;
@@ -74,9 +78,12 @@ __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int 
         x = below;
         aligned = true;
     }
-    uint32_t *to = digests + row * (size_t)out_words + part * 4 * DIGEST_WORDS;
+    uint32_t *to =
+        digests + row * (size_t)out_words + part * (FEW_THREADS / BRANCHES) * DIGEST_WORDS;
     if ((int)threadIdx.x < n)
         to[threadIdx.x] = below[threadIdx.x];
+    if (are_there)
+        wait_for_previous_kernel(); /* the next kernel takes it that all before it have ended */
 }
 
 void gpu_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
@@ -87,10 +94,12 @@ void gpu_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA25
     int n_words = n_cols, n_pieces = (int)gpu_blocks((size_t)n_cols, PIECE_WORDS);
     /* The digests of a launch behind those of the one before it: half as many at most. */
     size_t most = 2 * (size_t)n_rows * gpu_blocks((size_t)n_pieces, BRANCHES);
-    uint32_t *to = (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS, SHA256_BYTES * most, "hash_rows");
+    uint32_t *to =
+        (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL, SHA256_BYTES * most, "hash_rows");
     if (gpu->failed || !n_rows)
         return;
-    for (bool last = false; !last;) {
+    bool are_there = gpu->sampled == x && gpu->sampled_at == gpu->launches;
+    for (bool last = false; !last; are_there = false) {
         last = n_pieces <= MOST_THREADS;
         int threads = last ? MOST_THREADS : FEW_THREADS;
         int n_parts = (int)gpu_blocks((size_t)n_pieces, (size_t)threads);
@@ -98,7 +107,7 @@ void gpu_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA25
         bool aligned = n_words % 4 == 0 && (uintptr_t)from % 16 == 0;
         GPU_LAUNCH_EARLY(gpu, hash_rows_1, (unsigned)n_rows * (unsigned)n_parts, threads, 0,
                          last ? (uint32_t *)digests : to, from, n_words, out_words, n_parts,
-                         aligned);
+                         aligned, are_there);
         from = to;
         to += (size_t)n_rows * (size_t)out_words;
         n_words = out_words;

@@ -92,7 +92,8 @@ __global__ static void sample_1(int32_t *token_ids, const float *all_logits,
                                 int site, unsigned long long *fault) {
     SHARED(unsigned long long, part, [THREADS / 32]);
     SHARED(unsigned long long, run_sums, [THREADS]);
-    run_in_turn();
+    wait_for_previous_kernel();
+    let_next_kernel_start(); /* hash_rows reads the same logits */
     size_t at = (size_t)blockIdx.x * (size_t)vocab;
     struct row r = {all_logits + at, all_weights ? all_weights + at : NULL, vocab, part};
     struct sampling how = {};
@@ -152,4 +153,6 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     dev->ops->upload(dev, on_device, how, bytes);
     GPU_LAUNCH_EARLY(gpu, sample_1, n_rows, THREADS, 0, token_ids, logits, on_device, weights,
                      vocab, site, gpu->fault);
+    gpu->sampled = logits;
+    gpu->sampled_at = gpu->launches;
 }

@@ -356,11 +356,11 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
     struct device *dev = model->dev;
     int n = batch->n_logits;
     parallel_wait(model->parallel, dev); /* what follows may wait without a limit */
-    if (n && batch->hashes)
-        dev->ops->hash_rows(dev, ws->hashes, ws->logits, n, model->config.vocab_size);
     if (n)
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
+    if (n && batch->hashes)
+        dev->ops->hash_rows(dev, ws->hashes, ws->logits, n, model->config.vocab_size);
     struct fault fault;
     if (parallel_check(model->parallel, err) || dev->ops->sync(dev, &fault, err))
         return -1;
