@@ -120,7 +120,7 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
  * A block: 8 * TILES rows of W and 16 rows of x. Its warps take every eighth step of 64 columns and
  * add up at the end. STAGES steps of every warp are on their way at once, so that memory always has
  * work, and the first ones before the kernel that makes x has ended. More tiles read x less often;
- * fewer give more blocks.
+ * fewer give more blocks, which is good while all of them run at once, two on a processor.
  */
 template <int TILES, int STAGES>
 __global__ static void __launch_bounds__(WARPS * 32, 2)
@@ -143,12 +143,15 @@ __global__ static void __launch_bounds__(WARPS * 32, 2)
         padded,
         w.n};
     uint4 *mine = ring + warp * 32 + lane;
-    /* Entry j of the sums is element j / 32 % 4 of lane j % 32 of tile j / 128: at most one for
-     * each thread, whose exponent it reads while it waits. */
-    int entry = warp * 32 + lane, element = entry / 32 % 4;
-    int out = first_out + entry / 128 * 8 + quarter * 2 + element % 2;
+    /* Entry j of the sums is element j / 32 % 4 of lane j % 32 of tile j / 128: EACH for a thread,
+     * one in every second tile, whose exponents it reads while it waits. */
+    const int EACH = (TILES + 1) / 2;
+    int element = warp % 4, w_exponents[EACH];
+    first_out += warp / 4 * 8 + quarter * 2 + element % 2;
     let_next_kernel_start();
-    int w_exponent = w.exponents[min(out, w.n - 1)];
+    UNROLL
+    for (int i = 0; i < EACH; i++)
+        w_exponents[i] = w.exponents[min(first_out + i * 16, w.n - 1)];
     UNROLL
     for (int i = 0; i < STAGES; i++)
         copy_weights<TILES>(mine + i * vectors, &task, warp + i * WARPS);
@@ -173,15 +176,18 @@ __global__ static void __launch_bounds__(WARPS * 32, 2)
         part[warp * TILES * 128 + tile * 128 + i * 32 + lane] =
             65536ll * sums[tile].high[i] + 256ll * sums[tile].middle[i] + sums[tile].low[i];
     __syncthreads();
-    if (entry >= TILES * 128)
-        return;
-    long long dot = 0;
-    for (int i = 0; i < WARPS; i++)
-        dot += part[i * TILES * 128 + entry];
     token += element / 2 * 8;
-    if (token < n_tokens && out < w.n)
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        int tile = warp / 4 + i * 2, out = first_out + i * 16;
+        if (tile >= TILES || token >= n_tokens || out >= w.n)
+            continue;
+        long long dot = 0;
+        for (int j = 0; j < WARPS; j++)
+            dot += part[j * TILES * 128 + tile * 128 + element * 32 + lane];
         w.y[(size_t)token * (size_t)w.n + (size_t)out] =
-            num_dot_to_float((double)dot, x.exponents[token] + w_exponent - 30);
+            num_dot_to_float((double)dot, x.exponents[token] + w_exponents[i] - 30);
+    }
 }
 
 template <int TILES, int STAGES>
@@ -213,11 +219,16 @@ bool gpu_linear_few_rows_fits(const struct gpu_device *gpu, const struct matrix 
 
 void gpu_linear_few_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                          struct bfp_rows x, int n_tokens) {
-    int n = 0;
-    for (int i = 0; i < n_parts; i++)
-        n += parts[i].w->n;
-    if (n >= 4096)
-        launch_4<2, 3>(gpu, parts, n_parts, x, n_tokens);
-    else
+    auto all_run = [&](int tiles) {
+        unsigned n = 0;
+        for (int i = 0; i < n_parts; i++)
+            n += gpu_blocks((size_t)parts[i].w->n, (size_t)(8 * tiles));
+        return n <= 2 * (unsigned)gpu->n_processors;
+    };
+    if (all_run(1))
         launch_4<1, 3>(gpu, parts, n_parts, x, n_tokens);
+    else if (!all_run(2) && all_run(3))
+        launch_4<3, 3>(gpu, parts, n_parts, x, n_tokens);
+    else
+        launch_4<2, 3>(gpu, parts, n_parts, x, n_tokens);
 }
