@@ -89,9 +89,9 @@ struct gpu_device {
                             other plans */
     bool launches_early; /* programmatic dependent launch: compute capability 9.0 */
     long launches;       /* kernels, cuBLAS calls and graphs so far */
-    const float *sampled; /* the logits of sample, which lets the next kernel start when they are
-                             all there, */
-    long sampled_at;      /* and `launches` behind it */
+    const float *sampled; /* what the last sample read: a kernel behind it may start while it runs,
+                             and read the same */
+    long sampled_at;      /* `launches` after that sample: as many still, and nothing came between */
     long memory_changes;
     long weights_changes;             /* matrices filled and freed so far */
     struct {                          /* of decode_step (gpu/fast/step/step.cu) */

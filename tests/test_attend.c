@@ -51,7 +51,8 @@ static void note_error(struct errors *e, double x) {
 
 /* Root mean square and worst. (A mantissa is rounded by 2^-16 of its row's largest number. Where a
  * query sees many keys that hardly shows; where it sees one or two, a score is off by 5e-5, one
- * standard deviation, for rows of numbers around 1. The fewer cases, the more their mean wanders.) */
+ * standard deviation, for rows of numbers around 1. The fewer cases, the more their mean wanders.)
+ */
 static void expect_small(const char *type, const char *what, const struct errors *e, double mean,
                          double worst) {
     double got = e->n ? sqrt(e->squares / (double)e->n) : 0;
@@ -327,6 +328,23 @@ static void test_many_queries(void **state) {
     }
 }
 
+/* Prompts with heads about the widths of kernels that are compiled for a few. */
+static void test_widths_of_prompts(void **state) {
+    static const int dims[] = {62, 66, 126, 130, 254};
+    struct test_device *t = *state;
+    struct random r = {917};
+    for (int i = 0; i < (int)COUNT(dims); i++) {
+        struct attend_wish wish = attend_anything(90);
+        wish.batch = wish.kv_heads = wish.group = 1;
+        wish.kv_len = 90;
+        wish.qo_len = 70;
+        wish.head_dim = dims[i];
+        wish.type = KV_BFP16;
+        wish.window_left = 60;
+        check_case(t, &r, &wish);
+    }
+}
+
 /* The longest sequences that are no prompts for version 4, of 48 rows or 4 tokens, and the shortest
  * that are; in a layout that its kernels for decoding do not read, too. */
 static void test_where_prompts_begin(void **state) {
@@ -436,6 +454,7 @@ int main(void) {
         cmocka_unit_test(test_many_queries),         cmocka_unit_test(test_vllm_layout),
         cmocka_unit_test(test_another_plan),         cmocka_unit_test(test_largest_windows),
         cmocka_unit_test(test_plans_of_other_types), cmocka_unit_test(test_where_prompts_begin),
+        cmocka_unit_test(test_widths_of_prompts),
     };
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }
