@@ -123,6 +123,10 @@ static void close_device(struct device *dev) {
     ref_threads_free(gpu->threads);
     free(gpu->step.layers);
     cudaFreeHost(gpu->fault);
+    if (gpu->hash_copied)
+        cudaEventDestroy(gpu->hash_copied);
+    if (gpu->hash_stream)
+        cudaStreamDestroy(gpu->hash_stream);
     if (gpu->blas)
         cublasDestroy(gpu->blas);
     if (gpu->stream)
@@ -198,7 +202,9 @@ static struct device *open_device(const struct device_options *options, struct e
     gpu->base.ops = &TABLE;
     gpu->n_threads = options->n_threads;
     gpu->failed = !find_gpu(gpu);
-    if (!gpu->failed && gpu_ok(gpu, cudaStreamCreate(&gpu->stream), "opening a stream") &&
+    if (!gpu->failed &&
+        gpu_ok(gpu, cudaStreamCreateWithPriority(&gpu->stream, cudaStreamDefault, -1),
+               "opening a stream") &&
         gpu_blas_ok(gpu, cublasCreate(&gpu->blas), "starting cuBLAS") &&
         gpu_blas_ok(gpu, cublasSetStream(gpu->blas, gpu->stream), "starting cuBLAS") &&
         gpu_ok(gpu, cudaMallocHost((void **)&gpu->fault, sizeof *gpu->fault),

@@ -57,6 +57,7 @@ enum gpu_scratch {
     GPU_SCRATCH_STEP,
     GPU_SCRATCH_PACKED,
     GPU_SCRATCH_LAYERS,
+    GPU_SCRATCH_HASHED,
     N_GPU_SCRATCH
 };
 
@@ -91,7 +92,10 @@ struct gpu_device {
     long launches;       /* kernels, cuBLAS calls and graphs so far */
     const float *sampled; /* what the last sample read: a kernel behind it may start while it runs,
                              and read the same */
-    long sampled_at;      /* `launches` after that sample: as many still, and nothing came between */
+    long sampled_at; /* `launches` after that sample: as many still, and nothing came between */
+    cudaStream_t hash_stream; /* of hash_rows, behind an event of the other; NULL: not wanted yet */
+    cudaEvent_t hash_copied;
+    bool hashing; /* since hash_rows, until hash_wait */
     long memory_changes;
     long weights_changes;             /* matrices filled and freed so far */
     struct {                          /* of decode_step (gpu/fast/step/step.cu) */
@@ -247,7 +251,7 @@ template <int WARPS, class T> static __device__ __forceinline__ T row_sum(T x, T
     LATER_OP(attention_plan_new) LATER_OP(attention_plan_free) LATER_OP(attention_plan)            \
     LATER_OP(attention_plan_form) LATER_OP(attend) LATER_OP(merge_states) LATER_OP(finish_states)  \
     LATER_OP(kv_convert) OP(silu_mul) OP(silu_mul_snap) OP(add) OP(sample) LATER_OP(hash_rows)     \
-    LATER_OP(decode_step)
+    LATER_OP(hash_wait) LATER_OP(decode_step)
 /* clang-format on */
 
 #define DECLARE_OP(name) std::remove_pointer_t<decltype(ops::name)> gpu_##name;

@@ -54,14 +54,10 @@ static __device__ __forceinline__ void hash_piece(uint32_t state[DIGEST_WORDS], 
 }
 
 /* A part of a row of n_words for each block, a piece of it for each thread, and then the digests:
- * once, or, where a row has one part, until there is one. out_words: of the digests of a row.
- * are_there: the rows, though the kernel before this one may still run. */
+ * once, or, where a row has one part, until there is one. out_words: of the digests of a row. */
 __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int n_words,
-                                   int out_words, int n_parts, bool aligned, bool are_there) {
+                                   int out_words, int n_parts, bool aligned) {
     SHARED(uint32_t, below, [MOST_THREADS * DIGEST_WORDS]);
-    let_next_kernel_start();
-    if (!are_there)
-        wait_for_previous_kernel();
     int part = (int)blockIdx.x % n_parts, most = (int)blockDim.x * PIECE_WORDS;
     size_t row = blockIdx.x / (unsigned)n_parts;
     const uint32_t *x = rows + row * (size_t)n_words + part * most;
@@ -82,35 +78,73 @@ __global__ static void hash_rows_1(uint32_t *digests, const uint32_t *rows, int 
         digests + row * (size_t)out_words + part * (FEW_THREADS / BRANCHES) * DIGEST_WORDS;
     if ((int)threadIdx.x < n)
         to[threadIdx.x] = below[threadIdx.x];
+}
+
+/* are_there: x is, though the kernel before this one may still run. */
+__global__ static void copy_rows(float *to, const float *x, size_t count, bool are_there) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    let_next_kernel_start();
+    if (!are_there)
+        wait_for_previous_kernel();
+    if (i < count)
+        to[i] = x[i];
     if (are_there)
         wait_for_previous_kernel(); /* the next kernel takes it that all before it have ended */
+}
+
+/* Copies x for the stream of the hashes, which is opened at first. Whether that went well. */
+static bool copy_rows_for_stream(struct gpu_device *gpu, float *to, const float *x, size_t count) {
+    bool are_there = gpu->sampled == x && gpu->sampled_at == gpu->launches;
+    if (!gpu->failed && !gpu->hash_copied &&
+        gpu_ok(gpu, cudaStreamCreateWithPriority(&gpu->hash_stream, cudaStreamNonBlocking, 0),
+               "opening a stream"))
+        gpu_ok(gpu, cudaEventCreateWithFlags(&gpu->hash_copied, cudaEventDisableTiming),
+               "making an event");
+    GPU_LAUNCH_EARLY(gpu, copy_rows, gpu_blocks(count, 256), 256, 0, to, x, count, are_there);
+    return !gpu->failed &&
+           gpu_ok(gpu, cudaEventRecord(gpu->hash_copied, gpu->stream), "an event") &&
+           gpu_ok(gpu, cudaStreamWaitEvent(gpu->hash_stream, gpu->hash_copied, 0), "an event");
 }
 
 void gpu_hash_rows(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
                    const float *x,                             /* [n_rows, n_cols] */
                    int n_rows, int n_cols) {
     struct gpu_device *gpu = gpu_of(dev);
-    const uint32_t *from = (const uint32_t *)x;
+    struct error err;
     int n_words = n_cols, n_pieces = (int)gpu_blocks((size_t)n_cols, PIECE_WORDS);
-    /* The digests of a launch behind those of the one before it: half as many at most. */
+    size_t count = ((size_t)n_rows * (size_t)n_cols + 3) / 4 * 4; /* what is behind is aligned: */
+    /* the digests of a launch, and behind them those of the next one: half as many at most. */
     size_t most = 2 * (size_t)n_rows * gpu_blocks((size_t)n_pieces, BRANCHES);
-    uint32_t *to =
-        (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_PARTIAL, SHA256_BYTES * most, "hash_rows");
-    if (gpu->failed || !n_rows)
+    if (!n_rows || gpu_hash_wait(dev, &err)) /* the copy before this one is read no more */
         return;
-    bool are_there = gpu->sampled == x && gpu->sampled_at == gpu->launches;
-    for (bool last = false; !last; are_there = false) {
+    uint32_t *copy = (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_HASHED,
+                                             4 * count + SHA256_BYTES * most, "hash_rows");
+    if (!copy_rows_for_stream(gpu, (float *)copy, x, (size_t)n_rows * (size_t)n_cols))
+        return;
+    const uint32_t *from = copy;
+    uint32_t *to = copy + count;
+    for (bool last = false; !last;) {
         last = n_pieces <= MOST_THREADS;
         int threads = last ? MOST_THREADS : FEW_THREADS;
         int n_parts = (int)gpu_blocks((size_t)n_pieces, (size_t)threads);
         int out_words = (last ? 1 : (int)gpu_blocks((size_t)n_pieces, BRANCHES)) * DIGEST_WORDS;
-        bool aligned = n_words % 4 == 0 && (uintptr_t)from % 16 == 0;
-        GPU_LAUNCH_EARLY(gpu, hash_rows_1, (unsigned)n_rows * (unsigned)n_parts, threads, 0,
-                         last ? (uint32_t *)digests : to, from, n_words, out_words, n_parts,
-                         aligned, are_there);
+        LAUNCH(hash_rows_1, (unsigned)n_rows * (unsigned)n_parts, threads, 0, gpu->hash_stream,
+               last ? (uint32_t *)digests : to, from, n_words, out_words, n_parts,
+               n_words % 4 == 0);
         from = to;
         to += (size_t)n_rows * (size_t)out_words;
         n_words = out_words;
         n_pieces = (int)gpu_blocks((size_t)n_words, PIECE_WORDS);
     }
+    gpu->hashing = gpu_ok(gpu, cudaGetLastError(), "hash_rows");
+}
+
+int gpu_hash_wait(struct device *dev, struct error *err) {
+    struct gpu_device *gpu = gpu_of(dev);
+    if (!gpu->failed && gpu->hashing)
+        gpu_ok(gpu, cudaStreamSynchronize(gpu->hash_stream), "waiting for hashes");
+    gpu->hashing = false;
+    if (gpu->failed)
+        *err = gpu->failure;
+    return gpu->failed ? -1 : 0;
 }

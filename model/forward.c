@@ -359,15 +359,16 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
     if (n)
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
-    if (n && batch->hashes)
+    if (n && batch->hashed) {
+        if (workspace_reserve_hashes(ws, n, err))
+            return -1;
         dev->ops->hash_rows(dev, ws->hashes, ws->logits, n, model->config.vocab_size);
+    }
     struct fault fault;
     if (parallel_check(model->parallel, err) || dev->ops->sync(dev, &fault, err))
         return -1;
     if (n)
         memcpy(token_ids, ws->drawn, sizeof *token_ids * (size_t)n);
-    if (n && batch->hashes)
-        memcpy(batch->hashes, ws->hashes, SHA256_BYTES * (size_t)n);
     if (model->parallel &&
         parallel_check_pass(model->parallel, shared_pass_hash(batch, token_ids), &fault, err))
         return -1;

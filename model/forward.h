@@ -32,8 +32,7 @@ struct batch {
     const struct paged_batch *pages; /* the page table of the caches: one attention for all
                                         sequences, which reads keys and values where they lie (phase
                                         8). NULL: one sequence after the other */
-    unsigned char *hashes; /* host [n_logits, SHA256_BYTES]: forward_finish puts the hashes of the
-                              logits there (hash_rows of ops.h); NULL: nobody asks */
+    bool hashed; /* forward_finish begins to hash the logits, for forward_hashes */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */
@@ -94,8 +93,8 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
 /*
  * The n rows of logits of the pass that forward has begun, where the host may read them until the
  * next pass: memory that stays, and on a device whose memory is the host's the logits themselves.
- * Whether the copy has failed is for forward_finish to tell. NULL with err set: no memory, or a rank
- * that did not come.
+ * Whether the copy has failed is for forward_finish to tell. NULL with err set: no memory, or a
+ * rank that did not come.
  */
 const float *forward_logits(struct workspace *ws, int n, struct error *err);
 
@@ -106,6 +105,13 @@ const float *forward_logits(struct workspace *ws, int n, struct error *err);
  */
 int forward_finish(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct sampling *how, int32_t *token_ids, struct error *err);
+
+/*
+ * The hashes of the rows of logits (hash_rows of ops.h) of the last batch that was to be hashed:
+ * host [n_logits, SHA256_BYTES], to be read after the device's hash_wait, so that the device can
+ * hash beside the next pass, and before the next forward_finish of such a batch.
+ */
+const unsigned char *forward_hashes(const struct workspace *ws);
 
 /* Turns a fault of a batch into a sentence: which tensor, where in the model, where in the text.
  * Sets err, returns -1 (fault.c). */

@@ -400,13 +400,16 @@ struct ops {
                    const struct sampling *how,             /* host [n_rows] */
                    int n_rows, int vocab, int site);
 
-    /* SHA-256 of rows of float32, little endian, as a tree (Merkle, 1987), so that many threads can
-     * share a row: it is cut into pieces of HASH_PIECE_BYTES, of which the last may be shorter;
-     * their digests, one behind the other, are cut and hashed again, until there is one. digests:
-     * device memory, or memory of alloc_host_visible. */
+    /* SHA-256 of rows of float32, little endian, as a tree (Merkle, 1987), whose pieces threads can
+     * share: of HASH_PIECE_BYTES, the last may be shorter; their digests, one behind the other, are
+     * cut and hashed again, until there is one. digests: device memory, or of alloc_host_visible,
+     * there after hash_wait: a device may hash a copy of x beside the ops that follow. */
     void (*hash_rows)(struct device *dev, unsigned char *digests, /* [n_rows, SHA256_BYTES] */
                       const float *x,                             /* [n_rows, n_cols] */
                       int n_rows, int n_cols);
+
+    /* Waits for the last hash_rows alone. -1, err set: the device failed. NULL: nothing waits. */
+    int (*hash_wait)(struct device *dev, struct error *err);
 
     /*
      * All ops of a decoding pass in one, from token ids to logits: forward.h, for one token of each

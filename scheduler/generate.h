@@ -32,7 +32,8 @@ struct generator {
     /* Called behind it; it may finish the sequence. The engine's, during its passes, else NULL. */
     int (*appended)(void *context, struct sequence *s, struct error *err);
     void *appended_context;
-    struct drafter *drafter; /* proposes tokens (draft.h); NULL: nobody does */
+    struct awaited_hashes *awaited; /* of the pass before, owned by what generator_start made */
+    struct drafter *drafter;        /* proposes tokens (draft.h); NULL: nobody does */
 };
 
 /* A generator for model with its own workspace, the model's whole context and chunks of 128.

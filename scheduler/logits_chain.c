@@ -40,9 +40,56 @@ int logits_chain_add(struct logits_chain *c, const unsigned char *hash, struct e
     return 0;
 }
 
+/* No chain awaits any of them. */
+static void awaited_hashes_forget(struct awaited_hashes *a) {
+    for (int i = 0; i < a->n; i++)
+        if (a->list[i].chain)
+            a->list[i].chain->awaited = NULL;
+    a->n = 0;
+}
+
+int logits_chain_await(struct logits_chain *c, struct awaited_hashes *a, const unsigned char *hash,
+                       struct error *err) {
+    if (a->n == a->capacity) {
+        int capacity = a->capacity ? 2 * a->capacity : 64;
+        struct awaited_hash *list = realloc(a->list, sizeof *list * (size_t)capacity);
+        if (!list)
+            return error_set(err, "out of memory for %d hashes", capacity);
+        a->list = list;
+        a->capacity = capacity;
+    }
+    a->list[a->n++] = (struct awaited_hash){c, hash};
+    c->awaited = a;
+    return 0;
+}
+
+int logits_chain_complete(struct logits_chain *c, struct error *err) {
+    return c->awaited ? awaited_hashes_take(c->awaited, err) : 0;
+}
+
+int awaited_hashes_take(struct awaited_hashes *a, struct error *err) {
+    int result = 0;
+    if (a->n && a->dev->ops->hash_wait)
+        result = a->dev->ops->hash_wait(a->dev, err);
+    for (int i = 0; i < a->n && !result; i++)
+        if (a->list[i].chain)
+            result = logits_chain_add(a->list[i].chain, a->list[i].hash, err);
+    awaited_hashes_forget(a);
+    return result;
+}
+
+void awaited_hashes_end(struct awaited_hashes *a) {
+    awaited_hashes_forget(a);
+    free(a->list);
+    *a = (struct awaited_hashes){0};
+}
+
 void logits_chain_free(struct logits_chain *c) {
     if (!c)
         return;
+    for (int i = 0; c->awaited && i < c->awaited->n; i++)
+        if (c->awaited->list[i].chain == c)
+            c->awaited->list[i].chain = NULL;
     EVP_MD_CTX_free(c->context);
     free(c->marks);
     free(c);

@@ -71,7 +71,7 @@ static int accept(struct generator *g, struct sequence *s, int32_t drawn, const 
                   const unsigned char *hash, struct error *err) {
     if (sequence_append(s, drawn, err))
         return -1;
-    if (s->chain && logits_chain_add(s->chain, hash, err))
+    if (s->chain && logits_chain_await(s->chain, g->awaited, hash, err))
         return -1;
     bool may_stop = !g->ignore_stop && !s->ignore_stop && sequence_new_tokens(s) > s->n_forced;
     if (may_stop && model_config_is_stop(&g->model->config, drawn))
@@ -91,13 +91,14 @@ static int accept_part(struct generator *g, const struct pass_part *part,
                        const struct pass_arrays *a, size_t at, struct error *err) {
     struct sequence *s = part->sequence;
     size_t vocab = (size_t)g->model->config.vocab_size;
+    const unsigned char *hashes = forward_hashes(g->ws);
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
     for (bool goes_on = true; goes_on; i++, at++) {
         int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : a->drawn[at];
         const float *logits = a->logits ? a->logits + at * vocab : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
-        if (accept(g, s, id, logits, a->hashes + at * SHA256_BYTES, err))
+        if (accept(g, s, id, logits, s->chain ? hashes + at * SHA256_BYTES : NULL, err))
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
@@ -134,6 +135,9 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
         return -1;
     if (batch->n_logits && !g->ids_only &&
         !(a->logits = forward_logits(g->ws, batch->n_logits, err)))
+        return -1;
+    /* The hashes of the pass before: the device computes them beside this one. */
+    if (awaited_hashes_take(g->awaited, err))
         return -1;
     if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
@@ -172,7 +176,7 @@ int pass_run(struct generator *g, const struct pass_part *parts, int n, struct e
                               .positions = a.positions,
                               .qo_indptr = a.qo_indptr,
                               .logit_rows = a.logit_rows,
-                              .hashes = hashed ? a.hashes : NULL,
+                              .hashed = hashed,
                               .caches = parts[0].cache ? a.caches : NULL};
         result = run(g, parts, n, &batch, &a, err);
     }

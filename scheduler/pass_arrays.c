@@ -13,7 +13,7 @@ int pass_arrays_get(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_d
                     struct error *err) {
     a->token_ids = malloc(sizeof *a->token_ids * (2 * n_tokens + 2 * n + 2 * n_draws + 1));
     a->caches = malloc((sizeof *a->caches + sizeof *a->first_draws) * n);
-    a->how = malloc((sizeof *a->how + SHA256_BYTES) * (n_draws + 1));
+    a->how = malloc(sizeof *a->how * (n_draws + 1));
     if (!a->token_ids || !a->caches || !a->how)
         return error_set(err, "out of memory for a pass of %zu tokens", n_tokens);
     a->positions = a->token_ids + n_tokens;
@@ -21,7 +21,6 @@ int pass_arrays_get(struct pass_arrays *a, size_t n_tokens, size_t n, size_t n_d
     a->logit_rows = a->qo_indptr + n + 1;
     a->drawn = a->logit_rows + n_draws;
     a->kv_lens = a->drawn + n_draws;
-    a->hashes = (unsigned char *)(a->how + n_draws);
     a->first_draws = (size_t *)(a->caches + n);
     return 0;
 }

@@ -14,7 +14,6 @@ struct pass_arrays {
     struct kv_cache **caches;       /* [n] */
     struct sampling *how;           /* [n_draws] */
     const float *logits;            /* [n_draws, vocab_size], of forward_logits; NULL: ids only */
-    unsigned char *hashes;          /* [n_draws, SHA256_BYTES] of the logits, behind `how` */
     size_t *first_draws;            /* [n] of each part, behind `caches` */
     bool spread;                    /* each token is a sequence of the batch */
     struct page_table table;        /* with pass_arrays_add_page_table only */

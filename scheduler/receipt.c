@@ -55,6 +55,8 @@ static int hash_json(char out[SHA256_HEX], const json_t *json, struct error *err
 json_t *receipt_of(const struct receipt_source *source, const struct request *r,
                    const struct sequence *s, struct error *err) {
     char request_sha256[SHA256_HEX], logits_sha256[SHA256_HEX];
+    if (logits_chain_complete(s->chain, err))
+        return NULL;
     size_t n_marks = (size_t)s->chain->n * LINK_MARK_BYTES;
     json_t *request = request_json(source, r, s), *receipt = NULL;
     char *marks = calloc(2 * n_marks + 1, 1);

@@ -16,7 +16,9 @@ static void deviates(struct receipt *r, enum receipt_reason reason, int token) {
 }
 
 /* Token i of an answer was drawn. */
-static void compare(struct receipt *r, const struct sequence *s, int i) {
+static int compare(struct receipt *r, const struct sequence *s, int i, struct error *err) {
+    if (logits_chain_complete(s->chain, err))
+        return -1;
     int n = r->request.n_draft;
     size_t mark = (size_t)i * LINK_MARK_BYTES;
     int32_t drawn = s->tokens[s->n_tokens - 1];
@@ -30,16 +32,15 @@ static void compare(struct receipt *r, const struct sequence *s, int i) {
         error_set(&r->why, "token %d of %d: %d is drawn here, and the receipt has %d", i, n, drawn,
                   r->request.draft[i]);
     }
+    return 0;
 }
 
 static int on_token(void *context, const struct sequence *s, const float *logits,
                     struct error *err) {
     struct verification *v = context;
     struct receipt *r = v->receipts[(const struct answer *)s - v->engine.answers];
-    (void)logits, (void)err;
-    if (r->reason == RECEIPT_VERIFIED)
-        compare(r, s, sequence_new_tokens(s) - 1);
-    return 0;
+    (void)logits;
+    return r->reason == RECEIPT_VERIFIED ? compare(r, s, sequence_new_tokens(s) - 1, err) : 0;
 }
 
 /* An answer that deviates would go on by itself. */

@@ -6,8 +6,8 @@
  *   shared_memory.cpp a block's shared memory, and the shadow that finds its misuse
  *   memory_hooks.cpp  the functions that the compiler calls before loads and stores; atomics
  *   tensor_core.cpp   mma, ldmatrix, cp.async
- *   host_api.cpp      the runtime: memory, streams, events, errors
- *   graph.cpp         launches that are captured, and repeated
+ *   host_api.cpp      the runtime: memory, errors
+ *   graph.cpp         streams; launches that are captured, and repeated
  *   cublas.cpp        matrix products
  *   fiber.cpp         switches from a thread to another
  *
@@ -208,7 +208,16 @@ bool kernels_fit_device(void); /* else a launch has no code to run */
 int built_for(void);           /* the compute capability that kernels are compiled for, ten times */
 size_t dynamic_shared_limit(const void *kernel); /* what cudaFuncSetAttribute allowed */
 
-/* ---- graphs (graph.cpp) --------------------------------------------------------------------- */
+/* ---- work for later (graph.cpp)
+ * --------------------------------------------------------------------- */
+
+typedef std::vector<std::function<void()>> work_list;
+
+/* Until a fault, which is reported by what waits for it. */
+void run_work(const work_list &work);
+
+/* Where a stream's work is written down: NULL where it is done at once. */
+work_list *late_work(cudaStream_t stream);
 
 bool is_capturing(void);
 void capture_work(std::function<void()> work); /* to be done when the graph is launched */

@@ -1,12 +1,10 @@
-/* host_api.cpp - see host_api.h: memory, streams and errors of the emulated device. */
+/* host_api.cpp - see host_api.h: memory and errors of the emulated device. */
 #include "gpu/emu/engine.h"
 
 #include <map>
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
-
-struct CUstream_st {};
 
 namespace emu {
 
@@ -347,23 +345,6 @@ cudaError_t emu_copy_symbol(void *to, const void *from, size_t bytes, size_t sym
         return set_error(cudaErrorInvalidValue);
     memcpy(to, from, bytes);
     return cudaSuccess;
-}
-
-/* ---- streams -------------------------------------------------------------------------------- */
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    cudaError_t error = enter_api();
-    *stream = error == cudaSuccess ? new CUstream_st() : NULL;
-    return error;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    delete stream;
-    return enter_api();
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    return enter_outside_of_capture();
 }
 
 /* ---- kernels -------------------------------------------------------------------------------- */

@@ -91,9 +91,21 @@ template <class T> cudaError_t cudaMemcpyFromSymbol(void *to, const T &symbol, s
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
+/* What is asked of a stream is done at once; of one that does not block the others
+ * (cudaStreamNonBlocking), as late as a GPU may do it: when somebody waits for the stream. An event
+ * that such a stream waits for is in the past by then. */
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+
+typedef struct CUevent_st *cudaEvent_t;
+enum { cudaEventDisableTiming = 2 };
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
 
 /* ---- graphs --------------------------------------------------------------------------------- */
 

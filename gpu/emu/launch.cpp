@@ -154,18 +154,18 @@ static void run_launch(struct launch *launch) {
         set_sticky_error(cudaErrorLaunchFailure);
 }
 
-/* The launch, with a copy of its arguments, to be run when a graph is. */
-static void capture_launch(const struct launch *launch) {
+/* The launch, with a copy of its arguments, to be run later. */
+static std::function<void()> launch_for_later(const struct launch *launch) {
     struct emu_kernel kernel = *launch->kernel;
     size_t bytes = kernel.argument_bytes;
     std::vector<max_align_t> arguments(bytes / sizeof(max_align_t) + 1);
     memcpy(arguments.data(), kernel.arguments, bytes);
-    capture_work([kernel, arguments, grid = launch->grid, block = launch->block,
-                  dynamic = launch->dynamic_bytes, limit = launch->shared_limit]() mutable {
+    return [kernel, arguments, grid = launch->grid, block = launch->block,
+            dynamic = launch->dynamic_bytes, limit = launch->shared_limit]() mutable {
         kernel.arguments = arguments.data();
         struct launch again = {&kernel, grid, block, dynamic, limit};
         run_launch(&again);
-    });
+    };
 }
 
 } // namespace emu
@@ -173,7 +173,7 @@ static void capture_launch(const struct launch *launch) {
 using namespace emu;
 
 void emu_launch(const struct emu_kernel *kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                cudaStream_t) {
+                cudaStream_t stream) {
     if (enter_api() != cudaSuccess)
         return;
     if (!kernels_fit_device()) {
@@ -192,7 +192,9 @@ void emu_launch(const struct emu_kernel *kernel, dim3 grid, dim3 block, size_t s
         return;
     }
     if (is_capturing())
-        capture_launch(&launch);
+        capture_work(launch_for_later(&launch));
+    else if (work_list *late = late_work(stream))
+        late->push_back(launch_for_later(&launch));
     else
         run_launch(&launch);
 }

@@ -1,6 +1,7 @@
 /*
  * CUDA graphs: what is captured is done when the graph is launched, not before, and as often; with
- * the arguments of its capture and the memory of its launch. What cannot be captured spoils it.
+ * the arguments of its capture and the memory of its launch. What cannot be captured spoils it. And
+ * streams whose work is done later.
  */
 #include "tests/emu/device_test.h"
 
@@ -72,6 +73,32 @@ static void test_launches_are_repeated(void **) {
     assert_cuda(cudaFree(a.y));
 }
 
+/* A stream that does not block the others is as late as can be, and in order. */
+static void test_a_stream_beside_the_others(void **) {
+    cudaStream_t beside;
+    cudaEvent_t event;
+    struct arrays a = {to_device(std::vector<int>(100, 0)), to_device(std::vector<int>(100, 1)), 3};
+    assert_cuda(cudaStreamCreateWithPriority(&beside, cudaStreamNonBlocking, 0));
+    assert_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    assert_cuda(cudaEventRecord(event, stream));
+    assert_cuda(cudaStreamWaitEvent(beside, event, 0));
+    LAUNCH(add_to, 4, 32, 0, beside, a.x, a.x, 100, 1);
+    LAUNCH(add_to, 4, 32, 0, beside, a.y, a.x, 100, a.more);
+    assert_cuda(cudaStreamSynchronize(stream));
+    expect_all(a.x, 1);
+    LAUNCH(add_to, 4, 32, 0, stream, a.y, a.x, 100, 0);
+    expect_all(a.y, 1);
+    assert_cuda(cudaStreamSynchronize(beside));
+    expect_all(a.x, 3);
+    expect_all(a.y, 7);
+    assert_cuda(cudaStreamSynchronize(beside));
+    expect_all(a.y, 7);
+    assert_cuda(cudaEventDestroy(event));
+    assert_cuda(cudaStreamDestroy(beside));
+    assert_cuda(cudaFree(a.x));
+    assert_cuda(cudaFree(a.y));
+}
+
 static void test_what_cannot_be_captured(void **) {
     cudaGraph_t graph;
     void *data = NULL;
@@ -129,7 +156,7 @@ static void test_freed_memory_is_found(void **) {
     launch(exec);
     assert_cuda(cudaFree(a.x));
     emu_set_handler([](const struct emu_report *) {}); /* say nothing */
-#ifndef __SANITIZE_ADDRESS__ /* which ends the process */
+#ifndef __SANITIZE_ADDRESS__                           /* which ends the process */
     assert_cuda(cudaGraphLaunch(exec, stream));
     assert_int_equal(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
     assert_true(emu_last_report().fault == EMU_DEVICE_BOUNDS);
@@ -149,8 +176,8 @@ static void test_freed_memory_is_found(void **) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_launches_are_repeated, start, stop),
-        cmocka_unit_test_setup_teardown(test_what_cannot_be_captured, start, stop),
-        EMU_TESTS};
+        cmocka_unit_test_setup_teardown(test_a_stream_beside_the_others, start, stop),
+        cmocka_unit_test_setup_teardown(test_what_cannot_be_captured, start, stop), EMU_TESTS};
     int failures = 0;
     RUN_GROUP(tests, failures);
     return failures;
