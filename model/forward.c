@@ -2,6 +2,7 @@
 
 #include "model/context_parallel.h"
 #include "model/decode_graph.h"
+#include "model/forward_hash.h"
 #include "model/forward_parallel.h"
 
 #include <stdlib.h>
@@ -359,11 +360,8 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
     if (n)
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
-    if (n && batch->hashed) {
-        if (workspace_reserve_hashes(ws, n, err))
-            return -1;
-        dev->ops->hash_rows(dev, ws->hashes, ws->logits, n, model->config.vocab_size);
-    }
+    if (n && batch->hashed && forward_hash(ws, n, err))
+        return -1;
     struct fault fault;
     if (parallel_check(model->parallel, err) || dev->ops->sync(dev, &fault, err))
         return -1;

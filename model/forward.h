@@ -32,7 +32,7 @@ struct batch {
     const struct paged_batch *pages; /* the page table of the caches: one attention for all
                                         sequences, which reads keys and values where they lie (phase
                                         8). NULL: one sequence after the other */
-    bool hashed; /* forward_finish begins to hash the logits, for forward_hashes */
+    bool hashed; /* forward_finish begins to hash the logits (forward_hash.h) */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */
@@ -105,13 +105,6 @@ const float *forward_logits(struct workspace *ws, int n, struct error *err);
  */
 int forward_finish(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct sampling *how, int32_t *token_ids, struct error *err);
-
-/*
- * The hashes of the rows of logits (hash_rows of ops.h) of the last batch that was to be hashed:
- * host [n_logits, SHA256_BYTES], to be read after the device's hash_wait, so that the device can
- * hash beside the next pass, and before the next forward_finish of such a batch.
- */
-const unsigned char *forward_hashes(const struct workspace *ws);
 
 /* Turns a fault of a batch into a sentence: which tensor, where in the model, where in the text.
  * Sets err, returns -1 (fault.c). */

@@ -87,8 +87,7 @@ struct bfp_rows {
 /* The keys and values of one layer. A slot is one token's place; each (slot, kv head) has its own
  * exponent. A contiguous cache is one sequence with slot = position. In a pool of another type than
  * bfp16 (model/attention/kv_type.h), k and v are arrays of its elements, and only bfp8 has
- * exponents: ops that take views read such a layer (kv_views_of), attention and kv_gather do not.
- */
+ * exponents: ops that take views read such a layer, attention and kv_gather do not. */
 struct kv_layer {
     int16_t *k, *v;                    /* [n_slots, n_kv_heads, head_dim] mantissas */
     int8_t *k_exponents, *v_exponents; /* [n_slots, n_kv_heads] */
@@ -99,8 +98,7 @@ struct attention_shape {
     double scale;                      /* multiplies the scores, usually 1 / sqrt(head_dim); a
                                           negative one is a fault of every query, unless
                                           a soft cap or slopes change the scores */
-    enum kv_type kv_type; /* of the cache that a plan is for: it is right for every type, but what
-                             pays depends on it */
+    enum kv_type kv_type; /* of the cache that a plan is for: what pays depends on it */
 };
 
 /* The views of a layer of that type: NHD, keys and values apart, in pages of page_size slots. A
@@ -143,20 +141,18 @@ struct ops {
                       void *context);
 
     /* At least 64-byte aligned, contents undefined. NULL with err set (`what` names the purpose)
-     * when there is not enough; bytes = 0 gives a valid pointer. free takes the same bytes; NULL is
-     * fine. */
+     * when there is not enough; bytes = 0 gives a valid pointer. free: the same bytes, or NULL. */
     void *(*alloc)(struct device *dev, size_t bytes, const char *what, struct error *err);
     void (*free)(struct device *dev, void *data, size_t bytes);
 
-    /* alloc and free of memory that ops write and the host reads as it is after sync, without a
-     * copy (for a few bytes), and that download fills fastest. Getting it takes long. */
+    /* Likewise of memory that ops write and the host reads after sync, without a copy (for a few
+     * bytes), and that download fills fastest. Getting it takes long. */
     void *(*alloc_host_visible)(struct device *dev, size_t bytes, const char *what,
                                 struct error *err);
     void (*free_host_visible)(struct device *dev, void *data, size_t bytes);
 
-    /* Bytes that alloc could still give in all: of the GPU's memory, or of the host's within the
-     * limits of its control group and of ulimit -v. Others may take some of it at any time. 0 when
-     * the device failed, SIZE_MAX when the host does not say. */
+    /* Bytes that alloc could give now: of the GPU's memory, or of the host's within its control
+     * group and ulimit -v. 0: the device failed. SIZE_MAX: the host does not say. */
     size_t (*available)(struct device *dev);
 
     void (*upload)(struct device *dev, void *to, const void *from_host, size_t bytes);
@@ -215,8 +211,7 @@ struct ops {
     void (*linear_parts)(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                          int n_parts, struct bfp_rows x, int n_tokens);
 
-    /* ---- rows that ranks share (model/forward_parallel.h): each has some columns of x and of W --
-     */
+    /* ---- rows that ranks share: each has some columns of x and W (forward_parallel.h) -------- */
 
     /* largest[i] = the largest num_magnitude (numerics.h) of row i. */
     void (*row_largest)(struct device *dev, uint32_t *largest, /* [n_rows] */
@@ -282,9 +277,8 @@ struct ops {
 
     /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h: rows
      * of bfp are snapped, of fp8 divided by the scale, rounded and saturated, of other floats
-     * rounded), and writes it to its slot = page * page_size + position, in a cache of any layout.
-     * A negative slot is skipped; others must be of the cache, nobody checks. paged_batch_slots
-     * gives the slots of positions of sequences. kv: host. */
+     * rounded), and writes it to its slot = page * page_size + position (paged_batch_slots), in any
+     * layout. A negative slot is skipped; others must be of the cache, nobody checks. kv: host. */
     void (*kv_append)(struct device *dev, const struct kv_views *kv,
                       const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                       const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
@@ -292,16 +286,14 @@ struct ops {
                       int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
                       int site_v);
 
-    /* Slot i of `to` gets what slot slots[i] >= 0 of `from` holds: turns a sequence that lies in
-     * blocks of a pool into a contiguous cache. */
+    /* Slot i of `to` gets what slot slots[i] >= 0 of `from` holds: pages become contiguous. */
     void (*kv_gather)(struct device *dev, const struct kv_layer *to, const struct kv_layer *from,
                       const int64_t *slots, /* [n_tokens] */
                       int n_tokens, int n_kv_heads, int head_dim);
 
     /* Causal attention of one sequence over its contiguous cache: the queries are the last
-     * n_tokens of kv_len positions, already appended. Every operation, in its order:
-     * tutorials/numerics-1.md (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al.,
-     * 2022). */
+     * n_tokens of kv_len positions, already appended. Each operation: tutorials/numerics-1.md
+     * (online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al., 2022). */
     void (*attention)(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                       const float *q,               /* [n_tokens, n_heads, head_dim] */
                       const struct kv_layer *kv, int n_tokens, int kv_len,

@@ -1,5 +1,7 @@
 #include "model/workspace.h"
 
+#include "model/forward_hash.h"
+
 #include <stdlib.h>
 
 struct workspace *workspace_new(const struct model *model, struct error *err) {
@@ -95,8 +97,6 @@ int workspace_reserve_gathered(struct workspace *ws, int n_slots, int longest, s
     return -1;
 }
 
-enum { AT_ONCE = 256 }; /* by which what the host sees of rows of logits grows */
-
 static void release_drawn(struct workspace *ws) {
     struct device *dev = ws->model->dev;
     dev->ops->free_host_visible(dev, ws->drawn, sizeof *ws->drawn * (size_t)ws->max_drawn);
@@ -105,6 +105,7 @@ static void release_drawn(struct workspace *ws) {
 }
 
 static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
+    enum { AT_ONCE = 256 };
     struct device *dev = ws->model->dev;
     if (ws->drawn && n <= ws->max_drawn)
         return 0;
@@ -114,32 +115,6 @@ static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
                                              "the forward pass", err);
     ws->max_drawn = ws->drawn ? room : 0;
     return ws->drawn ? 0 : -1;
-}
-
-static void release_hashes(struct workspace *ws) {
-    struct device *dev = ws->model->dev;
-    struct error err; /* of a device that has failed: nobody writes there any more */
-    if (ws->hashes && dev->ops->hash_wait)
-        dev->ops->hash_wait(dev, &err);
-    dev->ops->free_host_visible(dev, ws->hashes, SHA256_BYTES * (size_t)ws->max_hashes);
-    ws->hashes = NULL;
-    ws->max_hashes = 0;
-}
-
-int workspace_reserve_hashes(struct workspace *ws, int n, struct error *err) {
-    struct device *dev = ws->model->dev;
-    if (n <= ws->max_hashes)
-        return 0;
-    release_hashes(ws);
-    int room = n / AT_ONCE * AT_ONCE + AT_ONCE;
-    ws->hashes =
-        dev->ops->alloc_host_visible(dev, SHA256_BYTES * (size_t)room, "hashes of logits", err);
-    ws->max_hashes = ws->hashes ? room : 0;
-    return ws->hashes ? 0 : -1;
-}
-
-const unsigned char *forward_hashes(const struct workspace *ws) {
-    return ws->hashes;
 }
 
 static size_t seen_bytes(const struct workspace *ws) {
@@ -219,7 +194,7 @@ void workspace_free(struct workspace *ws) {
     release_all(ws);
     release_gathered(ws);
     release_drawn(ws);
-    release_hashes(ws);
+    forward_hashes_free(ws);
     release_seen(ws);
     attention_plans_free(&ws->plans, ws->model->dev);
     decode_graphs_free(ws->graphs, ws->model->dev);

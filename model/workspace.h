@@ -15,8 +15,8 @@ struct workspace {
     int max_tokens, max_logits;
     int32_t *token_ids, *positions, *logit_rows;
     int32_t *drawn; /* [max_drawn] the next tokens, in memory that the host sees: it takes long to
-                       get, so it grows in steps */
-    unsigned char *hashes; /* [max_hashes, SHA256_BYTES] of the logits, likewise */
+                       get, so it grows in steps; so do */
+    unsigned char *hashes; /* [max_hashes, SHA256_BYTES] of the logits (forward_hash.h) */
     int max_drawn, max_hashes;
     int64_t *slots;
     float *x;             /* [hidden] the residual stream */
@@ -47,9 +47,6 @@ struct workspace {
  * Returns 0, or -1 with err set: not enough memory; then it is empty. */
 int workspace_reserve_batch(struct workspace *ws, struct model *model, const struct batch *batch,
                             struct error *err);
-
-/* Room for the hashes of n rows of logits. Returns as above. */
-int workspace_reserve_hashes(struct workspace *ws, int n, struct error *err);
 
 /* Room for n_slots of all sequences of a paged cache, and for the longest one gathered. They grow
  * by half, because they grow by a token a step. Returns as above. */

@@ -3,24 +3,18 @@
 #include "scheduler/draft.h"
 #include "scheduler/pass.h"
 
-#include <stdlib.h>
-
 int generator_start(struct generator *g, struct model *model, struct error *err) {
     *g = (struct generator){.model = model, .context = model->config.max_positions, .chunk = 128};
-    if (!(g->awaited = calloc(1, sizeof *g->awaited)))
-        return error_set(err, "out of memory for a list of hashes");
-    g->awaited->dev = model->dev;
-    g->ws = workspace_new(model, err);
+    g->awaited = awaited_hashes_new(model->dev, err);
+    g->ws = g->awaited ? workspace_new(model, err) : NULL;
     return g->ws ? 0 : -1;
 }
 
 void generator_end(struct generator *g) {
-    if (g->awaited)
-        awaited_hashes_end(g->awaited);
-    free(g->awaited);
-    g->awaited = NULL;
     workspace_free(g->ws);
+    awaited_hashes_free(g->awaited);
     g->ws = NULL;
+    g->awaited = NULL;
 }
 
 bool generator_signalled(const struct generator *g) {

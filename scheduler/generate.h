@@ -32,7 +32,7 @@ struct generator {
     /* Called behind it; it may finish the sequence. The engine's, during its passes, else NULL. */
     int (*appended)(void *context, struct sequence *s, struct error *err);
     void *appended_context;
-    struct awaited_hashes *awaited; /* of the pass before, owned by what generator_start made */
+    struct awaited_hashes *awaited; /* of the pass before (logits_chain.h) */
     struct drafter *drafter;        /* proposes tokens (draft.h); NULL: nobody does */
 };
 

@@ -48,6 +48,15 @@ static void awaited_hashes_forget(struct awaited_hashes *a) {
     a->n = 0;
 }
 
+struct awaited_hashes *awaited_hashes_new(struct device *dev, struct error *err) {
+    struct awaited_hashes *a = calloc(1, sizeof *a);
+    if (!a)
+        error_set(err, "out of memory for a list of hashes");
+    else
+        a->dev = dev;
+    return a;
+}
+
 int logits_chain_await(struct logits_chain *c, struct awaited_hashes *a, const unsigned char *hash,
                        struct error *err) {
     if (a->n == a->capacity) {
@@ -78,10 +87,12 @@ int awaited_hashes_take(struct awaited_hashes *a, struct error *err) {
     return result;
 }
 
-void awaited_hashes_end(struct awaited_hashes *a) {
+void awaited_hashes_free(struct awaited_hashes *a) {
+    if (!a)
+        return;
     awaited_hashes_forget(a);
     free(a->list);
-    *a = (struct awaited_hashes){0};
+    free(a);
 }
 
 void logits_chain_free(struct logits_chain *c) {

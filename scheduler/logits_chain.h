@@ -44,6 +44,9 @@ int logits_chain_add(struct logits_chain *c, const unsigned char *hash, struct e
 /* Takes it out of the list where it is awaited. NULL is fine. */
 void logits_chain_free(struct logits_chain *c);
 
+/* An empty list for a device, for awaited_hashes_free; NULL with err set: no memory. */
+struct awaited_hashes *awaited_hashes_new(struct device *dev, struct error *err);
+
 /* The next row of a chain is one whose hash will be at `hash`. A chain is in one list at a time.
  * Returns 0, or -1 with err set (no memory). */
 int logits_chain_await(struct logits_chain *c, struct awaited_hashes *a, const unsigned char *hash,
@@ -56,7 +59,7 @@ int logits_chain_complete(struct logits_chain *c, struct error *err);
 /* Waits for all of them: each chain gets its rows, and the list is empty. Returns as above. */
 int awaited_hashes_take(struct awaited_hashes *a, struct error *err);
 
-/* Their chains stay as they are: without what is awaited. */
-void awaited_hashes_end(struct awaited_hashes *a);
+/* Their chains stay as they are: without what is awaited. NULL is fine. */
+void awaited_hashes_free(struct awaited_hashes *a);
 
 #endif

@@ -1,5 +1,6 @@
 #include "scheduler/pass.h"
 
+#include "model/forward_hash.h"
 #include "scheduler/draft.h"
 #include "scheduler/generate.h"
 #include "scheduler/pass_arrays.h"
@@ -91,14 +92,13 @@ static int accept_part(struct generator *g, const struct pass_part *part,
                        const struct pass_arrays *a, size_t at, struct error *err) {
     struct sequence *s = part->sequence;
     size_t vocab = (size_t)g->model->config.vocab_size;
-    const unsigned char *hashes = forward_hashes(g->ws);
     int n_draft = draft_of(part), first = part->end - n_draft, i = 0;
     for (bool goes_on = true; goes_on; i++, at++) {
         int32_t id = sequence_new_tokens(s) < s->n_forced ? s->tokens[s->n_tokens] : a->drawn[at];
         const float *logits = a->logits ? a->logits + at * vocab : NULL;
         goes_on = i < n_draft && s->tokens[s->n_tokens] == id;
         s->n_cached = part->cache ? first + i : 0;
-        if (accept(g, s, id, logits, s->chain ? hashes + at * SHA256_BYTES : NULL, err))
+        if (accept(g, s, id, logits, forward_hashes(g->ws, at), err))
             return -1;
         goes_on = goes_on && s->finish == FINISH_NOT_YET;
     }
@@ -136,10 +136,9 @@ static int run(struct generator *g, const struct pass_part *parts, int n, struct
     if (batch->n_logits && !g->ids_only &&
         !(a->logits = forward_logits(g->ws, batch->n_logits, err)))
         return -1;
-    /* The hashes of the pass before: the device computes them beside this one. */
-    if (awaited_hashes_take(g->awaited, err))
-        return -1;
-    if (forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
+    /* What was hashed of the pass before is taken while the device is at this one. */
+    if (awaited_hashes_take(g->awaited, err) ||
+        forward_finish(g->model, g->ws, batch, a->how, a->drawn, err))
         return -1;
     size_t draw = 0;
     for (int i = 0; i < n; i++) {

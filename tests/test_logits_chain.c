@@ -57,7 +57,7 @@ static void expect_same(const struct logits_chain *got, const struct logits_chai
 /* Rows of five chains, one behind the other; chain 3 goes away, and takes of chain 4 what waits. */
 static void rows_come_in_order(void **state) {
     struct logits_chain *got[CHAINS], *want[CHAINS];
-    struct awaited_hashes list = {.dev = &device};
+    struct awaited_hashes *list = awaited_hashes_new(&device, NULL);
     struct random r = {4};
     struct error err;
     (void)state;
@@ -65,7 +65,7 @@ static void rows_come_in_order(void **state) {
         got[i] = new_chain(), want[i] = new_chain();
     for (int i = 0; i < ROWS; i++) {
         int c = random_int(&r, 0, CHAINS - 1);
-        assert_int_equal(logits_chain_await(got[c], &list, late.seen[i], &err), 0);
+        assert_int_equal(logits_chain_await(got[c], list, late.seen[i], &err), 0);
         assert_int_equal(logits_chain_add(want[c], late.ready[i], &err), 0);
     }
     assert_int_equal(late.waits, 0);
@@ -82,22 +82,21 @@ static void rows_come_in_order(void **state) {
         logits_chain_free(want[i]);
     }
     assert_int_equal(late.waits, 1);
-    assert_int_equal(list.n, 0);
-    awaited_hashes_end(&list);
+    assert_int_equal(list->n, 0);
+    awaited_hashes_free(list);
 }
 
 /* Nobody waits where nothing is awaited; a list that ends leaves chains without it. */
 static void lists_end(void **state) {
-    struct awaited_hashes list = {.dev = &device};
+    struct awaited_hashes *list = awaited_hashes_new(&device, NULL);
     struct logits_chain *c = new_chain(), *none = new_chain();
     struct error err;
     (void)state;
-    assert_int_equal(awaited_hashes_take(&list, &err), 0);
+    assert_int_equal(awaited_hashes_take(list, &err), 0);
     assert_int_equal(late.waits, 0);
-    assert_int_equal(logits_chain_await(c, &list, late.seen[0], &err), 0);
-    assert_ptr_equal(c->awaited, &list);
-    awaited_hashes_end(&list);
-    assert_null(list.list);
+    assert_int_equal(logits_chain_await(c, list, late.seen[0], &err), 0);
+    assert_ptr_equal(c->awaited, list);
+    awaited_hashes_free(list);
     assert_int_equal(logits_chain_complete(c, &err), 0);
     expect_same(c, none);
     logits_chain_free(c);
@@ -107,35 +106,35 @@ static void lists_end(void **state) {
 
 /* A device that is lost: no row of it is added. */
 static void a_lost_device_is_told(void **state) {
-    struct awaited_hashes list = {.dev = &device};
+    struct awaited_hashes *list = awaited_hashes_new(&device, NULL);
     struct logits_chain *c = new_chain();
     struct error err;
     (void)state;
     late.is_lost = true;
-    assert_int_equal(logits_chain_await(c, &list, late.seen[0], &err), 0);
+    assert_int_equal(logits_chain_await(c, list, late.seen[0], &err), 0);
     assert_int_equal(logits_chain_complete(c, &err), -1);
     assert_string_equal(err.text, "the device is lost");
     assert_int_equal(c->n, 0);
     assert_null(c->awaited);
     logits_chain_free(c);
-    awaited_hashes_end(&list);
+    awaited_hashes_free(list);
 }
 
 /* A device without hash_wait has them at once. */
 static void devices_without_waiting(void **state) {
     static const struct ops at_once = {0};
     struct device cpu = {.ops = &at_once};
-    struct awaited_hashes list = {.dev = &cpu};
+    struct awaited_hashes *list = awaited_hashes_new(&cpu, NULL);
     struct logits_chain *got = new_chain(), *want = new_chain();
     struct error err;
     (void)state;
-    assert_int_equal(logits_chain_await(got, &list, late.ready[0], &err), 0);
+    assert_int_equal(logits_chain_await(got, list, late.ready[0], &err), 0);
     assert_int_equal(logits_chain_add(want, late.ready[0], &err), 0);
-    assert_int_equal(awaited_hashes_take(&list, &err), 0);
+    assert_int_equal(awaited_hashes_take(list, &err), 0);
     expect_same(got, want);
     logits_chain_free(got);
     logits_chain_free(want);
-    awaited_hashes_end(&list);
+    awaited_hashes_free(list);
 }
 
 int main(void) {

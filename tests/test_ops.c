@@ -339,6 +339,35 @@ static void test_hash_rows(void **state) {
     }
 }
 
+/* Rows that are hashed while nobody has waited for the ones before. */
+static void test_hashes_behind_each_other(void **state) {
+    enum { TIMES = 3, ROWS = 2, COLS = 300 };
+    struct test_device *t = *state;
+    struct random r = {30};
+    struct error err;
+    float *x[TIMES];
+    unsigned char *digests[TIMES], want[SHA256_BYTES];
+    for (int i = 0; i < TIMES; i++) {
+        x[i] = random_rows(&r, ROWS, COLS, N_DISTRIBUTIONS);
+        digests[i] = device_poisoned(t, SHA256_BYTES * ROWS);
+        float *on_device = device_put(t, x[i], float_bytes(ROWS, COLS));
+        t->ops->hash_rows(t->dev, digests[i], on_device, ROWS, COLS);
+    }
+    if (t->ops->hash_wait)
+        assert_int_equal(t->ops->hash_wait(t->dev, &err), 0);
+    for (int i = 0; i < TIMES; i++) {
+        unsigned char *got = device_get(t, digests[i], SHA256_BYTES * ROWS);
+        for (int row = 0; row < ROWS; row++) {
+            hash_as_defined(want, x[i] + row * COLS, float_bytes(1, COLS));
+            assert_memory_equal(got + row * SHA256_BYTES, want, SHA256_BYTES);
+        }
+        free(got);
+        free(x[i]);
+    }
+    device_expect_fault(t, -1, 0);
+    device_clear(t);
+}
+
 /* SHA-256 of the text "abcd", and no row. */
 static void test_hash_of_a_text(void **state) {
     static const unsigned char start[] = {0x88, 0xd4, 0x26, 0x6f, 0xd4, 0xe6, 0x33, 0x8d};
@@ -645,6 +674,7 @@ int main(void) {
         cmocka_unit_test(test_linear_threads),
         cmocka_unit_test(test_embed_and_take_rows),
         cmocka_unit_test(test_hash_rows),
+        cmocka_unit_test(test_hashes_behind_each_other),
         cmocka_unit_test(test_hash_of_a_text),
         cmocka_unit_test(test_add_and_silu_mul),
         cmocka_unit_test(test_silu_mul_snap),
