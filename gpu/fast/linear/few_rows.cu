@@ -2,15 +2,16 @@
  * linear, version 4: computes what ../../linear.cu does, for few rows of x; gains a third of
  * the time over version 3 (4096 x 4096 weights, 1 row, H200: 10.5 µs, not 15.0).
  *
- * The weights are read once, 16 bytes a thread, and multiplied with mma on 16 rows at a time. It
- * needs k % 8 == 0, so that rows of x are aligned. A thread may take any 16 of the 64 columns of a
- * step, as long as x and W agree: the sum has no order. x is split into digits on the way (high
- * signed, low unsigned).
+ * The weights are read once, 16 bytes a thread, and multiplied with mma. It needs k % 8 == 0, so
+ * that rows of x are aligned. A thread may take any 16 of the 64 columns of a step, as long as x
+ * and W agree: the sum has no order. x is split into signed digits on the way. The high digits of 8
+ * rows of x are the first 8 rows of an mma, their low digits the other 8: with the high and the low
+ * digits of W, two mma make all four products.
  */
 #include "gpu/fast/linear/linear.h"
 #include "gpu/ptx/digit_sums.h"
 
-enum { MAX_K = 1 << 18, WARPS = 8, STEP = 64 }; /* 49,000 * k / 8 stays below 2^31 */
+enum { MAX_K = 1 << 18, WARPS = 8, STEP = 64 };
 
 /* The matrices of a launch: one after the other, whole blocks of each. */
 struct weights {
@@ -24,53 +25,62 @@ struct weight_list {
     int n_parts;
 };
 
-/* 16 mantissas of x as digits: high[4] signed and low[4] unsigned, 4 a word. */
-static __device__ __forceinline__ void digits_of(uint32_t high[4], uint32_t low[4], uint4 a,
-                                                 uint4 b) {
-    const uint32_t pairs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+/*
+ * A thread's sums of 8 rows of x by 8 rows of W: products with the high and with the low digits of
+ * W. Of each, elements 0 and 1 are those with the high digits of x, 2 and 3 those with the low
+ * ones. A product is at most 2^14, and a warp has MAX_K / WARPS = 2^15 columns: none is above 2^29.
+ */
+struct tile_sums {
+    int32_t by_high[4], by_low[4];
+};
+
+/* 16 mantissas of a row of x as the first operand of two mma. */
+static __device__ __forceinline__ void digits_of(uint32_t a[2][4], const uint4 x[2]) {
     UNROLL
-    for (int i = 0; i < 4; i++) {
-        low[i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x6420);
-        high[i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x7531);
+    for (int i = 0; i < 2; i++) {
+        split_four(&a[i][0], &a[i][1], make_uint2(x[i].x, x[i].y));
+        split_four(&a[i][2], &a[i][3], make_uint2(x[i].z, x[i].w));
     }
 }
 
-/* 64 columns: two mma of 32, each in the four combinations of digits. */
-static __device__ __forceinline__ void
-multiply_step(struct digit_sums *s, const uint32_t high0[4], const uint32_t low0[4],
-              const uint32_t high1[4], const uint32_t low1[4], uint4 w_high, uint4 w_low) {
-    const uint32_t wh[4] = {w_high.x, w_high.y, w_high.z, w_high.w};
-    const uint32_t wl[4] = {w_low.x, w_low.y, w_low.z, w_low.w};
+/* Adds the products of 64 columns. */
+static __device__ __forceinline__ void add_columns(struct tile_sums *s, const uint32_t a[2][4],
+                                                   uint4 w_high, uint4 w_low) {
+    const uint32_t high[2][2] = {{w_high.x, w_high.y}, {w_high.z, w_high.w}};
+    const uint32_t low[2][2] = {{w_low.x, w_low.y}, {w_low.z, w_low.w}};
     UNROLL
-    for (int j = 0; j < 4; j += 2) {
-        const uint32_t h[4] = {high0[j], high1[j], high0[j + 1], high1[j + 1]};
-        const uint32_t l[4] = {low0[j], low1[j], low0[j + 1], low1[j + 1]};
-        add_products<true>(s, h, l, wh + j, wl + j);
+    for (int i = 0; i < 2; i++) {
+        mma_s8_s8(s->by_high, a[i], high[i]);
+        mma_s8_s8(s->by_low, a[i], low[i]);
     }
 }
 
-/* What a thread works on: two rows of x and one row of each mma tile of W, and in every step of 64
- * columns 16 of them. */
+/* What is in the sums for element i, 0 or 1. */
+static __device__ __forceinline__ long long total_of(const struct tile_sums *s, int i) {
+    return 65536ll * s->by_high[i] + 256ll * (s->by_high[2 + i] + s->by_low[i]) + s->by_low[2 + i];
+}
+
+/* What a thread works on: a row of x in each group of 8 and one row of each tile of W, and in every
+ * step of 64 columns 16 of them. */
 struct row_task {
-    const int16_t *x[2]; /* its rows of x, at its columns of the first step; NULL: no such row */
-    const int8_t *high, *low; /* W */
-    int first_out, quarter, k, padded, n;
+    const int16_t *x;         /* the first row, at this thread's columns of step 0 */
+    int columns[2];           /* of each row, from there on; 0: no such row */
+    const int8_t *high, *low; /* W likewise */
+    int rows_behind;          /* of W, behind the first */
+    int k, padded;
 };
 
-/* 16 mantissas of a thread's two rows in a step. */
-struct x_vectors {
-    uint4 v[2][2];
-};
-
-static __device__ __forceinline__ struct x_vectors load_x(const struct row_task *t, int step) {
-    struct x_vectors x;
+/* 16 mantissas of each row, in the step that begins at a column. */
+template <int GROUPS>
+static __device__ __forceinline__ void load_x(uint4 x[GROUPS][2], const struct row_task *t,
+                                              int column) {
     UNROLL
-    for (int i = 0; i < 4; i++) {
-        int at = step * STEP + i % 2 * 8;
-        bool exists = t->x[i / 2] && t->quarter * 16 + at < t->k;
-        x.v[i / 2][i % 2] = exists ? *(const uint4 *)(t->x[i / 2] + at) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < 2 * GROUPS; i++) {
+        int at = column + i % 2 * 8;
+        x[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
+        if (at < t->columns[i / 2])
+            x[i / 2][i % 2] = *(const uint4 *)(t->x + i / 2 * 8 * t->k + at);
     }
-    return x;
 }
 
 /*
@@ -80,30 +90,16 @@ static __device__ __forceinline__ struct x_vectors load_x(const struct row_task 
  */
 template <int TILES>
 static __device__ __forceinline__ void copy_weights(uint4 *stage, const struct row_task *t,
-                                                    int step) {
-    int column = step * STEP;
+                                                    int column) {
     if (column < t->padded) {
         UNROLL
-        for (int tile = 0; tile < TILES; tile++) {
-            int out = min(t->first_out + tile * 8, t->n - 1); /* behind the end: not written */
-            size_t at = (size_t)out * (size_t)t->padded + (size_t)(column + t->quarter * 16);
+        for (int tile = 0; tile < TILES; tile++) { /* the last row again behind the end */
+            int at = min(tile * 8, t->rows_behind) * t->padded + column;
             cp_async_16(&stage[2 * tile * WARPS * 32], t->high + at);
             cp_async_16(&stage[(2 * tile + 1) * WARPS * 32], t->low + at);
         }
     }
     cp_async_commit();
-}
-
-template <int TILES>
-static __device__ __forceinline__ void
-multiply_stage(struct digit_sums sums[TILES], const uint4 *stage, const struct x_vectors *x) {
-    uint32_t high0[4], low0[4], high1[4], low1[4];
-    digits_of(high0, low0, x->v[0][0], x->v[0][1]);
-    digits_of(high1, low1, x->v[1][0], x->v[1][1]);
-    UNROLL
-    for (int tile = 0; tile < TILES; tile++)
-        multiply_step(&sums[tile], high0, low0, high1, low1, stage[2 * tile * WARPS * 32],
-                      stage[(2 * tile + 1) * WARPS * 32]);
 }
 
 /* The matrix that a block works on. */
@@ -117,82 +113,96 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
 }
 
 /*
- * A block: 8 * TILES rows of W and 16 rows of x. Its warps take every eighth step of 64 columns and
- * add up at the end. STAGES steps of every warp are on their way at once, so that memory always has
- * work, and the first ones before the kernel that makes x has ended. More tiles read x less often;
- * fewer give more blocks, which is good while all of them run at once, two on a processor.
+ * A block: 8 * TILES rows of W and 8 * GROUPS rows of x. Its warps take every eighth step of 64
+ * columns and add up at the end. STAGES steps of every warp are on their way at once, so that
+ * memory always has work, and the first ones before the kernel that makes x has ended; x is loaded
+ * AHEAD steps before it is used. More tiles read x less often; fewer give more blocks, which is
+ * good while all of them run at once, two on a processor.
  */
-template <int TILES, int STAGES>
-__global__ static void __launch_bounds__(WARPS * 32, 2)
+template <int GROUPS, int TILES, int STAGES, int AHEAD>
+__global__ static void __launch_bounds__(WARPS * 32, GROUPS == 1 && AHEAD == 1 ? 4 : 2)
     linear_4(struct weight_list list, struct bfp_rows x, int n_tokens, int k, int padded) {
     SHARED_DYNAMIC(uint4, ring);
     struct weights w = weights_of_block(&list);
     const int vectors = 2 * TILES * WARPS * 32; /* of a stage */
     int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
     int group = lane / 4, quarter = lane % 4; /* of the mma: a row, and 16 of its 64 columns */
-    int token = (int)blockIdx.y * 16 + group;
+    int token = (int)blockIdx.y * 8 * GROUPS + group, columns = k - quarter * 16;
     int first_out = ((int)blockIdx.x - w.first_block) * 8 * TILES;
-    const int16_t *row = x.mantissas + (size_t)token * (size_t)k + (size_t)(quarter * 16);
+    int row = min(first_out + group, w.n - 1);
+    const int8_t *high = w.high + (size_t)row * (size_t)padded + quarter * 16;
     const struct row_task task = {
-        {token < n_tokens ? row : NULL, token + 8 < n_tokens ? row + 8 * (size_t)k : NULL},
-        w.high,
-        w.low,
-        first_out + group,
-        quarter,
+        x.mantissas + (size_t)token * (size_t)k + quarter * 16,
+        {token < n_tokens ? columns : 0, token + 8 < n_tokens ? columns : 0},
+        high,
+        w.low + (high - w.high),
+        w.n - 1 - row,
         k,
-        padded,
-        w.n};
+        padded};
     uint4 *mine = ring + warp * 32 + lane;
-    /* Entry j of the sums is element j / 32 % 4 of lane j % 32 of tile j / 128: EACH for a thread,
-     * one in every second tile, whose exponents it reads while it waits. */
-    const int EACH = (TILES + 1) / 2;
-    int element = warp % 4, w_exponents[EACH];
-    first_out += warp / 4 * 8 + quarter * 2 + element % 2;
+    /* Sum number warp + 8 i is added up by this thread; sum number s is element s % 2 of group
+     * s / 2 % GROUPS of rows of x and of tile s / 2 / GROUPS. */
+    const int SUMS = 2 * GROUPS * TILES, EACH = (SUMS + WARPS - 1) / WARPS;
+    int exponents[EACH];
+    first_out += warp / 2 / GROUPS * 8 + quarter * 2 + warp % 2;
+    token += warp / 2 % GROUPS * 8;
     let_next_kernel_start();
     UNROLL
     for (int i = 0; i < EACH; i++)
-        w_exponents[i] = w.exponents[min(first_out + i * 16, w.n - 1)];
+        exponents[i] = w.exponents[min(first_out + i * 16, w.n - 1)];
     UNROLL
     for (int i = 0; i < STAGES; i++)
-        copy_weights<TILES>(mine + i * vectors, &task, warp + i * WARPS);
+        copy_weights<TILES>(mine + i * vectors, &task, (warp + i * WARPS) * STEP);
     wait_for_previous_kernel();
-    struct x_vectors next = load_x(&task, warp);
-    struct digit_sums sums[TILES] = {};
+    uint4 next[AHEAD][GROUPS][2];
+    UNROLL
+    for (int i = 0; i < AHEAD; i++)
+        load_x<GROUPS>(next[i], &task, (warp + i * WARPS) * STEP);
+    UNROLL
+    for (int i = 0; i < EACH; i++)
+        exponents[i] += x.exponents[min(token, n_tokens - 1)] - 30;
+    struct tile_sums sums[TILES][GROUPS] = {};
     int stage = 0;
-    for (int step = warp; step < padded / STEP; step += WARPS) {
-        struct x_vectors now = next;
-        next = load_x(&task, step + WARPS);
+    for (int column = warp * STEP; column < padded;)
+        UNROLL
+    for (int i = 0; i < AHEAD && column < padded; i++, column += WARPS * STEP) {
+        uint32_t digits[GROUPS][2][4];
+        UNROLL
+        for (int j = 0; j < GROUPS; j++)
+            digits_of(digits[j], next[i][j]);
+        load_x<GROUPS>(next[i], &task, column + AHEAD * WARPS * STEP);
         cp_async_wait<STAGES - 1>();
-        multiply_stage<TILES>(sums, mine + stage * vectors, &now);
-        copy_weights<TILES>(mine + stage * vectors, &task, step + STAGES * WARPS);
+        const uint4 *at = mine + stage * vectors;
+        UNROLL
+        for (int j = 0; j < TILES * GROUPS; j++)
+            add_columns(&sums[j / GROUPS][j % GROUPS], digits[j % GROUPS],
+                        at[j / GROUPS * 2 * WARPS * 32], at[(j / GROUPS * 2 + 1) * WARPS * 32]);
+        copy_weights<TILES>(mine + stage * vectors, &task, column + STAGES * WARPS * STEP);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     __syncthreads();                     /* the ring is free: it takes the sums of the warps */
-    long long *part = (long long *)ring; /* [WARPS][TILES * 128] */
+    long long *part = (long long *)ring; /* [WARPS][SUMS][32] */
     UNROLL
-    for (int tile = 0; tile < TILES; tile++)
-        UNROLL
-    for (int i = 0; i < 4; i++)
-        part[warp * TILES * 128 + tile * 128 + i * 32 + lane] =
-            65536ll * sums[tile].high[i] + 256ll * sums[tile].middle[i] + sums[tile].low[i];
+    for (int i = 0; i < SUMS; i++)
+        part[(warp * SUMS + i) * 32 + lane] =
+            total_of(&sums[i / 2 / GROUPS][i / 2 % GROUPS], i % 2);
     __syncthreads();
-    token += element / 2 * 8;
     UNROLL
     for (int i = 0; i < EACH; i++) {
-        int tile = warp / 4 + i * 2, out = first_out + i * 16;
-        if (tile >= TILES || token >= n_tokens || out >= w.n)
+        int sum = warp + i * WARPS;
+        if (sum >= SUMS || token >= n_tokens || first_out + i * 16 >= w.n)
             continue;
         long long dot = 0;
         for (int j = 0; j < WARPS; j++)
-            dot += part[j * TILES * 128 + tile * 128 + element * 32 + lane];
-        w.y[(size_t)token * (size_t)w.n + (size_t)out] =
-            num_dot_to_float((double)dot, x.exponents[token] + w_exponents[i] - 30);
+            dot += part[(j * SUMS + sum) * 32 + lane];
+        w.y[(size_t)token * (size_t)w.n + (size_t)(first_out + i * 16)] =
+            num_dot_to_float((double)dot, exponents[i]);
     }
 }
 
 template <int TILES, int STAGES>
-static void launch_4(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
-                     struct bfp_rows x, int n_tokens) {
+static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
+                        struct bfp_rows x, int n_tokens) {
     const int bytes = STAGES * 2 * TILES * WARPS * 32 * 16;
     int n_blocks = 0, k = parts->w->k, padded = gpu_padded(k);
     struct weight_list list = {};
@@ -204,13 +214,15 @@ static void launch_4(struct gpu_device *gpu, const struct linear_part *parts, in
                                     w->n,         n_blocks};
         n_blocks += (int)gpu_blocks((size_t)w->n, 8 * TILES);
     }
-    dim3 grid((unsigned)n_blocks, gpu_blocks((size_t)n_tokens, 16));
+    auto few_rows = n_tokens > 8 ? linear_4<2, TILES, STAGES, 1>
+                    : k < 4096   ? linear_4<1, TILES, STAGES, 1>
+                                 : linear_4<1, TILES, STAGES, 3>;
+    dim3 grid((unsigned)n_blocks, gpu_blocks((size_t)n_tokens, n_tokens > 8 ? 16 : 8));
     if (gpu_ok(gpu,
-               cudaFuncSetAttribute((const void *)linear_4<TILES, STAGES>,
+               cudaFuncSetAttribute((const void *)few_rows,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "the linear layer's shared memory"))
-        GPU_LAUNCH_EARLY(gpu, (linear_4<TILES, STAGES>), grid, dim3(32, WARPS), bytes, list, x,
-                         n_tokens, k, padded);
+        GPU_LAUNCH_EARLY(gpu, few_rows, grid, dim3(32, WARPS), bytes, list, x, n_tokens, k, padded);
 }
 
 bool gpu_linear_few_rows_fits(const struct gpu_device *gpu, const struct matrix *w) {
@@ -226,9 +238,9 @@ void gpu_linear_few_rows(struct gpu_device *gpu, const struct linear_part *parts
         return n <= 2 * (unsigned)gpu->n_processors;
     };
     if (all_run(1))
-        launch_4<1, 3>(gpu, parts, n_parts, x, n_tokens);
+        launch_rows<1, 6>(gpu, parts, n_parts, x, n_tokens);
     else if (!all_run(2) && all_run(3))
-        launch_4<3, 3>(gpu, parts, n_parts, x, n_tokens);
+        launch_rows<3, 3>(gpu, parts, n_parts, x, n_tokens);
     else
-        launch_4<2, 3>(gpu, parts, n_parts, x, n_tokens);
+        launch_rows<2, 3>(gpu, parts, n_parts, x, n_tokens);
 }

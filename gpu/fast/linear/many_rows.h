@@ -7,6 +7,7 @@
 
 #include "gpu/fast/linear/linear.h"
 #include "gpu/ptx/cluster.h"
+#include "gpu/ptx/digit_sums.h"
 #include "gpu/ptx/tile_copy.h"
 
 enum { THREADS = 256, STEP = 128, MAX_K = 65536 };
@@ -127,14 +128,6 @@ template <int COLUMNS> struct tile_sums {
 struct row_digits {
     uint32_t high[4], low[4];
 };
-
-/* Four mantissas as signed digits. A low byte above 127 is the digit 256 less, and one is carried
- * to the high one, byte by byte. */
-static __device__ __forceinline__ void split_four(uint32_t *high, uint32_t *low, uint2 four) {
-    *low = __byte_perm(four.x, four.y, 0x6420);
-    uint32_t h = __byte_perm(four.x, four.y, 0x7531);
-    *high = ((h & 0x7f7f7f7f) + (*low >> 7 & 0x01010101)) ^ (h & 0x80808080);
-}
 
 /* rows: two rows of x at this thread's place in column 0, if they exist; swizzle: what column
  * 0 becomes, in bytes. quarter: which 32 of STEP columns. */

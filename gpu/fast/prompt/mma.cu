@@ -50,7 +50,7 @@ static __device__ __forceinline__ void multiply(struct digit_sums *s, const unsi
     uint32_t a_high[4], a_low[4];
     ldmatrix_x4(a_high, a);
     ldmatrix_x4(a_low, a + low);
-    add_products<false>(s, a_high, a_low, b_high, b_low);
+    add_products(s, a_high, a_low, b_high, b_low);
 }
 
 /* 65536 * high + 256 * middle + low in units of 256, rounded down. */
