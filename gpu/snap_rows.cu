@@ -5,10 +5,11 @@
  * 1  a thread per row: neighbouring threads read addresses a row apart, so every load is a
  *    transaction of its own
  * 2  a warp (short rows) or a block (long rows) per row: neighbouring threads read neighbouring
- *    addresses, the maximum is found by shuffles
+ *    addresses, the maximum is found by shuffles; the row is read twice
+ * 3  the row stays in registers: 16-byte loads, one pass over memory (rows of up to 16384 columns
+ *    in whole vectors; others take version 2)
  */
-#include "gpu/gpu.h"
-#include "gpu/ptx/tensor_core.h"
+#include "gpu/fast/vector/norm.h"
 
 __global__ static void snap_rows_1(struct bfp_rows y, const float *x, int n_rows, int n_cols,
                                    int site, unsigned long long *fault) {
@@ -51,15 +52,16 @@ void gpu_snap_rows(struct device *dev, struct bfp_rows y, /* [n_rows, n_cols] */
                    const float *x,                        /* [n_rows, n_cols] */
                    int n_rows, int n_cols, int site) {
     struct gpu_device *gpu = gpu_of(dev);
-    if (!n_rows)
+    int version = gpu->version[GPU_SNAP_ROWS] ? gpu->version[GPU_SNAP_ROWS] : 3;
+    if (!n_rows || (version == 3 && launch_snap<false>(gpu, y, x, NULL, n_rows, n_cols, site)))
         return;
-    if (gpu->version[GPU_SNAP_ROWS] == 1)
+    if (version == 1)
         GPU_LAUNCH(gpu, snap_rows_1, gpu_blocks(n_rows, 128), 128, 0, y, x, n_rows, n_cols, site,
                    gpu->fault);
     else if (n_cols <= 512)
-        GPU_LAUNCH_EARLY(gpu, snap_rows_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, n_rows, n_cols,
-                   site, gpu->fault);
+        GPU_LAUNCH_EARLY(gpu, snap_rows_2<1>, gpu_blocks(n_rows, 4), dim3(32, 4), 0, y, x, n_rows,
+                         n_cols, site, gpu->fault);
     else
         GPU_LAUNCH_EARLY(gpu, snap_rows_2<8>, n_rows, dim3(256), 0, y, x, n_rows, n_cols, site,
-                   gpu->fault);
+                         gpu->fault);
 }

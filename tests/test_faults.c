@@ -39,7 +39,7 @@ static float *put_rows_with(struct test_device *t, float bad, int n, const int *
 
 static void test_snap_rows(void **state) {
     struct test_device *t = *state;
-    enum { ROWS = 6, COLS = 67 };
+    enum { ROWS = 6, COLS = 68 };
     static const int places[] = {0, 33, COLS - 1};
     for (size_t b = 0; b < COUNT(bad_values); b++)
         for (int row = 0; row < ROWS; row++) {

@@ -59,7 +59,8 @@ static void check_long_rows(struct test_device *t, struct random *r, int n_cols,
 
 static void test_long_rows(void **state) {
     struct random r = {61};
-    static const int sizes[] = {508, 516, 1020, 1024, 1028, 2052, 4092, 4096, 4100, 8192, 8196};
+    static const int sizes[] = {508,  516,  1020, 1024, 1028,  2052,  4092,
+                                4096, 4100, 8192, 8196, 16380, 16384, 16388};
     for (size_t i = 0; i < COUNT(sizes); i++)
         for (int at_end = 0; at_end < 2; at_end++)
             check_long_rows(*state, &r, sizes[i], at_end);
@@ -99,7 +100,7 @@ static struct bfp_rows random_mantissas(struct random *r, int n_rows, int n_cols
  * -128; the unsigned low digit of 32511 is 255. Around the lengths at which they no longer fit into
  * 32 bits. */
 static void test_digit_sums(void **state) {
-    static const int ks[] = {65536, 65544, 70000, 131008, 131009, 262144, 262145, 1 << 19};
+    static const int ks[] = {65536, 65544, 70000, 131008, 131009, 262144, 262145, 1 << 20};
     enum { M = 4, N = 4 }; /* version 3 takes even N */
     for (size_t i = 0; i < COUNT(ks); i++) {
         struct bfp_rows x = host_rows(M, ks[i]), w = host_rows(N, ks[i]);

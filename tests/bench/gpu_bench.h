@@ -105,12 +105,12 @@ static inline void *device_bytes(size_t bytes) {
     return data;
 }
 
-static inline float *random_floats(size_t count) {
+static inline float *random_floats(size_t count, float scale = 1) {
     std::mt19937 engine(7);
     std::normal_distribution<float> normal;
     std::vector<float> host(count);
     for (float &x : host)
-        x = normal(engine);
+        x = normal(engine) * scale;
     float *data = (float *)device_bytes(4 * count);
     dev->ops->upload(dev, data, host.data(), 4 * count);
     return data;

@@ -1,13 +1,14 @@
 /*
  * norm.h - computes what version 1 of ../../rmsnorm.cu and ../../rope.cu does, on rows and heads
  * that a warp, or several, hold in registers; gains a factor of 20 for rmsnorm over a thread per
- * row (8192 x 4096, H200). rmsnorm.cu, silu_mul.cu, rope.cu and gpu/fast/step take from here the
- * norm, the rotation, and the rounding to BFP16.
+ * row (8192 x 4096, H200). rmsnorm.cu, snap_rows.cu, silu_mul.cu, rope.cu and fast/step take from
+ * here the norm, the rotation, and the rounding to BFP16.
  */
 #ifndef SAMEBITS_GPU_FAST_VECTOR_NORM_H
 #define SAMEBITS_GPU_FAST_VECTOR_NORM_H
 
 #include "gpu/gpu.h"
+#include "gpu/ptx/tensor_core.h"
 
 static __device__ __forceinline__ uint32_t largest_of(float4 v) {
     return max(max(num_magnitude(v.x), num_magnitude(v.y)),
@@ -111,6 +112,49 @@ static __device__ __forceinline__ void snap_vectors(struct bfp_rows y, const flo
             gpu_fault(fault, site, row);
         y.exponents[row] = (int8_t)e;
     }
+}
+
+/* silu_mul of four neighbours. */
+static __device__ __forceinline__ float4 gated(float4 g, float4 u) {
+    return make_float4(num_silu(g.x) * u.x, num_silu(g.y) * u.y, num_silu(g.z) * u.z,
+                       num_silu(g.w) * u.w);
+}
+
+/* Snaps rows of x, if GATED x as a gate of `up`; VECTORS per thread of the WARPS warps of a row. */
+template <bool GATED, int WARPS, int VECTORS>
+__global__ static void snap_in_registers(struct bfp_rows y, const float4 *x, const float4 *up,
+                                         int n_rows, int n_vectors, int site,
+                                         unsigned long long *fault) {
+    run_in_turn();
+    int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
+    if (row >= n_rows)
+        return;
+    size_t at = (size_t)row * (size_t)n_vectors;
+    float4 v[VECTORS];
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * WARPS * 32;
+        v[i] = make_float4(0, 0, 0, 0);
+        if (j < n_vectors)
+            v[i] = GATED ? gated(x[at + (size_t)j], up[at + (size_t)j]) : x[at + (size_t)j];
+    }
+    snap_vectors<WARPS>(y, v, row, n_vectors, lane, site, fault);
+}
+
+/* Starts it, with a warp for a short row, or 16. False: rows that are too long, or no vectors. */
+template <bool GATED>
+static inline bool launch_snap(struct gpu_device *gpu, struct bfp_rows y, const float *x,
+                               const float *up, int n_rows, int n_cols, int site) {
+    bool is_short = n_cols <= 1024;
+    auto snap = is_short         ? snap_in_registers<GATED, 1, 8>
+                : n_cols <= 4096 ? snap_in_registers<GATED, 16, 2>
+                                 : snap_in_registers<GATED, 16, 8>;
+    if (n_cols % 4 || n_cols > 16384)
+        return false;
+    GPU_LAUNCH_EARLY(gpu, snap, is_short ? gpu_blocks((size_t)n_rows, 4) : (unsigned)n_rows,
+                     is_short ? dim3(32, 4) : dim3(512), 0, y, (const float4 *)x,
+                     (const float4 *)up, n_rows, n_cols / 4, site, gpu->fault);
+    return true;
 }
 
 /* ---- heads: the pairs (d, d + half), of which lane `lane` has d = lane, lane + 32, ... ------ */
