@@ -64,7 +64,7 @@ static __device__ __forceinline__ long long total_of(const struct tile_sums *s, 
  * step of 64 columns 16 of them. */
 struct row_task {
     const int16_t *x;         /* the first row, at this thread's columns of step 0 */
-    int columns[2];           /* of each row, from there on; 0: no such row */
+    int columns, n_rows;      /* from there on */
     const int8_t *high, *low; /* W likewise */
     int rows_behind;          /* of W, behind the first */
     int k, padded;
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void load_x(uint4 x[GROUPS][2], const struct r
     for (int i = 0; i < 2 * GROUPS; i++) {
         int at = column + i % 2 * 8;
         x[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
-        if (at < t->columns[i / 2])
+        if (at < t->columns && i / 2 * 8 < t->n_rows)
             x[i / 2][i % 2] = *(const uint4 *)(t->x + i / 2 * 8 * t->k + at);
     }
 }
@@ -117,39 +117,42 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
  * columns and add up at the end. STAGES steps of every warp are on their way at once, so that
  * memory always has work, and the first ones before the kernel that makes x has ended; x is loaded
  * AHEAD steps before it is used. More tiles read x less often; fewer give more blocks, which is
- * good while all of them run at once, two on a processor.
+ * good while all of them run at once: two on a processor, or one with 4 groups.
  */
 template <int GROUPS, int TILES, int STAGES, int AHEAD>
-__global__ static void __launch_bounds__(WARPS * 32, GROUPS == 1 && AHEAD == 1 ? 4 : 2)
+__global__ static void __launch_bounds__(WARPS * 32, GROUPS == 4                 ? 1
+                                                     : GROUPS == 1 && AHEAD == 1 ? 4
+                                                                                 : 2)
     linear_4(struct weight_list list, struct bfp_rows x, int n_tokens, int k, int padded) {
     SHARED_DYNAMIC(uint4, ring);
     struct weights w = weights_of_block(&list);
     const int vectors = 2 * TILES * WARPS * 32; /* of a stage */
     int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
     int group = lane / 4, quarter = lane % 4; /* of the mma: a row, and 16 of its 64 columns */
-    int token = (int)blockIdx.y * 8 * GROUPS + group, columns = k - quarter * 16;
+    int token = (int)blockIdx.y * 8 * GROUPS + group;
     int first_out = ((int)blockIdx.x - w.first_block) * 8 * TILES;
     int row = min(first_out + group, w.n - 1);
     const int8_t *high = w.high + (size_t)row * (size_t)padded + quarter * 16;
-    const struct row_task task = {
-        x.mantissas + (size_t)token * (size_t)k + quarter * 16,
-        {token < n_tokens ? columns : 0, token + 8 < n_tokens ? columns : 0},
-        high,
-        w.low + (high - w.high),
-        w.n - 1 - row,
-        k,
-        padded};
+    const struct row_task task = {x.mantissas + (size_t)token * (size_t)k + quarter * 16,
+                                  k - quarter * 16,
+                                  n_tokens - token,
+                                  high,
+                                  w.low + (high - w.high),
+                                  w.n - 1 - row,
+                                  k,
+                                  padded};
     uint4 *mine = ring + warp * 32 + lane;
     /* Sum number warp + 8 i is added up by this thread; sum number s is element s % 2 of group
      * s / 2 % GROUPS of rows of x and of tile s / 2 / GROUPS. */
     const int SUMS = 2 * GROUPS * TILES, EACH = (SUMS + WARPS - 1) / WARPS;
+    const int OUTS_ON = WARPS / 2 / GROUPS * 8; /* from one sum of this thread to the next */
     int exponents[EACH];
     first_out += warp / 2 / GROUPS * 8 + quarter * 2 + warp % 2;
     token += warp / 2 % GROUPS * 8;
     let_next_kernel_start();
     UNROLL
     for (int i = 0; i < EACH; i++)
-        exponents[i] = w.exponents[min(first_out + i * 16, w.n - 1)];
+        exponents[i] = w.exponents[min(first_out + i * OUTS_ON, w.n - 1)];
     UNROLL
     for (int i = 0; i < STAGES; i++)
         copy_weights<TILES>(mine + i * vectors, &task, (warp + i * WARPS) * STEP);
@@ -190,17 +193,17 @@ __global__ static void __launch_bounds__(WARPS * 32, GROUPS == 1 && AHEAD == 1 ?
     UNROLL
     for (int i = 0; i < EACH; i++) {
         int sum = warp + i * WARPS;
-        if (sum >= SUMS || token >= n_tokens || first_out + i * 16 >= w.n)
+        if (sum >= SUMS || token >= n_tokens || first_out + i * OUTS_ON >= w.n)
             continue;
         long long dot = 0;
         for (int j = 0; j < WARPS; j++)
             dot += part[(j * SUMS + sum) * 32 + lane];
-        w.y[(size_t)token * (size_t)w.n + (size_t)(first_out + i * 16)] =
+        w.y[(size_t)token * (size_t)w.n + (size_t)(first_out + i * OUTS_ON)] =
             num_dot_to_float((double)dot, exponents[i]);
     }
 }
 
-template <int TILES, int STAGES>
+template <int GROUPS, int TILES, int STAGES, int AHEAD>
 static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                         struct bfp_rows x, int n_tokens) {
     const int bytes = STAGES * 2 * TILES * WARPS * 32 * 16;
@@ -214,33 +217,41 @@ static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts,
                                     w->n,         n_blocks};
         n_blocks += (int)gpu_blocks((size_t)w->n, 8 * TILES);
     }
-    auto few_rows = n_tokens > 8 ? linear_4<2, TILES, STAGES, 1>
-                    : k < 4096   ? linear_4<1, TILES, STAGES, 1>
-                                 : linear_4<1, TILES, STAGES, 3>;
-    dim3 grid((unsigned)n_blocks, gpu_blocks((size_t)n_tokens, n_tokens > 8 ? 16 : 8));
+    dim3 grid((unsigned)n_blocks, gpu_blocks((size_t)n_tokens, 8 * GROUPS));
     if (gpu_ok(gpu,
-               cudaFuncSetAttribute((const void *)few_rows,
+               cudaFuncSetAttribute((const void *)linear_4<GROUPS, TILES, STAGES, AHEAD>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "the linear layer's shared memory"))
-        GPU_LAUNCH_EARLY(gpu, few_rows, grid, dim3(32, WARPS), bytes, list, x, n_tokens, k, padded);
+        GPU_LAUNCH_EARLY(gpu, (linear_4<GROUPS, TILES, STAGES, AHEAD>), grid, dim3(32, WARPS),
+                         bytes, list, x, n_tokens, k, padded);
 }
 
 bool gpu_linear_few_rows_fits(const struct gpu_device *gpu, const struct matrix *w) {
     return gpu_padded(w->k) <= MAX_K && w->k % 8 == 0 && gpu->has_mma;
 }
 
+template <int TILES, int STAGES>
+static void launch_16_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
+                           struct bfp_rows x, int n_tokens) {
+    auto launch = n_tokens > 8         ? launch_rows<2, TILES, STAGES, 1>
+                  : parts->w->k < 4096 ? launch_rows<1, TILES, STAGES, 1>
+                                       : launch_rows<1, TILES, STAGES, 3>;
+    launch(gpu, parts, n_parts, x, n_tokens);
+}
+
 void gpu_linear_few_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                          struct bfp_rows x, int n_tokens) {
     auto all_run = [&](int tiles) {
-        unsigned n = 0;
+        unsigned n = 0, on_each = n_tokens > 16 ? 1 : 2;
         for (int i = 0; i < n_parts; i++)
             n += gpu_blocks((size_t)parts[i].w->n, (size_t)(8 * tiles));
-        return n <= 2 * (unsigned)gpu->n_processors;
+        return n <= on_each * (unsigned)gpu->n_processors;
     };
-    if (all_run(1))
-        launch_rows<1, 6>(gpu, parts, n_parts, x, n_tokens);
-    else if (!all_run(2) && all_run(3))
-        launch_rows<3, 3>(gpu, parts, n_parts, x, n_tokens);
-    else
-        launch_rows<2, 3>(gpu, parts, n_parts, x, n_tokens);
+    auto launch = n_tokens > 16               ? (all_run(1)   ? launch_rows<4, 1, 6, 1>
+                                                 : all_run(2) ? launch_rows<4, 2, 6, 1>
+                                                              : launch_rows<4, 4, 4, 1>)
+                  : all_run(1)                ? launch_16_rows<1, 6>
+                  : !all_run(2) && all_run(3) ? launch_16_rows<3, 3>
+                                              : launch_16_rows<2, 3>;
+    launch(gpu, parts, n_parts, x, n_tokens);
 }
