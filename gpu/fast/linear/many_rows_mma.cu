@@ -96,7 +96,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
             UNROLL
             for (int column = 0; column < COLUMNS; column += 8) {
                 uint32_t w_digits[4];
-                ldmatrix_x4(w_digits, ring + column * TILE_ROW_BYTES + (w + stage ^ i * 32));
+                ldmatrix_x4(w_digits, ring + column * TILE_ROW_BYTES + ((w + stage) ^ i * 32));
                 multiply(&sums, column, &digits, w_digits);
             }
         }
