@@ -90,8 +90,9 @@ __global__ static void __launch_bounds__(THREADS, 2)
         __syncthreads(); /* all have copied, and are done with the step before */
         copy_step(ring, &p, &place, step + STAGES - 1);
         int stage = step % STAGES * size::STAGE_BYTES;
-        UNROLL_1 /* for fewer registers */
-            for (int i = 0; i < STEP / 32; i++) {
+        /* Not unrolled, for fewer registers. */
+        UNROLL_1
+        for (int i = 0; i < STEP / 32; i++) {
             struct row_digits digits = load_digits<size>(ring, true, x + stage, i);
             UNROLL
             for (int column = 0; column < COLUMNS; column += 8) {
