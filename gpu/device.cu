@@ -47,7 +47,7 @@ static const struct {
     const char *name;
     int versions;
 } kernels[N_GPU_KERNELS] = {
-    {"snap_rows", 3},      {"linear", 5},    {"rmsnorm", 3},       {"add_rmsnorm", 2},
+    {"snap_rows", 3},      {"linear", 6},    {"rmsnorm", 3},       {"add_rmsnorm", 2},
     {"norm_rope", 2},      {"kv_gather", 2}, {"attention", 3},     {"attend", 4},
     {"attention_plan", 2}, {"silu_mul", 2},  {"silu_mul_snap", 2}, {"add", 2},
     {"decode_step", 2},

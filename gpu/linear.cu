@@ -11,12 +11,15 @@
  * 4  for few rows: weights are read once, and multiplied on tensor cores
  *    (gpu/fast/linear/few_rows.cu). Needs k % 8 == 0
  * 5  for many rows: four products of digits on wgmma, which meet in registers
- *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute capability 9.0
+ *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute
+ * capability 9.0 6  as 5, with mma (gpu/fast/linear/many_rows_mma.cu), from compute capability 8.0
+ * on
  *
  * The choice (version 0): 4 for up to 16 rows (32 where k is below 1024 or 5 does not apply), then
- * 5, or 3 where 5 does not apply; 2 where these do not (measured: tests/bench/README.md).
+ * 5; where 5 does not apply, 6 for k below 4096, else 3; 2 where these do not (measured:
+ * tests/bench/README.md).
  *
- * linear_parts: several matrices, one input. Versions 4 and 5 take them in one launch, the others
+ * linear_parts: several matrices, one input. Versions 4 to 6 take them in one launch, the others
  * one after the other.
  */
 #include "gpu/blas.h"
@@ -144,23 +147,29 @@ static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_tokens) {
     int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
     bool many_fit = gpu_linear_many_rows_fits(gpu, w);
-    if (!version)
-        version = n_tokens <= (many_fit && padded >= 1024 ? 16 : 32) ? 4 : many_fit ? 5 : 3;
-    if ((version == 5 && !many_fit) || (version == 4 && !gpu_linear_few_rows_fits(gpu, w)))
+    bool mma_fits = gpu_linear_many_rows_mma_fits(gpu, w);
+    if (!version && n_tokens <= (many_fit && padded >= 1024 ? 16 : 32))
+        version = 4;
+    else if (!version)
+        version = many_fit ? 5 : w->k < 4096 ? 6 : 3;
+    if ((version == 6 && !mma_fits) || (version == 5 && !many_fit) ||
+        (version == 4 && !gpu_linear_few_rows_fits(gpu, w)))
         version = 3;
     if (version == 3 && (padded > INT8_MAX_K || w->n % 2))
         version = 2;
     return version;
 }
 
-/* Versions 4 and 5. */
+/* Versions 4 to 6. */
 static void linear_parts_at_once(struct gpu_device *gpu, int version,
                                  const struct linear_part *parts, int n_parts, struct bfp_rows x,
                                  int n_tokens) {
     if (version == 4)
         gpu_linear_few_rows(gpu, parts, n_parts, x, n_tokens);
-    else
+    else if (version == 5)
         gpu_linear_many_rows(gpu, parts, n_parts, x, n_tokens);
+    else
+        gpu_linear_many_rows_mma(gpu, parts, n_parts, x, n_tokens);
 }
 
 void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
@@ -185,7 +194,7 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
 void gpu_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                       int n_parts, struct bfp_rows x, int n_tokens) {
     struct gpu_device *gpu = gpu_of(dev);
-    /* Whether versions 4 and 5 take a matrix is a matter of k alone, which all have in common. */
+    /* Whether versions 4 to 6 take a matrix is a matter of k alone, which all have in common. */
     int version = n_tokens ? choose(gpu, parts->w, n_tokens) : 0;
     if (version >= 4)
         linear_parts_at_once(gpu, version, parts, n_parts, x, n_tokens);

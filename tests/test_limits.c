@@ -133,6 +133,21 @@ static void test_many_rows(void **state) {
     free_host_rows(w);
 }
 
+/* Ends of tiles, of bands of tiles, and of steps along k. */
+static void test_tile_ends(void **state) {
+    struct random r = {67};
+    static const int ms[] = {1, 63, 64, 65, 129, 577}, ns[] = {1, 127, 128, 129, 257},
+                     ks[] = {8, 56, 72, 136, 264};
+    for (size_t i = 0; i < COUNT(ms); i++)
+        for (size_t j = 0; j < COUNT(ns); j++) {
+            int m = ms[i], n = ns[j], k = ks[(i + 2 * j) % COUNT(ks)];
+            struct bfp_rows x = random_mantissas(&r, m, k), w = random_mantissas(&r, n, k);
+            check_linear(*state, x, w, m, n, k);
+            free_host_rows(x);
+            free_host_rows(w);
+        }
+}
+
 /* More weights than the dgemm version widens at once. */
 static void test_many_weights(void **state) {
     struct test_device *t = *state;
@@ -243,6 +258,7 @@ int main(void) {
         cmocka_unit_test(test_share_just_above_a_token),
         cmocka_unit_test(test_life_after_a_failed_allocation),
         cmocka_unit_test(test_many_rows),
+        cmocka_unit_test(test_tile_ends),
         cmocka_unit_test(test_digit_sums),
         cmocka_unit_test(test_many_weights),
     };

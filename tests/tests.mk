@@ -25,7 +25,7 @@ KERNEL_TESTS := test_ops test_shared_rows test_shapes test_limits test_attention
                 test_attend_fp8 test_kv_views test_kv_types test_cascade \
                 test_states test_plans test_attend_graph test_attend_large test_decode_step test_vectors
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
-            $(foreach v,1 2 3 4 5,$(foreach t,test_ops test_shapes test_limits, \
+            $(foreach v,1 2 3 4 5 6,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
             $(foreach v,1 2 3,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention" \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention_paged") \
@@ -63,7 +63,7 @@ test: deps
 	    $(foreach t,test_attention test_ops test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
 	    $(foreach t,test_attend test_cascade test_attention_paged,"$(SHORT_emu) build/release/tests/$(t)") \
-	    $(foreach v,1 2 3 4 5,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
+	    $(foreach v,1 2 3 4 5 6,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
 	    "tests/labs/test 1" $(call on_cpu,build/release) $(call short_of,asan) \

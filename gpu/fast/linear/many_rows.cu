@@ -3,57 +3,12 @@
  * wgmma. Gains 1.3 to 1.6 times the speed of cuBLAS on int8 digits (version 3): W is read once, and
  * four products of digits meet in registers, not in memory.
  *
- * A block multiplies a tile of x by a tile of W. Tensor maps copy both to a ring in shared memory;
- * x arrives as 16-bit mantissas, and becomes digits on its way to registers, W lies there as
- * digits. With digits h and l, x w = 65536 hh + 256 (hl + lh) + ll: three sums of int32, which fit,
- * because a digit is -128 ... 127, and no mantissa is above 127 * 256 + 127:
- *
- *     |hh| <= 127 * 127 * 65536,  |ll| <= 128 * 128 * 65536 = 2^30,
- *     |hl + lh| <= 2 * 127 * 128 * 65536 = 2^31 - 2^24          for up to 65536 columns
- *
- * They become one double, exactly, and the output is rounded once, as in the lesson. Where there
- * are fewer tiles than processors, a cluster of blocks shares the columns of a tile. Its partial
- * sums are doubles that hold integers below 2^53, so the order in which they meet does not matter.
+ * Tensor maps copy tiles of x and W to a ring in shared memory (tiles.h says what happens to them).
+ * Where there are fewer tiles than processors, a cluster of blocks shares the columns of a tile.
+ * Its partial sums are doubles that hold integers below 2^53, so the order in which they meet does
+ * not matter.
  */
 #include "gpu/fast/linear/many_rows.h"
-
-/* An integer below 2^51, as a double: with 1.5 * 2^52 added, it is the low bits. */
-static __device__ __forceinline__ double join(int32_t high, int32_t middle, int32_t low) {
-    const double shift = 0x1.8p52;
-    long long sum = 65536ll * high + (256ll * middle + low) + 0x4338000000000000ll;
-    double shifted;
-    memcpy(&shifted, &sum, sizeof shifted);
-    return shifted - shift;
-}
-
-/* Where a thread's outputs are. A pair is two neighbours; pair number i, in the order of wgmma's d,
- * is at row i % 2 and column i / 2 * 8. */
-struct outputs {
-    const int8_t *x_exponents, *w_exponents; /* in shared memory, of row and column 0 */
-    float *y;
-    int token, out, n_tokens, n; /* of row and column 0, and how many there are */
-};
-
-static __device__ __forceinline__ void write_pair(const struct outputs *o, int i, double2 dot) {
-    int token = o->token + i % 2, column = i / 2 * 8, out = o->out + column;
-    int e = o->x_exponents[i % 2] - 30;
-    float2 y = make_float2(num_dot_to_float(dot.x, e + o->w_exponents[column]),
-                           num_dot_to_float(dot.y, e + o->w_exponents[column + 1]));
-    float *to = o->y + (size_t)token * (size_t)o->n + (size_t)out;
-    if (token < o->n_tokens && out + 1 < o->n && o->n % 2 == 0) {
-        *(float2 *)to = y;
-    } else if (token < o->n_tokens && out < o->n) {
-        to[0] = y.x;
-        if (out + 1 < o->n)
-            to[1] = y.y;
-    }
-}
-
-template <int COLUMNS>
-static __device__ __forceinline__ double2 join_pair(const tile_sums<COLUMNS> *s, int i) {
-    return make_double2(join(s->high[2 * i], s->middle[2 * i], s->low[2 * i]),
-                        join(s->high[2 * i + 1], s->middle[2 * i + 1], s->low[2 * i + 1]));
-}
 
 /* This thread's share of the outputs, from what the blocks of the cluster, and both groups of warps
  * if these share outputs, have put into their shared memory. */
@@ -123,7 +78,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
     if (thread == 0) {
         for (int i = 0; i < size::STAGES; i++)
             bulk_barrier_start(&arrived[i]);
-        tile_map_prefetch(&p.x);
+        tile_map_prefetch(&p.x_map);
     }
     __syncthreads();
     if (copied >= 2)
@@ -225,22 +180,17 @@ static int choose_clusters(struct gpu_device *gpu, void (*kernel)(struct product
     return p->exchanges || n_tiles < clusters[i].at_once ? n_tiles : clusters[i].at_once;
 }
 
-/* The parts as tensor maps of their digits, and their tiles numbered. False: no tensor maps. */
-template <class size> static bool map_weights(struct product *p, const struct linear_part *parts) {
+/* Tensor maps of x and of the parts' digits. False: there are none. */
+template <class size> static bool make_maps(struct product *p) {
     for (int i = 0; i < p->n_parts; i++) {
-        const struct matrix *m = parts[i].w;
         struct weights *w = &p->parts[i];
-        int padded = gpu_padded(m->k);
-        struct tile_source digits = {m->mantissas, 1, 2 * m->n, padded, (size_t)padded, size::OUTS};
-        if (!tile_map_make(&w->digits, &digits))
+        int padded = gpu_padded(p->k);
+        struct tile_source digits = {w->digits, 1, 2 * w->n, padded, (size_t)padded, size::OUTS};
+        if (!tile_map_make(&w->map, &digits))
             return false;
-        w->exponents = m->exponents;
-        w->y = parts[i].y;
-        w->n = m->n;
-        w->first_tile = p->n_column_tiles;
-        p->n_column_tiles += (m->n + size::OUTS - 1) / size::OUTS;
     }
-    return true;
+    struct tile_source x = {p->x.mantissas, 2, p->n_tokens, p->k, 2 * (size_t)p->k, p->x_rows};
+    return tile_map_make(&p->x_map, &x);
 }
 
 template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
@@ -249,16 +199,10 @@ static void launch_5(struct gpu_device *gpu, struct linear_clusters *clusters,
                      int n_tokens) {
     typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
     auto linear = linear_5<ROW_GROUPS, COLUMN_GROUPS, COLUMNS>;
-    int k = parts->w->k;
-    struct product p = {};
-    p.x_exponents = x.exponents;
-    p.n_parts = n_parts;
-    p.n_tokens = n_tokens;
-    p.n_steps = (gpu_padded(k) + STEP - 1) / STEP;
-    p.n_row_tiles = (n_tokens + size::ROWS - 1) / size::ROWS;
+    struct product p = number_tiles<size>(parts, n_parts, x, n_tokens);
+    p.n_steps = (gpu_padded(p.k) + STEP - 1) / STEP;
     p.x_rows = min((n_tokens + 7) / 8 * 8, (int)size::ROWS);
-    struct tile_source rows = {x.mantissas, 2, n_tokens, k, 2 * (size_t)k, p.x_rows};
-    if (!tile_map_make(&p.x, &rows) || !map_weights<size>(&p, parts))
+    if (!make_maps<size>(&p))
         gpu_failed(gpu, "linear", "no tensor maps");
     int n_clusters = choose_clusters<size>(gpu, linear, clusters, &p);
     if (gpu->failed)
