@@ -168,21 +168,21 @@ template <class size> struct loader {
         for (int i = 0; i < size::POSITIONS; i++)
             positions[i] = {};
         fetch_page(at, n);
-        wait_for_previous_kernel(); /* the plan is older */
-        find_row(at, n, 0);
-        fetch_key_exponent(n);
-        fetch_value_exponent(n);
-        store_units(0);
         if (threadIdx.x == 0)
             find_next(&cursors[1], at, plan);
+        find_row(at, n, 0);
         __syncthreads();
+        wait_for_previous_kernel(); /* it writes keys and values; the plan is older */
         before = 0;
         for (int c = 0; c < size::AHEAD; c++) {
             start(c, n, 0, 0);
             before = after(before);
         }
         used = 0; /* the next one; `before` is the last place of the ring, still empty */
+        fetch_key_exponent(n);
+        fetch_value_exponent(n);
         fetch_page(&cursors[1], size_of(&cursors[1]));
+        store_units(0);
     }
 
     /* Positions of a tile; 0 when there is none. */
