@@ -11,13 +11,13 @@
  * 4  for few rows: weights are read once, and multiplied on tensor cores
  *    (gpu/fast/linear/few_rows.cu). Needs k % 8 == 0
  * 5  for many rows: four products of digits on wgmma, which meet in registers
- *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of compute
- * capability 9.0 6  as 5, with mma (gpu/fast/linear/many_rows_mma.cu), from compute capability 8.0
- * on
+ *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of 9.0
+ * 6  the same with mma (gpu/fast/linear/many_rows_mma.cu), for GPUs from 8.0 on
  *
- * The choice (version 0): 4 for up to 16 rows (32 where k is below 1024 or 5 does not apply), then
- * 5; where 5 does not apply, 6 for k below 4096, else 3; 2 where these do not (measured:
- * tests/bench/README.md).
+ * The choice (version 0), as measured (tests/bench/README.md): 4 for up to 16 rows, and for up to
+ * 32 where k is below 1024, or below 4096 and a processor has one block, or 5 does not apply. For
+ * more, 5; where 5 does not apply, 6 if k is below 4096 and each processor has a tile, else 3. 2
+ * where these do not.
  *
  * linear_parts: several matrices, one input. Versions 4 to 6 take them in one launch, the others
  * one after the other.
@@ -144,14 +144,20 @@ static void linear_3(struct gpu_device *gpu, float *y, struct bfp_rows x, const 
 /* ---- the choice -------------------------------------------------------------------------------
  */
 
-static int choose(const struct gpu_device *gpu, const struct matrix *w, int n_tokens) {
+/* n_outs: of all matrices that the op multiplies, which have the k of this one. */
+static int choose(const struct gpu_device *gpu, const struct matrix *w, size_t n_outs,
+                  int n_tokens) {
     int version = gpu->version[GPU_LINEAR], padded = gpu_padded(w->k);
     bool many_fit = gpu_linear_many_rows_fits(gpu, w);
     bool mma_fits = gpu_linear_many_rows_mma_fits(gpu, w);
-    if (!version && n_tokens <= (many_fit && padded >= 1024 ? 16 : 32))
+    size_t n_tiles =
+        n_outs / GPU_LINEAR_MMA_OUTS * gpu_blocks((size_t)n_tokens, GPU_LINEAR_MMA_ROWS);
+    bool at_once = n_outs <= (size_t)GPU_LINEAR_FEW_OUTS * (size_t)gpu->n_processors;
+    if (!version &&
+        n_tokens <= (many_fit && padded >= 1024 && (padded >= 4096 || !at_once) ? 16 : 32))
         version = 4;
     else if (!version)
-        version = many_fit ? 5 : w->k < 4096 ? 6 : 3;
+        version = many_fit ? 5 : w->k < 4096 && n_tiles >= (size_t)gpu->n_processors ? 6 : 3;
     if ((version == 6 && !mma_fits) || (version == 5 && !many_fit) ||
         (version == 4 && !gpu_linear_few_rows_fits(gpu, w)))
         version = 3;
@@ -176,7 +182,7 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
                 struct bfp_rows x,            /* [n_tokens, w->k] */
                 const struct matrix *w, int n_tokens) {
     struct gpu_device *gpu = gpu_of(dev);
-    int padded = gpu_padded(w->k), version = n_tokens ? choose(gpu, w, n_tokens) : 0;
+    int padded = gpu_padded(w->k), version = n_tokens ? choose(gpu, w, (size_t)w->n, n_tokens) : 0;
     const int8_t *high = (const int8_t *)w->mantissas;
     const int8_t *low = high + (size_t)w->n * (size_t)padded;
     struct linear_part only = {y, w};
@@ -194,8 +200,11 @@ void gpu_linear(struct device *dev, float *y, /* [n_tokens, w->n] */
 void gpu_linear_parts(struct device *dev, const struct linear_part *parts, /* host [n_parts] */
                       int n_parts, struct bfp_rows x, int n_tokens) {
     struct gpu_device *gpu = gpu_of(dev);
+    size_t n_outs = 0;
+    for (int i = 0; i < n_parts; i++)
+        n_outs += (size_t)parts[i].w->n;
     /* Whether versions 4 to 6 take a matrix is a matter of k alone, which all have in common. */
-    int version = n_tokens ? choose(gpu, parts->w, n_tokens) : 0;
+    int version = n_tokens ? choose(gpu, parts->w, n_outs, n_tokens) : 0;
     if (version >= 4)
         linear_parts_at_once(gpu, version, parts, n_parts, x, n_tokens);
     for (int i = 0; i < n_parts && version && version < 4; i++)

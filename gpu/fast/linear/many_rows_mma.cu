@@ -16,7 +16,7 @@ enum { STEP = 64, STAGES = 4, COLUMNS = 64 };
  * of x, then rows of 64 high and 64 low digits of W, swizzled (gpu/ptx/tile_copy.h). Its warps have
  * 16 rows by COLUMNS each: four below each other, two beside each other. */
 struct size {
-    static const int ROWS = 64, OUTS = 2 * COLUMNS;
+    static const int ROWS = GPU_LINEAR_MMA_ROWS, OUTS = GPU_LINEAR_MMA_OUTS;
     static const int X_BYTES = ROWS * TILE_ROW_BYTES;
     static const int STAGE_BYTES = X_BYTES + OUTS * TILE_ROW_BYTES;
     static const int SHARED_BYTES = STAGES * STAGE_BYTES + ROWS + OUTS; /* with the exponents */
