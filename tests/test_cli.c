@@ -75,7 +75,6 @@ static void bad_options_are_named(void **state) {
     assert_run_refused(0, "--cache static --prompt x", "--cache", "make phase1 ");
     assert_run_refused(0, "--chunk 3 --prompt x", "--chunk", "make phase1 ");
     assert_run_refused(7, "--cache static --prompt x", "--cache static", "must be paged");
-    assert_run_refused(14, "--speculate --prompt x", "--speculate", "make phase13 ");
     static const struct {
         int phase;
         const char *arguments, *word;

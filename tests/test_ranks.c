@@ -159,6 +159,7 @@ static void test_others(void **state) {
     expect_refused(line, "rank 2 has another program than rank 0");
     snprintf(line, sizeof line, MPIRUN "-n 2 %s %s --ranks 3", ranks_demo, run);
     expect_refused(line, "--ranks 3: mpirun has started 2");
+    assert_run_refused(14, "--speculate --prompt x", "--speculate", "make phase13 ");
     snprintf(line, sizeof line, MPIRUN "-n 9 %s %s", ranks_demo, run);
     expect_refused(line, "9 ranks: this model can be shared by 8 at most");
     /* The third rank's folder has a model in which one bit is another. */

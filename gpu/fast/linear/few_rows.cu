@@ -112,6 +112,12 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
     return w;
 }
 
+/* Blocks on a processor, as far as registers suffice: those of the next kernel begin beside them.
+ */
+static constexpr int blocks_with(int groups, int tiles, int ahead) {
+    return groups == 4 ? 1 : groups == 2 || (ahead == 2 && tiles == 3) ? 2 : ahead == 2 ? 3 : 4;
+}
+
 /*
  * A block: 8 * TILES rows of W and 8 * GROUPS rows of x. Its warps take every eighth step of 64
  * columns and add up at the end. STAGES steps of every warp are on their way at once, so that
@@ -120,9 +126,7 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
  * good while all of them run at once: two on a processor, or one with 4 groups.
  */
 template <int GROUPS, int TILES, int STAGES, int AHEAD>
-__global__ static void __launch_bounds__(WARPS * 32, GROUPS == 4                 ? 1
-                                                     : GROUPS == 1 && AHEAD == 1 ? 4
-                                                                                 : 2)
+__global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, AHEAD))
     linear_4(struct weight_list list, struct bfp_rows x, int n_tokens, int k, int padded) {
     SHARED_DYNAMIC(uint4, ring);
     struct weights w = weights_of_block(&list);
@@ -235,7 +239,7 @@ static void launch_16_rows(struct gpu_device *gpu, const struct linear_part *par
                            struct bfp_rows x, int n_tokens) {
     auto launch = n_tokens > 8         ? launch_rows<2, TILES, STAGES, 1>
                   : parts->w->k < 4096 ? launch_rows<1, TILES, STAGES, 1>
-                                       : launch_rows<1, TILES, STAGES, 3>;
+                                       : launch_rows<1, TILES, STAGES, 2>;
     launch(gpu, parts, n_parts, x, n_tokens);
 }
 
@@ -247,11 +251,11 @@ void gpu_linear_few_rows(struct gpu_device *gpu, const struct linear_part *parts
             n += gpu_blocks((size_t)parts[i].w->n, (size_t)(8 * tiles));
         return n <= on_each * (unsigned)gpu->n_processors;
     };
-    auto launch = n_tokens > 16               ? (all_run(1)   ? launch_rows<4, 1, 6, 1>
-                                                 : all_run(2) ? launch_rows<4, 2, 6, 1>
-                                                              : launch_rows<4, 4, 4, 1>)
-                  : all_run(1)                ? launch_16_rows<1, 6>
-                  : !all_run(2) && all_run(3) ? launch_16_rows<3, 3>
-                                              : launch_16_rows<2, 3>;
+    auto launch = n_tokens > 16 ? (all_run(1)   ? launch_rows<4, 1, 6, 1>
+                                   : all_run(2) ? launch_rows<4, 2, 6, 1>
+                                                : launch_rows<4, 4, 4, 1>)
+                  : all_run(1)  ? launch_16_rows<1, 6>
+                  : all_run(2)  ? launch_16_rows<2, 3>
+                                : launch_16_rows<3, 3>;
     launch(gpu, parts, n_parts, x, n_tokens);
 }
