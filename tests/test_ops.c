@@ -313,11 +313,12 @@ static void hash_rows_now(struct test_device *t, unsigned char *digests, float *
 }
 
 /* Ends of messages within a block of SHA-256 (13 and 14 numbers, 29 and 30), pieces of 128 numbers,
- * 16 digests to a piece, four levels, and 257 pieces. */
+ * 16 digests to a piece, four levels, and 257 pieces, several times: blocks run in another order
+ * each time. */
 static void test_hash_rows(void **state) {
-    static const int sizes[] = {1,    2,    13,   14,   15,   16,   17,    29,
-                                30,   31,   125,  126,  127,  128,  129,   257,
-                                1024, 2047, 2048, 2049, 4096, 4225, 32800, 32804};
+    static const int sizes[] = {1,    2,    13,   14,   15,    16,    17,    29,    30,
+                                31,   125,  126,  127,  128,   129,   257,   1024,  2047,
+                                2048, 2049, 4096, 4225, 32800, 32804, 32808, 32812, 32816};
     struct test_device *t = *state;
     struct random r = {29};
     for (size_t i = 0; i < COUNT(sizes); i++) {
