@@ -57,6 +57,10 @@ json_t *receipt_of(const struct receipt_source *source, const struct request *r,
     char request_sha256[SHA256_HEX], logits_sha256[SHA256_HEX];
     if (logits_chain_complete(s->chain, err))
         return NULL;
+    if (s->chain->n != sequence_new_tokens(s)) { /* hashes were lost with a device */
+        error_set(err, "no receipt: %d tokens have %d hashes", sequence_new_tokens(s), s->chain->n);
+        return NULL;
+    }
     size_t n_marks = (size_t)s->chain->n * LINK_MARK_BYTES;
     json_t *request = request_json(source, r, s), *receipt = NULL;
     char *marks = calloc(2 * n_marks + 1, 1);

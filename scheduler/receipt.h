@@ -36,7 +36,8 @@ struct receipt_source {
 };
 
 /* The receipt of an answer: of a sequence that has a logits_chain and is finished. Returns a new
- * reference, or NULL with err set (no memory, a stop string that is not UTF-8). */
+ * reference, or NULL with err set (no memory, a stop string that is not UTF-8, a device that failed
+ * before all hashes had come). */
 json_t *receipt_of(const struct receipt_source *source, const struct request *request,
                    const struct sequence *s, struct error *err);
 

@@ -526,6 +526,9 @@ static void hashes_are_as_documented(void **state) {
     must(sha256_of(hex, request, strlen(request), &err), &err);
     assert_string_equal(json_string_value(json_object_get(json, "request_sha256")), hex);
     json_decref(json);
+    must(sequence_append(&s, 9, &err), &err); /* whose hash never came */
+    assert_null(receipt_of(&source, &r, &s, &err));
+    assert_string_equal(err.text, "no receipt: 3 tokens have 2 hashes");
     json_decref(files);
     sequence_end(&s);
     must(sha256_of(hex, "abc", 3, &err), &err); /* FIPS 180-2's example */
