@@ -273,6 +273,7 @@ static void test_extremes(void **state) {
     static const int lens[] = {1, 2, 255, 256, 257, 600, 1025};
     for (int kind = 0; kind < N_KINDS; kind++) {
         check_new(t, &r, heads[0], 32, 17, 270, (enum kind)kind);
+        check_new(t, &r, heads[0], 16, 17, 530, (enum kind)kind);
         for (size_t l = 0; l < COUNT(lens); l++)
             for (int head_dim = 2; head_dim <= 128; head_dim *= 8) {
                 int n_tokens = lens[l] < 12 ? lens[l] : 12;

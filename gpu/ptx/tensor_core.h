@@ -279,6 +279,16 @@ static __device__ __forceinline__ void let_next_kernel_start(void) {
 }
 #endif
 
+/* Asks for the line of 128 bytes that x lies in, so that it is in the L2 cache when it is needed. */
+#ifdef SAMEBITS_EMU
+static inline void prefetch_l2(const void *) {
+}
+#else
+static __device__ __forceinline__ void prefetch_l2(const void *x) {
+    SAMEBITS_PTX("prefetch.global.L2 [%0];" ::"l"(x));
+}
+#endif
+
 /* The first line of a kernel that is started early and needs what the one before it wrote: only the
  * launches overlap. */
 static __device__ __forceinline__ void run_in_turn(void) {

@@ -141,9 +141,9 @@ NUM_FN float num_weighted_value(float sum, int e) {
     return sum * (float)num_pow2(e - 30);
 }
 
-/* Whether num_divide_near may divide numbers of these magnitudes. */
-NUM_FN bool num_is_near(float least, float most) {
-    return least >= 0x1p-60f && most <= 0x1p60f;
+/* At most that of 2^60 for what num_divide_near may divide: magnitudes from 2^-60 to 2^60. */
+NUM_FN uint32_t num_farness(float x) {
+    return 2 * num_bits(x) - 2 * num_bits(0x1p-60f); /* without the sign; below, it wraps around */
 }
 
 /*

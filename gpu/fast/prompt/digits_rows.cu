@@ -161,20 +161,23 @@ static __device__ __forceinline__ void split_pieces(const struct split_arguments
     };
     find(part.block, 0);
     __syncthreads();
+    bool exists = part.block < n && mem->rows[0][0], next_exists;
     start(part.block, 0);
     find(part.block + part.n_blocks, 1);
-    for (int k = part.block; k < n; k += part.n_blocks, stage = 1 - stage) {
+    for (int k = part.block; k < n; k += part.n_blocks, stage = 1 - stage, exists = next_exists) {
         int row = pieces.first_row(k), first = pieces.first_dim(k);
         __syncthreads(); /* the next rows are found, and their place is free */
+        next_exists = k + part.n_blocks < n && mem->rows[1 - stage][0];
         start(k + part.n_blocks, 1 - stage);
         find(k + 2 * part.n_blocks, stage);
-        if (KEYS && first == 0)
+        if (KEYS && first == 0 && exists)
             note_exponents(s, kv_head, row, ROWS);
         cp_async_wait<1>();
         __syncthreads();
-        if (KEYS)
+        /* Nobody asks for digits behind the end of a sequence. */
+        if (KEYS && exists)
             split_key_piece<DIMS>(s, kv_head, row, first, &mem->pieces[stage]);
-        else
+        else if (exists)
             split_value_piece<DIMS>(s, kv_head, row, first, &mem->pieces[stage]);
     }
     cp_async_wait<0>();

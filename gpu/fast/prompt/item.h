@@ -269,26 +269,23 @@ keep_tile(const struct item_task *t, const struct row_pair *rows, value_sums *su
     sums->clear();
 }
 
-/* The quotients of row r, where num_divide_near gives them. Returns whether it does. */
+/* The quotients of row r, where num_divide_near gives them. Returns whether it does. (l is near: in
+ * it the largest score counts 1, and each other at most that.) */
 template <class value_sums, class pair_of>
-static __device__ __forceinline__ bool divide_near(float *y, int head_dim, float l, float v_scale,
-                                                   const value_sums *sums, pair_of pair) {
-    float least = l, most = l, reciprocal = 1 / l;
-    y += sums->first();
+static __device__ __forceinline__ bool divide_near(float *y, int n_pairs, float l, float v_scale,
+                                                   pair_of pair) {
+    float reciprocal = 1 / l;
+    uint32_t farness = 0;
+    y += value_sums::first();
     UNROLL_4
-    for (int i = 0; i < sums->PAIRS; i++) {
-        bool exists = sums->first() + i * sums->STEP < head_dim;
+    for (int i = 0; i < n_pairs; i++) {
         float2 x = pair(i);
-        float2 quotients =
-            make_float2(num_divide_near(x.x, l, reciprocal), num_divide_near(x.y, l, reciprocal));
-        x = exists ? x : make_float2(l, l);
-        least = fminf(fminf(least, fabsf(x.x)), fabsf(x.y));
-        most = fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y));
-        if (exists)
-            put_pair<value_sums::NEXT>(y + i * sums->STEP,
-                                       make_float2(quotients.x * v_scale, quotients.y * v_scale));
+        farness = max(max(farness, num_farness(x.x)), num_farness(x.y));
+        put_pair<value_sums::NEXT>(y + i * value_sums::STEP,
+                                   make_float2(num_divide_near(x.x, l, reciprocal) * v_scale,
+                                               num_divide_near(x.y, l, reciprocal) * v_scale));
     }
-    return num_is_near(least, most);
+    return farness <= num_farness(0x1p60f);
 }
 
 /* The end of row r: y. Divisions take many instructions, and branches, for numbers that rows seldom
@@ -316,9 +313,9 @@ static __device__ __forceinline__ void finish_row(const struct item_task *t,
                    : x;
     };
     bool divides = l > 0 && !(VARIANT && v->m);
-    bool near = divides && a->head_dim % (2 * value_sums::NEXT) == 0 && (uintptr_t)a->y % 8 == 0;
+    bool near = divides && a->head_dim % value_sums::STEP == 0 && (uintptr_t)a->y % 8 == 0;
     if (near)
-        near = divide_near(y, a->head_dim, l, a->v_scale, sums, pair);
+        near = divide_near<value_sums>(y, a->head_dim / value_sums::STEP, l, a->v_scale, pair);
     UNROLL_1
     for (int k = 0; k < 2 * sums->PAIRS && !near; k++) {
         int d = sums->first() + k / 2 * sums->STEP + k % 2 * value_sums::NEXT;

@@ -119,6 +119,7 @@ struct attention_work {
     float *kept;     /* [places, n_kv_heads, kept_floats]; NULL: all are finished */
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
+    int n_at_once;                     /* items of a kv head that blocks have at a time, or so */
     bool overlaps; /* splitting may start while the kernel before runs, which has waited for those
                       before it */
 };

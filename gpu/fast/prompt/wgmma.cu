@@ -46,31 +46,29 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
 /* A thread's part of two rows of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
 template <int DIM> struct query_elements { float4 x[2][DIM / 16]; };
 
+static __device__ __forceinline__ const float *query_at(const struct attention_arguments *a,
+                                                        const struct prompt_row *row) {
+    return a->q +
+           ((size_t)row->token * (size_t)a->n_heads + (size_t)row->head) * (size_t)a->head_dim;
+}
+
 template <int DIM>
 static __device__ __forceinline__ void load_queries(struct query_elements<DIM> *out,
                                                     const struct prompt_row query[2],
                                                     const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4, dim = a->head_dim;
-    bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0;
+    bool whole = dim == DIM && (uintptr_t)a->q % 16 == 0;
     UNROLL
     for (int r = 0; r < 2; r++) {
-        const float *q =
-            a->q +
-            ((size_t)query[r].token * (size_t)a->n_heads + (size_t)query[r].head) * (size_t)dim;
+        const float *q = query_at(a, &query[r]);
         UNROLL
-        for (int i = 0; i < DIM / 16; i++) {
+        for (int i = 0; i < DIM / 16 && whole; i++)
+            out->x[r][i] = *(const float4 *)(q + 16 * i + 4 * t);
+        UNROLL
+        for (int i = 0; i < DIM / 16 && !whole; i++) {
             int d = 16 * i + 4 * t;
-            float4 four = make_float4(0, 0, 0, 0);
-            if (vectors) {
-                if (d < dim)
-                    four = *(const float4 *)(q + d);
-            } else {
-                four.x = d < dim ? q[d] : 0;
-                four.y = d + 1 < dim ? q[d + 1] : 0;
-                four.z = d + 2 < dim ? q[d + 2] : 0;
-                four.w = d + 3 < dim ? q[d + 3] : 0;
-            }
-            out->x[r][i] = four;
+            out->x[r][i] = make_float4(d < dim ? q[d] : 0, d + 1 < dim ? q[d + 1] : 0,
+                                       d + 2 < dim ? q[d + 2] : 0, d + 3 < dim ? q[d + 3] : 0);
         }
     }
 }
@@ -122,6 +120,20 @@ snap_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
     }
 }
 
+/* Asks for the queries of a later item, so that its block need not wait for memory. */
+template <bool VARIANT>
+static __device__ __forceinline__ void
+prefetch_queries(const struct item_task *t, const struct attention_digits *in, int later) {
+    struct row_list list = item_of(t->a, t->work, in, later).list;
+    int row = (int)threadIdx.x / 2;
+    if (row >= list.n_rows)
+        return;
+    struct prompt_row query =
+        prompt_row_of<VARIANT>(t->a, t->variant, t->work, &list, t->kv_head, row);
+    for (int d = (int)threadIdx.x % 2 * 32; d < t->a->head_dim; d += 64) /* a line is 32 floats */
+        prefetch_l2(query_at(t->a, &query) + d);
+}
+
 /* The digits of an item's tiles: they begin at tile number `tile`, counted over all kv heads. */
 template <int DIM>
 static __device__ __forceinline__ struct tile_chunks<DIM>
@@ -132,7 +144,7 @@ chunks_of(const struct attention_digits *in, const struct prompt_item *item,
     chunks.ring = mem->ring;
     chunks.tile = in->tiles + tile * (size_t)tile_bytes(DIM);
     chunks.left = item->n_tiles - 1;
-    chunks.n_last = (n_last + KEYS - 1) / KEYS;
+    chunks.n_last = n_last;
     chunks.rounds = rounds;
     return chunks;
 }
@@ -161,16 +173,17 @@ score_tile(struct tile_scores *scores, float top[2], const struct row_digits<DIM
         find_largest(top, scores);
     } else {
         if (first + TILE > least_end)
-            mask(scores, top_bits, first, rows);
-        largest_of_bits(top, scores, top_bits);
+            mask(scores, top_bits, first, least_end, n, rows);
+        largest_of_bits(top, scores, top_bits, n);
     }
 }
 
-/* The tiles of an item, for the rows of a block. */
+/* The tiles of an item, for the rows of a block. later: the item whose turn comes when this one is
+ * done; -1: none. */
 template <int DIM, bool VARIANT>
-static __device__ __forceinline__ void run_item(const struct item_task *t,
-                                                const struct attention_digits *in,
-                                                const struct block_memory *mem, unsigned *rounds) {
+static __device__ __forceinline__ void
+run_item(const struct item_task *t, const struct attention_digits *in,
+         const struct block_memory *mem, unsigned *rounds, int later) {
     /* There are not enough registers to keep larger queries while values are multiplied. */
     const bool AGAIN = DIM > 128;
     const struct prompt_item *item = t->item;
@@ -195,6 +208,8 @@ static __device__ __forceinline__ void run_item(const struct item_task *t,
     wait_for_previous_kernel();
     for (int i = 0; i < STAGES && n_tiles; i++)
         chunks.start(i);
+    if (later >= 0)
+        prefetch_queries<VARIANT>(t, in, later);
     /* The exponents of two positions a thread, fetched one tile ahead. */
     const char4 *tile_exponents =
         (const char4 *)(in->exponents + 2 * first_of_digits * TILE) + threadIdx.x;
@@ -257,13 +272,14 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         for (int i = 0; i < STAGES; i++)
             bulk_barrier_start(&mem.arrived[i]);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
+    int row = (int)(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
         __syncthreads(); /* the barriers are ready; all are done with the units of the item before
                           */
         struct prompt_item item = item_of(&a, &work, &in, i);
-        int row = (int)(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
         struct item_task task = {&a, &variant, &work, &item, (int)blockIdx.x, row};
-        run_item<DIM, VARIANT>(&task, &in, &mem, &rounds);
+        int later = i + work.n_at_once;
+        run_item<DIM, VARIANT>(&task, &in, &mem, &rounds, later < n ? later : -1);
     }
     if (!n)
         wait_for_previous_kernel();

@@ -40,7 +40,7 @@ template <int DIM> struct tile_chunks {
     unsigned char *ring;          /* [STAGES] of STAGE_BYTES */
     const uint8_t *tile;          /* the digits of the tile that is at work */
     int left;                     /* tiles behind it */
-    int n_last;                   /* key chunks of the last tile that somebody sees */
+    int n_last;                   /* of the last tile's positions, somebody sees so many */
     int first_place;              /* of chunk 0 */
     int behind;                   /* chunks that were started and not waited for */
     unsigned rounds;              /* bit i: how often place i was waited for, modulo 2 */
@@ -49,16 +49,18 @@ template <int DIM> struct tile_chunks {
         return (ODD ? first_place + chunk : chunk) % STAGES;
     }
 
-    /* Starts chunk c of this tile; from CHUNKS on, of the next one, if there is one. */
+    /* Starts chunk c of this tile; from CHUNKS on, of the next one, if there is one. Of the last
+     * tile it leaves out chunks of keys, and of values, which lie in columns of positions, the
+     * second half, if nobody sees them. */
     __device__ __forceinline__ void start(int c) {
         bool next = c >= size::CHUNKS;
         int chunk = next ? c - size::CHUNKS : c, at = place(c);
         int values = max(chunk - size::KEY_CHUNKS, 0);
-        int bytes = chunk < size::KEY_CHUNKS ? size::KEY_BYTES : size::VALUE_BYTES;
+        int n = left == (next ? 1 : 0) ? n_last : (int)TILE;
+        int bytes = chunk < size::KEY_CHUNKS ? (chunk * KEYS < n ? size::KEY_BYTES : 0)
+                                             : size::VALUE_BYTES / (n <= TILE / 2 ? 2 : 1);
         const uint8_t *from = tile + (next ? tile_bytes(DIM) : 0) +
                               (chunk - values) * size::KEY_BYTES + values * size::VALUE_BYTES;
-        if (chunk && chunk < size::KEY_CHUNKS && chunk >= n_last && left == (next ? 1 : 0))
-            bytes = 0;
         if (threadIdx.x == 0 && !(next && !left))
             bulk_copy(&arrived[at], ring + at * size::STAGE_BYTES, from, bytes);
         bulk_end_group();
@@ -141,9 +143,16 @@ template <int DIM> struct value_sums {
     }
 };
 
-/* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores, and the largest: its
- * bits as a signed integer, which order like numbers if one of them is not negative. The hardware
- * compares three integers at a time, and two floats. */
+/* The largest of scores and those before: its bits as a signed integer, which order like numbers if
+ * one of them is not negative. The hardware compares three integers at a time, and two floats. */
+static __device__ __forceinline__ void note_largest(int32_t largest[2], const float s[8][4]) {
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        largest[i % 2] = max(max(largest[i % 2], (int32_t)num_bits(s[i / 2][i % 2 * 2])),
+                             (int32_t)num_bits(s[i / 2][i % 2 * 2 + 1]));
+}
+
+/* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores. */
 static __device__ __forceinline__ void score_keys(float s[8][4], int32_t largest[2],
                                                   const int32_t (&sums)[32], const float *k_unit) {
     UNROLL
@@ -152,54 +161,45 @@ static __device__ __forceinline__ void score_keys(float s[8][4], int32_t largest
         UNROLL
         for (int j = 0; j < 4; j++)
             s[i][j] = num_score((float)sums[4 * i + j], j % 2 ? unit.y : unit.x);
-        UNROLL
-        for (int r = 0; r < 2; r++)
-            largest[r] = max(max(largest[r], (int32_t)num_bits(s[i][2 * r])),
-                             (int32_t)num_bits(s[i][2 * r + 1]));
     }
+    note_largest(largest, s);
 }
 
-/* Scores of positions that a row does not see become -infinity, which has weight 0. largest: of
+/* Scores of positions that a row does not see become -infinity, which has weight 0. least_end:
+ * every row sees the positions before it; n: none sees position n of the tile. largest: of
  * score_keys, once more. */
 static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t largest[2],
-                                            int tile_first, const struct row_pair *rows) {
-    int first = tile_first + (int)threadIdx.x % 4 * 2;
+                                            int tile_first, int least_end, int n,
+                                            const struct row_pair *rows) {
+    largest[0] = largest[1] = INT32_MIN;
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        int n = max(rows->query[r].end - first, 0);
-        n = n / 8 * 2 + min(n % 8, 2); /* of a thread's 64 positions, the first n are seen */
+    for (int part = 0; part < TILE; part += COLUMNS) {
+        float(*s)[4] = tile->s + part / 8;
+        int first = tile_first + part + (int)threadIdx.x % 4 * 2;
+        if (part >= n)
+            continue;
         UNROLL
-        for (int half = 0; half < 2; half++) {
-            int in_half = n - 32 * half;
-            uint32_t seen = in_half >= 32 ? ~0u : (1u << max(in_half, 0)) - 1;
-            UNROLL
-            for (int i = 0; i < 32; i++) {
-                float *s = &tile->s[16 * half + i / 2][2 * r + i % 2];
-                *s = seen >> i & 1 ? *s : -INFINITY;
-            }
-        }
-        largest[r] = INT32_MIN;
-        UNROLL
-        for (int i = 0; i < 32; i++)
-            largest[r] = max(max(largest[r], (int32_t)num_bits(tile->s[i][2 * r])),
-                             (int32_t)num_bits(tile->s[i][2 * r + 1]));
+        for (int i = 0; i < COLUMNS / 2 && tile_first + part + COLUMNS > least_end; i++)
+            if (first + i / 4 * 8 + i % 2 >= rows->query[i % 4 / 2].end)
+                s[i / 4][i % 4] = -INFINITY;
+        note_largest(largest, s);
     }
 }
 
-/* find_largest from what score_keys or mask has found. Where all of a thread's scores are negative,
- * it was not the largest: that one has the least bits as an unsigned integer. */
+/* find_largest of the positions before n, from what score_keys or mask has found. Where all of a
+ * thread's scores are negative, it was not the largest: that one has the least bits as an unsigned
+ * integer. */
 static __device__ __forceinline__ void
-largest_of_bits(float largest[2], const struct tile_scores *tile, const int32_t bits[2]) {
+largest_of_bits(float largest[2], const struct tile_scores *tile, const int32_t bits[2], int n) {
     largest[0] = num_float((uint32_t)bits[0]);
     largest[1] = num_float((uint32_t)bits[1]);
     if (!__any_sync(0xffffffffu, (bits[0] | bits[1]) < 0))
         return;
     uint32_t least[2] = {UINT32_MAX, UINT32_MAX};
     UNROLL
-    for (int i = 0; i < 32; i++)
-        UNROLL
-    for (int r = 0; r < 2; r++)
-        least[r] = min(min(least[r], num_bits(tile->s[i][2 * r])), num_bits(tile->s[i][2 * r + 1]));
+    for (int i = 0; i < 64 && i / 16 * COLUMNS < n; i++)
+        least[i % 2] = min(min(least[i % 2], num_bits(tile->s[i / 2][i % 2 * 2])),
+                           num_bits(tile->s[i / 2][i % 2 * 2 + 1]));
     UNROLL
     for (int r = 0; r < 2; r++)
         largest[r] = bits[r] < 0 ? num_float(least[r]) : largest[r];

@@ -157,6 +157,7 @@ void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_ker
     d.without_queries = k->splits_queries;
     if (work)
         all = *work;
+    all.n_at_once = max(2 * gpu->n_processors / a->n_kv_heads, 1);
     if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
         !gpu_ok(gpu,
                 cudaFuncSetAttribute((const void *)k->kernel,
