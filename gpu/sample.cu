@@ -2,14 +2,31 @@
  * sample: the next token of each row of logits, greedy or drawn, as ref/sample.c says. A block per
  * row.
  *
- * Instead of sorting, a threshold is searched bit by bit. Every token has a 64-bit key that orders
- * like (logit ascending, id descending); the tokens that stay are those with key >= T. Top-k looks
- * for the largest T that leaves k tokens, top-p for the largest T whose tokens hold enough weight.
+ * Instead of sorting, those that stay are found bit by bit (a radix select). Every token has a
+ * 64-bit key that orders like (logit ascending, id descending). Do the candidates whose highest bit
+ * is set weigh enough? Then the others leave. If not, they stay, and the others have to weigh what
+ * is missing. Who is decided is not looked at again, so that the next bit asks ever fewer. Top-k
+ * wants so many tokens, top-p so much weight; and the token that is drawn is the last one that a
+ * random weight needs in order of id, which is found in the same way.
  */
 #include "gpu/gpu.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { THREADS = 256, AT_ONCE = 16 /* logits that a thread waits for together */ };
+enum { THREADS = 512, AT_ONCE = 16 /* logits that a thread waits for together */ };
+
+/* What the threads of a row share, and what is a thread's own. */
+struct row {
+    const float *logits;
+    int vocab;
+    int32_t *ids; /* scratch [vocab]: of candidates; number i of thread t is at i * THREADS + t */
+    int n;        /* candidates of this thread */
+    float top, temperature;
+    unsigned long long *part; /* shared [THREADS / 32] */
+};
+
+static __device__ __forceinline__ int32_t *id_at(const struct row *r, int i) {
+    return &r->ids[i * THREADS + (int)threadIdx.x];
+}
 
 /* Orders like the logit; -0 and +0 are the same. */
 static __device__ __forceinline__ uint32_t logit_order(float logit) {
@@ -21,116 +38,140 @@ static __device__ __forceinline__ unsigned long long key_of(float logit, int id)
     return (unsigned long long)logit_order(logit) << 32 | (0xffffffffu - (unsigned)id);
 }
 
-/* What the threads of a row share. */
-struct row {
-    const float *logits;
-    uint32_t *weights; /* scratch [vocab] */
-    int vocab;
-    unsigned long long *part; /* shared [THREADS / 32] */
-};
+static __device__ __forceinline__ uint32_t weight_of(const struct row *r, float logit) {
+    return num_sampling_weight(logit, r->top, r->temperature);
+}
 
-/* Sum over the tokens with key >= threshold of 1 (count) or of their weights. */
-static __device__ unsigned long long sum_above(const struct row *r, unsigned long long threshold,
-                                               bool count) {
+/* use(id, logit) for this thread's part of all tokens, in order of id. */
+template <class user>
+static __device__ __forceinline__ void each_token(const struct row *r, user use) {
+    for (int first = (int)threadIdx.x; first < r->vocab; first += AT_ONCE * THREADS) {
+        float logits[AT_ONCE]; /* behind the end the last one again */
+        UNROLL
+        for (int k = 0; k < AT_ONCE; k++)
+            logits[k] = r->logits[min(first + k * THREADS, r->vocab - 1)];
+        UNROLL
+        for (int k = 0; k < AT_ONCE; k++)
+            if (first + k * THREADS < r->vocab)
+                use(first + k * THREADS, logits[k]);
+    }
+}
+
+/* use(i, id, logit) for this thread's candidates from number i on. */
+template <class user>
+static __device__ __forceinline__ void each_candidate(const struct row *r, int i, user use) {
+    for (int n = r->n; i < n; i += AT_ONCE / 2) {
+        int32_t ids[AT_ONCE / 2];
+        float logits[AT_ONCE / 2];
+        UNROLL
+        for (int k = 0; k < AT_ONCE / 2; k++)
+            ids[k] = *id_at(r, min(i + k, n - 1));
+        UNROLL
+        for (int k = 0; k < AT_ONCE / 2; k++)
+            logits[k] = r->logits[ids[k]];
+        UNROLL
+        for (int k = 0; k < AT_ONCE / 2; k++)
+            if (i + k < n)
+                use(i + k, ids[k], logits[k]);
+    }
+}
+
+static __device__ unsigned long long weight_of_candidates(const struct row *r) {
     unsigned long long sum = 0;
-    for (int i = (int)threadIdx.x; i < r->vocab; i += THREADS)
-        if (key_of(r->logits[i], i) >= threshold)
-            sum += count ? 1 : r->weights[i];
+    each_candidate(r, 0, [&](int, int32_t, float logit) { sum += weight_of(r, logit); });
     return row_sum<THREADS / 32>(sum, r->part);
 }
 
-/* The largest threshold whose tokens sum to at least `enough`. */
-static __device__ unsigned long long find_threshold(const struct row *r, unsigned long long enough,
-                                                    bool count) {
-    unsigned long long threshold = 0;
-    for (int bit = 63; bit >= 0; bit--) {
-        unsigned long long tried = threshold | 1ull << bit;
-        if (sum_above(r, tried, count) >= enough)
-            threshold = tried;
-    }
-    return threshold;
-}
-
-static __device__ unsigned long long truncate_row(const struct row *r, int top_k, float top_p) {
-    unsigned long long threshold = 0;
-    if (top_k > 0 && top_k < r->vocab)
-        threshold = find_threshold(r, (unsigned long long)top_k, true);
-    if (top_p < 1) {
-        double kept = (double)sum_above(r, threshold, false);
-        unsigned long long enough = (unsigned long long)ceil((double)top_p * kept);
-        threshold = find_threshold(r, enough ? enough : 1, false);
-    }
-    return threshold;
-}
-
-/* The first id whose running sum of kept weights exceeds random. Each thread adds up a run of
- * ids; the one whose run contains the answer walks through it. */
-static __device__ void walk(int32_t *out, const struct row *r, unsigned long long threshold,
-                            unsigned long long random, unsigned long long *run_sums) {
-    int run = (r->vocab + THREADS - 1) / THREADS, first = (int)threadIdx.x * run;
-    int end = min(first + run, r->vocab);
-    unsigned long long sum = 0, before = 0;
-    for (int i = first; i < end; i++)
-        sum += key_of(r->logits[i], i) >= threshold ? r->weights[i] : 0;
-    run_sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (int t = 0; t < (int)threadIdx.x; t++)
-        before += run_sums[t];
-    if (random < before || random >= before + sum)
-        return;
-    for (int i = first; i < end; i++) {
-        before += key_of(r->logits[i], i) >= threshold ? r->weights[i] : 0;
-        if (before > random) {
-            *out = i;
-            return;
+/* Of the candidates those stay that have the largest keys, of so many bits, and weigh `enough`
+ * together, which all of them do. A thread's candidates before `decided` stay in any case. */
+template <class key_of_token, class weight_of_token>
+static __device__ void keep(struct row *r, int bits, unsigned long long enough, key_of_token key,
+                            weight_of_token weight) {
+    int decided = 0;
+    unsigned long long open = row_sum<THREADS / 32>((unsigned long long)r->n, r->part);
+    for (int bit = bits - 1; bit >= 0 && open > 1; bit--) {
+        int end = decided; /* of those that have the bit */
+        unsigned long long sum = 0;
+        each_candidate(r, decided, [&](int i, int32_t id, float logit) {
+            if (!(key(id, logit) >> bit & 1))
+                return;
+            sum += weight(logit);
+            *id_at(r, i) = *id_at(r, end);
+            *id_at(r, end++) = id;
+        });
+        unsigned long long n = row_sum<THREADS / 32>((unsigned long long)(end - decided), r->part);
+        sum = row_sum<THREADS / 32>(sum, r->part);
+        if (sum >= enough) {
+            r->n = end;
+            open = n;
+        } else {
+            enough -= sum;
+            decided = end;
+            open -= n;
         }
     }
 }
 
-__global__ static void sample_1(int32_t *token_ids, const float *all_logits,
-                                const struct sampling *all_how, uint32_t *all_weights, int vocab,
-                                int site, unsigned long long *fault) {
+/* Draws a token: temperature above 0. */
+static __device__ int draw(struct row *r, const struct sampling *how) {
+    auto key = [](int32_t id, float logit) { return key_of(logit, id); };
+    auto weight = [&](float logit) { return (unsigned long long)weight_of(r, logit); };
+    /* What has no weight is nobody's to draw. Most tokens are so far below the top (e^-22 is a
+     * quarter of a unit) that there is no need to ask for it. */
+    each_token(r, [&](int id, float logit) {
+        if (logit - r->top > -22 * r->temperature && weight(logit))
+            *id_at(r, r->n++) = id;
+    });
+    unsigned long long n = row_sum<THREADS / 32>((unsigned long long)r->n, r->part);
+    if (how->top_k > 0 && n > (unsigned long long)how->top_k)
+        keep(r, 64, (unsigned long long)how->top_k, key, [](float) { return 1ull; });
+    unsigned long long range = weight_of_candidates(r);
+    if (how->top_p < 1) {
+        unsigned long long enough = (unsigned long long)ceil((double)how->top_p * (double)range);
+        keep(r, 64, enough ? enough : 1, key, weight);
+        range = weight_of_candidates(r);
+    }
+    int bits = 0, last = 0;
+    while (r->vocab >> bits)
+        bits++;
+    unsigned long long random = num_draw(how->seed, how->sample, how->position, range);
+    keep(
+        r, bits, random + 1, [](int32_t id, float) { return ~(unsigned)id; }, weight);
+    each_candidate(r, 0, [&](int, int32_t id, float) { last = max(last, id); });
+    return row_max<THREADS / 32>(last, (int *)r->part);
+}
+
+__global__ static void __launch_bounds__(THREADS)
+    sample_1(int32_t *token_ids, const float *all_logits, const struct sampling *all_how,
+             int32_t *ids, int vocab, int site, unsigned long long *fault) {
     SHARED(unsigned long long, part, [THREADS / 32]);
-    SHARED(unsigned long long, run_sums, [THREADS]);
     wait_for_previous_kernel();
     let_next_kernel_start(); /* hash_rows reads the same logits */
     size_t at = (size_t)blockIdx.x * (size_t)vocab;
-    struct row r = {all_logits + at, all_weights ? all_weights + at : NULL, vocab, part};
+    struct row r = {all_logits + at, vocab, ids ? ids + at : NULL, 0, -INFINITY, 0, part};
     struct sampling how = {};
     if (all_how)
         how = all_how[blockIdx.x];
-    unsigned long long best = 0, largest = 0;
-    for (int first = (int)threadIdx.x; first < vocab; first += AT_ONCE * THREADS) {
-        float logits[AT_ONCE]; /* behind the end the last one again, as an id that loses */
-        UNROLL
-        for (int k = 0; k < AT_ONCE; k++)
-            logits[k] = r.logits[min(first + k * THREADS, vocab - 1)];
-        UNROLL
-        for (int k = 0; k < AT_ONCE; k++) {
-            best = max(best, key_of(logits[k], first + k * THREADS));
-            largest = max(largest, (unsigned long long)num_magnitude(logits[k]));
-        }
+    int first = 0; /* of this thread's largest */
+    uint32_t largest = 0;
+    each_token(&r, [&](int id, float logit) {
+        first = logit > r.top ? id : first;
+        r.top = logit > r.top ? logit : r.top;
+        largest = max(largest, num_magnitude(logit));
+    });
+    unsigned long long best = row_max<THREADS / 32>(key_of(r.top, first), part);
+    bool bad = row_max<THREADS / 32>(largest, (uint32_t *)part) >= 0x7f800000u;
+    int token = (int)(0xffffffffu - (unsigned)(best & 0xffffffffu));
+    if (!bad && how.temperature > 0) {
+        r.top = r.logits[token];
+        r.temperature = how.temperature;
+        token = draw(&r, &how);
     }
-    best = row_max<THREADS / 32>(best, part);
-    largest = row_max<THREADS / 32>(largest, part);
-    int32_t greedy = (int32_t)(0xffffffffu - (unsigned)(best & 0xffffffffu));
-    bool bad = largest >= 0x7f800000u;
-    if (bad || !(how.temperature > 0)) {
-        if (threadIdx.x == 0) {
-            token_ids[blockIdx.x] = bad ? 0 : greedy;
-            if (bad)
-                gpu_fault(fault, site, (int)blockIdx.x);
-        }
+    if (threadIdx.x)
         return;
-    }
-    float top = r.logits[greedy];
-    for (int i = (int)threadIdx.x; i < vocab; i += THREADS)
-        r.weights[i] = num_sampling_weight(r.logits[i], top, how.temperature);
-    /* Each thread reads back only its own weights until walk, which begins behind a barrier. */
-    unsigned long long threshold = truncate_row(&r, how.top_k, how.top_p);
-    unsigned long long range = sum_above(&r, threshold, false);
-    walk(&token_ids[blockIdx.x], &r, threshold, num_draw(how.seed, how.sample, how.position, range),
-         run_sums);
+    token_ids[blockIdx.x] = bad ? 0 : token;
+    if (bad)
+        gpu_fault(fault, site, (int)blockIdx.x);
 }
 
 void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
@@ -144,15 +185,14 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     size_t bytes = drawn ? sizeof *how * (size_t)n_rows : 0; /* greedy has no settings */
     struct sampling *on_device =
         drawn ? (struct sampling *)gpu_scratch(gpu, GPU_SCRATCH_SAMPLING, bytes, "sample") : NULL;
-    uint32_t *weights = drawn
-                            ? (uint32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS,
-                                                      4 * (size_t)n_rows * (size_t)vocab, "sample")
-                            : NULL;
+    int32_t *ids = drawn ? (int32_t *)gpu_scratch(gpu, GPU_SCRATCH_SUMS,
+                                                  4 * (size_t)n_rows * (size_t)vocab, "sample")
+                         : NULL;
     if (gpu->failed || !n_rows)
         return;
     dev->ops->upload(dev, on_device, how, bytes);
-    GPU_LAUNCH_EARLY(gpu, sample_1, n_rows, THREADS, 0, token_ids, logits, on_device, weights,
-                     vocab, site, gpu->fault);
+    GPU_LAUNCH_EARLY(gpu, sample_1, n_rows, THREADS, 0, token_ids, logits, on_device, ids, vocab,
+                     site, gpu->fault);
     gpu->sampled = logits;
     gpu->sampled_at = gpu->launches;
 }

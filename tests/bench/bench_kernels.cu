@@ -3,8 +3,8 @@
  *
  * Memory-bound ops are compared with a device-to-device copy (bytes read plus bytes written). Every
  * measurement is the median of REPEATS; one repetition is a burst of launches between two events.
- * Arguments name the parts to run: rows, attention; without any, both run. bench_linear has the
- * linear layers.
+ * Arguments name the parts to run: rows, attention, sample; without any, all run. bench_linear has
+ * the linear layers.
  */
 #include "tests/bench/gpu_bench.h"
 
@@ -118,12 +118,39 @@ static void bench_attention(int n_tokens, int kv_len) {
     use_version("attention", 0);
 }
 
+/* The draw from as many logits as Qwen3 has words, beside a copy that reads as much. */
+static void bench_sample(void) {
+    enum { VOCAB = 151936, MOST_ROWS = 64 };
+    static const struct {
+        const char *what;
+        struct sampling how;
+    } cases[] = {{"greedy", {0, 0, 1, 0, 0, 0}},
+                 {"temperature 1", {1, 0, 1, 0, 0, 0}},
+                 {"top-k 50", {1, 50, 1, 0, 0, 0}},
+                 {"top-p 0.9", {1, 0, 0.9f, 0, 0, 0}},
+                 {"both", {1, 50, 0.9f, 0, 0, 0}}};
+    float *logits = random_floats((size_t)VOCAB * MOST_ROWS, 3);
+    int32_t *drawn = (int32_t *)device_bytes(4 * MOST_ROWS);
+    printf("\nsample, %d logits a row\n%-14s %8s %10s %10s\n", VOCAB, "", "rows", "us",
+           "TB/s read");
+    for (auto &c : cases)
+        for (int rows : {1, 8, (int)MOST_ROWS}) {
+            std::vector<struct sampling> how((size_t)rows, c.how);
+            double s = seconds(
+                4, [&](int) { dev->ops->sample(dev, drawn, logits, how.data(), rows, VOCAB, 0); });
+            printf("%-14s %8d %10.1f %10.2f\n", c.what, rows, s * 1e6,
+                   4.0 * VOCAB * rows / s / 1e12);
+        }
+}
+
 int main(int argc, char **argv) {
-    check_parts(argc, argv, {"rows", "attention"});
+    check_parts(argc, argv, {"rows", "attention", "sample"});
     open_gpu();
     bench_copy();
     if (wanted(argc, argv, "rows"))
         bench_rows();
+    if (wanted(argc, argv, "sample"))
+        bench_sample();
     if (!wanted(argc, argv, "attention"))
         return 0;
     printf("\nattention, 32/8 heads, dim 128, causal, contiguous cache\n");
