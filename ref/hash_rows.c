@@ -1,6 +1,6 @@
 /*
  * hash_rows: SHA-256 of rows, as a tree of pieces (Merkle, 1987), whose levels the threads share.
- * Where the compiler may use AVX-512, 16 whole pieces are hashed at once, each in a lane of its
+ * Where GCC may use AVX-512, 16 whole pieces are hashed at once, each in a lane of its
  * own: that takes less than half the time of libcrypto, which hashes one after the other.
  */
 #include "ref/ref.h"
@@ -21,7 +21,7 @@ struct level {
     size_t row_bytes, n_pieces; /* of a row */
 };
 
-#ifdef __AVX512BW__
+#if defined __AVX512BW__ && !defined __clang__ /* which has no __builtin_shuffle */
 typedef uint32_t lanes __attribute__((vector_size(4 * LANES)));
 typedef unsigned char bytes __attribute__((vector_size(4 * LANES)));
 #define SHA256_WORD lanes
@@ -92,7 +92,7 @@ static void hash(void *context, int first, int end, int worker) {
     const struct level *level = context;
     int i = first;
     (void)worker;
-#ifdef __AVX512BW__
+#if defined __AVX512BW__ && !defined __clang__
     if (level->row_bytes % HASH_PIECE_BYTES == 0)
         for (; i + LANES <= end; i += LANES)
             hash_16(level->digests + (size_t)i * SHA256_BYTES,

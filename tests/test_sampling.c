@@ -89,6 +89,7 @@ static void test_greedy_lowest_of_ties(void **state) {
     struct sampling how = cut(3, 0.5f); /* temperature 0 does not look at the rest */
     how.temperature = 0;
     assert_int_equal(sample_one((float[]){1, 2, 2, 0}, how, 4), 1);
+    assert_int_equal(sample_one((float[3000]){0}, greedy, 3000), 0); /* some within a thread */
 }
 
 static void test_greedy_finds_every_place(void **state) {

@@ -175,6 +175,11 @@ static void turn_steps(struct factor to[TURNED_STEPS * GROUP][2], const int16_t 
     }
 }
 
+/* (For clang the number of the half must be written out.) */
+static inline __m256i half_of(__m512i x, int half) {
+    return half ? _mm512_extracti64x4_epi64(x, 1) : _mm512_castsi512_si256(x);
+}
+
 static inline __m512i everywhere(const char *from) {
     int32_t both;
     memcpy(&both, from, sizeof both);
@@ -205,8 +210,7 @@ UNROLLED void multiply_turned(double *out, size_t out_step, const char *x, const
         __mmask8 there = left >= 8 ? 0xff : left > 0 ? (__mmask8)((1 << left) - 1) : 0;
         double *to = out + (size_t)(i / 4) * out_step + i % 4 * 8;
         wrapped rest = low[i / 2] - ((wrapped)high[i / 2] << 16);
-        __m256i h = _mm512_extracti64x4_epi64((__m512i)high[i / 2], i % 2);
-        __m256i l = _mm512_extracti64x4_epi64((__m512i)rest, i % 2);
+        __m256i h = half_of((__m512i)high[i / 2], i % 2), l = half_of((__m512i)rest, i % 2);
         __m512d found =
             _mm512_fmadd_pd(_mm512_set1_pd(65536), _mm512_cvtepi32_pd(h), _mm512_cvtepi32_pd(l));
         if (!is_first)
