@@ -55,8 +55,13 @@ static uint64_t sum_of(const struct candidate *c, int n) {
     return sum;
 }
 
-/* Orders the candidates by likelihood and returns how many of them stay. */
-static int truncate_candidates(struct candidate *c, int n, int top_k, float top_p) {
+/* Orders the candidates by likelihood and returns how many of them stay. Those without weight are
+ * nobody's to draw, and behind all others: to sort them would take longest. */
+static int truncate_candidates(struct candidate *c, int vocab, int top_k, float top_p) {
+    int n = 0;
+    for (int i = 0; i < vocab; i++)
+        if (c[i].weight)
+            c[n++] = c[i];
     qsort(c, (size_t)n, sizeof *c, by_logit);
     if (top_k > 0 && top_k < n)
         n = top_k;
