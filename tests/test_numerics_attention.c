@@ -315,13 +315,6 @@ static void test_divisions(void **state) {
     }
     assert_bits(num_divide_near(0x1p-60f, 0x1p60f, 0x1p-60f), 0x1p-120f);
     assert_bits(num_divide_near(0x1p60f, 0x1p-60f, 0x1p60f), 0x1p120f);
-    static const float near[] = {0x1p-60f, -0x1p-60f, 1, -0x1.fffffep59f, 0x1p60f};
-    static const float far[] = {0x1.fffffep-61f, -0x1p-149f, 0, -0.0f, 0x1.000002p60f, -INFINITY};
-    for (size_t i = 0; i < sizeof near / sizeof *near; i++)
-        assert_true(num_farness(near[i]) <= num_farness(0x1p60f));
-    for (size_t i = 0; i < sizeof far / sizeof *far; i++)
-        assert_true(num_farness(far[i]) > num_farness(0x1p60f));
-    assert_true(num_farness(NAN) > num_farness(0x1p60f));
 }
 
 int main(void) {

@@ -141,14 +141,9 @@ NUM_FN float num_weighted_value(float sum, int e) {
     return sum * (float)num_pow2(e - 30);
 }
 
-/* At most that of 2^60 for what num_divide_near may divide: magnitudes from 2^-60 to 2^60. */
-NUM_FN uint32_t num_farness(float x) {
-    return 2 * num_bits(x) - 2 * num_bits(0x1p-60f); /* without the sign; below, it wraps around */
-}
-
 /*
- * x / l, rounded as a division is, where reciprocal = 1 / l: x times the reciprocal, and twice the
- * correction of what that is off. For kernels: a GPU has no instruction for a division.
+ * x / l, rounded as a division is, for magnitudes of 2^-60 to 2^60: x times the reciprocal, 1 / l,
+ * and twice the correction of what that is off. For kernels: a GPU can't divide in one instruction.
  *
  * A quotient that is off by less than a unit in the last place is right after one correction:
  * Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990. The

@@ -269,6 +269,11 @@ keep_tile(const struct item_task *t, const struct row_pair *rows, value_sums *su
     sums->clear();
 }
 
+/* At most that of 2^60 for what num_divide_near may divide: magnitudes from 2^-60 to 2^60. */
+static __device__ __forceinline__ uint32_t farness_of(float x) {
+    return 2 * num_bits(x) - 2 * num_bits(0x1p-60f); /* without the sign; below, it wraps around */
+}
+
 /* The quotients of row r, where num_divide_near gives them. Returns whether it does. (l is near: in
  * it the largest score counts 1, and each other at most that.) */
 template <class value_sums, class pair_of>
@@ -280,12 +285,12 @@ static __device__ __forceinline__ bool divide_near(float *y, int n_pairs, float 
     UNROLL_4
     for (int i = 0; i < n_pairs; i++) {
         float2 x = pair(i);
-        farness = max(max(farness, num_farness(x.x)), num_farness(x.y));
+        farness = max(max(farness, farness_of(x.x)), farness_of(x.y));
         put_pair<value_sums::NEXT>(y + i * value_sums::STEP,
                                    make_float2(num_divide_near(x.x, l, reciprocal) * v_scale,
                                                num_divide_near(x.y, l, reciprocal) * v_scale));
     }
-    return farness <= num_farness(0x1p60f);
+    return farness <= farness_of(0x1p60f);
 }
 
 /* The end of row r: y. Divisions take many instructions, and branches, for numbers that rows seldom
