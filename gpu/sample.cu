@@ -116,8 +116,8 @@ static __device__ void keep(struct row *r, int bits, unsigned long long enough, 
 static __device__ int draw(struct row *r, const struct sampling *how) {
     auto key = [](int32_t id, float logit) { return key_of(logit, id); };
     auto weight = [&](float logit) { return (unsigned long long)weight_of(r, logit); };
-    /* What has no weight is nobody's to draw. Most tokens are so far below the top (e^-22 is a
-     * quarter of a unit) that there is no need to ask for it. */
+    /* What has no weight is nobody's to draw. Most tokens are so far below the top (e^-22 is 0.3
+     * of a unit) that there is no need to ask for it. */
     each_token(r, [&](int id, float logit) {
         if (logit - r->top > -22 * r->temperature && weight(logit))
             *id_at(r, r->n++) = id;
