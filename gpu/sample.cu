@@ -82,8 +82,8 @@ static __device__ unsigned long long weight_of_candidates(const struct row *r) {
     return row_sum<THREADS / 32>(sum, r->part);
 }
 
-/* Of the candidates those stay that have the largest keys, of so many bits, and weigh `enough`
- * together, which all of them do. A thread's candidates before `decided` stay in any case. */
+/* Keeps the candidates with the largest keys, as few as weigh `enough` together, which all of them
+ * do. Keys have so many bits. A thread's candidates before `decided` stay in any case. */
 template <class key_of_token, class weight_of_token>
 static __device__ void keep(struct row *r, int bits, unsigned long long enough, key_of_token key,
                             weight_of_token weight) {
@@ -116,10 +116,9 @@ static __device__ void keep(struct row *r, int bits, unsigned long long enough, 
 static __device__ int draw(struct row *r, const struct sampling *how) {
     auto key = [](int32_t id, float logit) { return key_of(logit, id); };
     auto weight = [&](float logit) { return (unsigned long long)weight_of(r, logit); };
-    /* What has no weight is nobody's to draw. Most tokens are so far below the top (e^-22 is 0.3
-     * of a unit) that there is no need to ask for it. */
+    /* Most tokens are so far below the top that they have no weight: e^-22 is 0.3 of a unit. */
     each_token(r, [&](int id, float logit) {
-        if (logit - r->top > -22 * r->temperature && weight(logit))
+        if (logit - r->top > -22 * r->temperature)
             *id_at(r, r->n++) = id;
     });
     unsigned long long n = row_sum<THREADS / 32>((unsigned long long)r->n, r->part);

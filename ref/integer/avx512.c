@@ -175,8 +175,7 @@ static void turn_steps(struct factor to[TURNED_STEPS * GROUP][2], const int16_t 
     }
 }
 
-/* (For clang the number of the half must be written out.) */
-static inline __m256i half_of(__m512i x, int half) {
+static inline __m256i half_of(__m512i x, int half) { /* clang wants the half as a constant */
     return half ? _mm512_extracti64x4_epi64(x, 1) : _mm512_castsi512_si256(x);
 }
 

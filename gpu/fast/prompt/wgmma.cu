@@ -46,6 +46,7 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
 /* A thread's part of two rows of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
 template <int DIM> struct query_elements { float4 x[2][DIM / 16]; };
 
+/* Where a row's query begins. */
 static __device__ __forceinline__ const float *query_at(const struct attention_arguments *a,
                                                         const struct prompt_row *row) {
     return a->q +
@@ -57,18 +58,19 @@ static __device__ __forceinline__ void load_queries(struct query_elements<DIM> *
                                                     const struct prompt_row query[2],
                                                     const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4, dim = a->head_dim;
-    bool whole = dim == DIM && (uintptr_t)a->q % 16 == 0;
+    bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0, whole = vectors && dim == DIM;
     UNROLL
     for (int r = 0; r < 2; r++) {
-        const float *q = query_at(a, &query[r]);
+        const float *q = query_at(a, &query[r]) + 4 * t;
         UNROLL
         for (int i = 0; i < DIM / 16 && whole; i++)
-            out->x[r][i] = *(const float4 *)(q + 16 * i + 4 * t);
+            out->x[r][i] = *(const float4 *)(q + 16 * i);
         UNROLL
-        for (int i = 0; i < DIM / 16 && !whole; i++) {
-            int d = 16 * i + 4 * t;
-            out->x[r][i] = make_float4(d < dim ? q[d] : 0, d + 1 < dim ? q[d + 1] : 0,
-                                       d + 2 < dim ? q[d + 2] : 0, d + 3 < dim ? q[d + 3] : 0);
+        for (int i = 0; i < DIM / 16 && !whole; i++, q += 16) {
+            int n = dim - 16 * i - 4 * t; /* that are left */
+            out->x[r][i] = vectors && n > 0 ? *(const float4 *)q
+                                            : make_float4(n > 0 ? q[0] : 0, n > 1 ? q[1] : 0,
+                                                          n > 2 ? q[2] : 0, n > 3 ? q[3] : 0);
         }
     }
 }
