@@ -476,6 +476,25 @@ static int close_device(void **state) {
     return 0;
 }
 
+/* All but the first have the least weight that there is, 1: e^-21.4 is 0.55 units of 2^-30. Some
+ * position of the first few draws one of them; with this top-p the last 64 or so have left. */
+static void test_least_weights_count(void **state) {
+    (void)state;
+    enum { VOCAB = 20000 };
+    const uint64_t top = 1 << 30, sum = top + VOCAB - 1;
+    struct sampling how = {.temperature = 1, .top_p = 0x1.fffffep-1f};
+    uint64_t kept = (uint64_t)ceil((double)how.top_p * (double)sum), r = 0;
+    float *logits = malloc(sizeof *logits * VOCAB);
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] = i ? -21.4f : 0;
+    for (how.position = 0; how.position < 1000000 && r < top; how.position++)
+        r = num_draw(how.seed, how.sample, how.position, kept);
+    how.position--;
+    assert_true(r >= top && r < sum);
+    assert_int_equal(sample_one(logits, how, VOCAB), 1 + (int)(r - top));
+    free(logits);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy_lowest_of_ties),
@@ -492,6 +511,7 @@ int main(void) {
         cmocka_unit_test(test_top_k),
         cmocka_unit_test(test_top_k_1_is_greedy),
         cmocka_unit_test(test_top_p_is_the_shortest_prefix),
+        cmocka_unit_test(test_least_weights_count),
         cmocka_unit_test(test_tiny_temperature_leaves_only_ties),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
