@@ -26,7 +26,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 enum {
-    AHEAD = 2048, /* numbers: a page, at whose end prefetchers leave off */
+    AHEAD = 1024, /* numbers of one row: prefetchers leave off at the end of a page */
     LINE = 32,    /* numbers of a cache line */
     TILE = (X_ROWS * W_ROWS + 3) / 4 * 4,
     FIRST_CACHE = 25 << 10 /* of x, beside w */
@@ -41,22 +41,23 @@ static size_t row_bytes(int k) {
     return (pieces * X_HEAD + (size_t)n_steps(k) * X_STEP + 63) / 64 * 64;
 }
 
-/* What comes after a step of n_w rows: into the first cache what is used next, of one row what lies
- * a page ahead, and into the second what comes four times as far on. A core has more requests under
- * way to its second cache than to its first. */
-UNROLLED void prefetch(const int16_t *w, size_t w_step, int n_w) {
-    size_t next = n_w > 1 ? (size_t)n_w * w_step : AHEAD;
+/* What comes after a step of a row of w: into the first cache what is used next, and into the
+ * second what comes eight times as far on, because a core has more requests under way to that. */
+UNROLLED void prefetch(const int16_t *w, size_t next) {
     UNROLL for (int line = 0; line < STEP; line += LINE) {
         __builtin_prefetch(w + next + line);
-        __builtin_prefetch(w + 4 * next + line, 0, 2);
+        __builtin_prefetch(w + 8 * next + line, 0, 2);
     }
 }
 
 /* A piece of n_x rows of x, x_step bytes apart, times n_w rows of mantissas: in each lane of a pair
  * of rows, low is the sum modulo 2^32, and 65536 * high is near it: below it by less than 65536
- * when the rest of all lanes would not fit. */
+ * when the rest of all lanes would not fit. What comes after n_ask of the rows, from first_ask on,
+ * is asked for: of one row what lies AHEAD, of several the next so many. */
 UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_step, int n_x,
-                             const int16_t *w, size_t w_step, int n_w, int steps, bool rest_fits) {
+                             const int16_t *w, size_t w_step, int n_w, int first_ask, int n_ask,
+                             int steps, bool rest_fits) {
+    size_t next = n_w > 1 ? (size_t)n_w * w_step : AHEAD;
     UNROLL for (int s = 0; s < n_x * n_w; s++) {
         high[s] = x_head(x + (size_t)(s / n_w) * x_step);
         low[s] = (wrapped){0};
@@ -64,10 +65,8 @@ UNROLLED void multiply_piece(sums *high, wrapped *low, const char *x, size_t x_s
     x += X_HEAD;
     for (int i = 0; i < steps; i++, x += X_STEP, w += STEP) {
         struct factor of_w[W_ROWS];
-        UNROLL for (int r = 0; r < n_w; r++) {
-            of_w[r] = w_factor(w + (size_t)r * w_step);
-            prefetch(w + (size_t)r * w_step, w_step, n_w);
-        }
+        UNROLL for (int r = 0; r < n_w; r++) of_w[r] = w_factor(w + (size_t)r * w_step);
+        UNROLL for (int r = 0; r < n_ask; r++) prefetch(w + (size_t)(first_ask + r) * w_step, next);
         UNROLL for (int t = 0; t < n_x; t++) {
             struct factor of_x = x_factor(x + (size_t)t * x_step);
             UNROLL for (int r = 0; r < n_w; r++)
@@ -100,11 +99,13 @@ UNROLLED void total(double *to, const sums *high, const wrapped *low, int n) {
 
 /* The piece is the first of its rows, or is added to what the pieces before it gave. */
 UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
-                   const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
+                   const int16_t *w, size_t w_step, int n_w, int first_ask, int n_ask, int steps,
+                   bool is_first) {
     sums high[TILE] = {{0}};
     wrapped low[TILE] = {{0}};
     double found[TILE];
-    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, steps, steps * STEP <= REST_FITS);
+    multiply_piece(high, low, x, x_step, n_x, w, w_step, n_w, first_ask, n_ask, steps,
+                   steps * STEP <= REST_FITS);
     total(found, high, low, n_x * n_w);
     UNROLL for (int t = 0; t < n_x; t++) UNROLL for (int r = 0; r < n_w; r++) {
         double *to = out + (size_t)t * out_step + (size_t)r;
@@ -112,18 +113,25 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
     }
 }
 
-/* All rows of x with n_w rows of w. */
+/* All rows of x with n_w rows of w. Tiles of x take turns in asking for w, so that memory has as
+ * much to do in each of them. */
 UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
                     const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
     int t = 0;
-    for (; t + X_ROWS <= n_x; t += X_ROWS, x += X_ROWS * x_step, out += X_ROWS * out_step)
-        tile(out, out_step, x, x_step, X_ROWS, w, w_step, n_w, steps, is_first);
-    for (; X_ROWS > 3 && t + 3 <= n_x; t += 3, x += 3 * x_step, out += 3 * out_step)
-        tile(out, out_step, x, x_step, 3, w, w_step, n_w, steps, is_first);
-    for (; X_ROWS > 2 && t + 2 <= n_x; t += 2, x += 2 * x_step, out += 2 * out_step)
-        tile(out, out_step, x, x_step, 2, w, w_step, n_w, steps, is_first);
-    for (; t < n_x; t++, x += x_step, out += out_step)
-        tile(out, out_step, x, x_step, 1, w, w_step, n_w, steps, is_first);
+#define TILE_OF(n_rows, first_ask, n_ask)                                                          \
+    tile(out + (size_t)t * out_step, out_step, x + (size_t)t * x_step, x_step, n_rows, w, w_step,  \
+         n_w, first_ask, n_ask, steps, is_first)
+    for (; n_x >= 2 * X_ROWS && t + X_ROWS <= n_x; t += X_ROWS)
+        TILE_OF(X_ROWS, t / X_ROWS % n_w, 1);
+    for (; t + X_ROWS <= n_x; t += X_ROWS)
+        TILE_OF(X_ROWS, 0, n_w);
+    for (; X_ROWS > 3 && t + 3 <= n_x; t += 3)
+        TILE_OF(3, 0, n_w);
+    for (; X_ROWS > 2 && t + 2 <= n_x; t += 2)
+        TILE_OF(2, 0, n_w);
+    for (; t < n_x; t++)
+        TILE_OF(1, 0, n_w);
+#undef TILE_OF
 }
 
 enum { PIECE_STEPS = ROW_PIECE / STEP, PIECE_BYTES = X_HEAD + PIECE_STEPS * X_STEP };
@@ -143,7 +151,7 @@ UNROLLED void few_of_one(double *out, const char *x, int steps, const int16_t *w
         for (int first = 0; first < steps; first += PIECE_STEPS, of_x += PIECE_BYTES) {
             sums h[1];
             wrapped l[1];
-            multiply_piece(h, l, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1,
+            multiply_piece(h, l, of_x, 0, 1, w + (size_t)r * w_step + first * STEP, w_step, 1, 0, 1,
                            steps_of_piece(steps, first), steps * STEP <= REST_FITS);
             high[r] += h[0];
             low[r] += l[0];
