@@ -158,7 +158,9 @@ __global__ static void add_rmsnorm_2(float4 *y, struct bfp_rows snapped, float4 
         if (j < n_vectors)
             y[at + (size_t)j] = v[i] = normed(v[i], r, g[i]);
     }
-    snap_vectors<WARPS>(snapped, v, row, n_vectors, lane, site_y, fault);
+    SHARED(uint32_t, part, [WARPS]);
+    snap_vectors(snapped, v, row_max<WARPS>(largest_of_vectors(v), part), row, n_vectors, lane,
+                 WARPS * 32, site_y, fault);
 }
 
 void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
@@ -178,6 +180,7 @@ void gpu_add_rmsnorm(struct device *dev, float *y, /* [n_rows, n_cols] */
     }
     bool is_short = n_cols <= 512;
     auto add_rmsnorm = is_short         ? add_rmsnorm_2<1, 4>
+                       : n_cols <= 1024 ? add_rmsnorm_2<8, 1>
                        : n_cols <= 4096 ? add_rmsnorm_2<8, 4>
                                         : add_rmsnorm_2<8, 8>;
     GPU_LAUNCH_EARLY(gpu, add_rmsnorm, is_short ? gpu_blocks(n_rows, 4) : (unsigned)n_rows,

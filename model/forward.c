@@ -30,19 +30,22 @@ static bool is_gathered(const struct batch *batch) {
     return is_paged(batch) && !batch->pages;
 }
 
-/* Which word each row is, where its keys and values go, and by how much it is rotated. */
+/* Each row's word, slot and rotation, and which rows' logits are wanted: one copy for all of it. */
 static int upload_rows(struct workspace *ws, const struct batch *batch, struct error *err) {
     struct device *dev = ws->model->dev;
-    size_t n = (size_t)batch->n_tokens;
+    size_t n = (size_t)batch->n_tokens, n_logits = (size_t)batch->n_logits;
+    size_t bytes = (sizeof(int64_t) + 2 * sizeof(int32_t)) * n + sizeof(int32_t) * n_logits;
     int result = 0;
-    int64_t *slots = malloc(sizeof *slots * n);
-    int32_t *rotations = malloc(sizeof *rotations * 2 * n), *ids = rotations + n;
-    if (!slots || !rotations)
-        result = error_set(err, "out of memory for a pass of %zu tokens", n);
-    for (size_t i = 0; i < n && !result; i++) {
+    int64_t *slots = malloc(bytes);
+    int32_t *rotations = (int32_t *)(slots + n), *ids = rotations + n, *logit_rows = ids + n;
+    if (!slots)
+        return error_set(err, "out of memory for a pass of %zu tokens", n);
+    for (size_t i = 0; i < n; i++) {
         slots[i] = batch->positions[i]; /* -1, a row of padding: not stored */
         rotations[i] = batch->positions[i] < 0 ? 0 : batch->positions[i];
     }
+    for (size_t i = 0; i < n_logits; i++)
+        logit_rows[i] = batch->logit_rows[i];
     for (int i = 0; is_paged(batch) && i < batch->n_sequences && !result; i++) {
         const struct kv_cache *cache = batch->caches[i];
         if (!cache) /* padding */
@@ -54,13 +57,13 @@ static int upload_rows(struct workspace *ws, const struct batch *batch, struct e
     if (!result) {
         if (context_is_shared(ws->model))
             context_slots(ws->model->parallel, slots, batch->n_tokens);
-        dev->ops->upload(dev, ws->slots, slots, sizeof *slots * n);
-        dev->ops->upload(dev, ws->positions, rotations, sizeof *rotations * n);
         shared_token_ids(ws->model, ids, batch->token_ids, batch->n_tokens);
-        dev->ops->upload(dev, ws->token_ids, ids, sizeof *ids * n);
+        dev->ops->upload(dev, ws->slots, slots, bytes);
+        ws->positions = (int32_t *)(ws->slots + n);
+        ws->token_ids = ws->positions + n;
+        ws->logit_rows = ws->token_ids + n;
     }
     free(slots);
-    free(rotations);
     return result;
 }
 
@@ -96,18 +99,15 @@ static int upload_paged_slots(struct workspace *ws, const struct batch *batch, s
 /* Gets memory and uploads what the ops read of the batch. Returns 0, or -1 with err set. */
 static int prepare(struct model *model, struct workspace *ws, const struct batch *batch,
                    struct error *err) {
-    const struct ops *ops = model->dev->ops;
     if (workspace_reserve_batch(ws, model, batch, err))
         return -1;
     if (is_gathered(batch) && batch->caches[0]->type != KV_BFP16)
         return error_set(err, "a KV cache of type %s needs passes of all sequences together",
                          kv_type_name(batch->caches[0]->type));
     if ((is_gathered(batch) && upload_paged_slots(ws, batch, err)) ||
-        attention_plans_make(&ws->plans, model, batch, err) || upload_rows(ws, batch, err))
+        attention_plans_make(&ws->plans, model, batch, err))
         return -1;
-    ops->upload(model->dev, ws->logit_rows, batch->logit_rows,
-                sizeof(int32_t) * (size_t)batch->n_logits);
-    return 0;
+    return upload_rows(ws, batch, err);
 }
 
 /* ---- the ops, in order ---------------------------------------------------------------------- */

@@ -17,7 +17,7 @@ static size_t max_size(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-enum { N_BUFFERS = 19 };
+enum { N_BUFFERS = 16 };
 
 struct buffer {
     void **data;
@@ -37,10 +37,7 @@ static struct buffers buffers_of(struct workspace *ws, int n_tokens, int n_logit
     size_t hidden = (size_t)c->hidden, ffn = (size_t)c->ffn;
     size_t widest = max_size(max_size(hidden, q), ffn), shared = ws->model->parallel != NULL;
     return (struct buffers){{
-        {(void **)&ws->token_ids, sizeof(int32_t) * t},
-        {(void **)&ws->positions, sizeof(int32_t) * t},
-        {(void **)&ws->slots, sizeof(int64_t) * t},
-        {(void **)&ws->logit_rows, sizeof(int32_t) * l},
+        {(void **)&ws->slots, (sizeof(int64_t) + 2 * sizeof(int32_t)) * t + sizeof(int32_t) * l},
         {(void **)&ws->x, f * t * hidden},
         {(void **)&ws->normed, f * t * hidden},
         {(void **)&ws->q, f * t * q},

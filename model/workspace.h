@@ -13,12 +13,12 @@
 struct workspace {
     const struct model *model;
     int max_tokens, max_logits;
-    int32_t *token_ids, *positions, *logit_rows;
     int32_t *drawn; /* [max_drawn] the next tokens, in memory that the host sees: it takes long to
                        get, so it grows in steps; so do */
     unsigned char *hashes; /* [max_hashes, SHA256_BYTES] of the logits (forward_hash.h) */
     int max_drawn, max_hashes;
-    int64_t *slots;
+    int64_t *slots; /* and behind as many of these as the batch has, in the same memory: */
+    int32_t *positions, *token_ids, *logit_rows;
     float *x;             /* [hidden] the residual stream */
     float *normed;        /* [hidden] */
     float *q, *attention; /* [n_heads * head_dim] */

@@ -64,8 +64,12 @@ template <class T> static inline T load_from_peer(const T *there, int) {
     return *there;
 }
 
-/* A cluster has one block here, and two run at once: so tests have several clusters, and several
- * rows in one. */
+/* Of n blocks that a cluster should have, those it has. */
+static constexpr int cluster_blocks(int) {
+    return 1;
+}
+
+/* Two run at once: so tests have several clusters, and several rows in one. */
 template <class... P>
 static inline cudaError_t cluster_prepare(void (*kernel)(P...), int *n_blocks, int, int bytes,
                                           int *n_at_once) {
@@ -149,6 +153,10 @@ static __device__ __forceinline__ double2 load_from_peer(const double2 *there, i
 }
 
 #undef CLUSTER_PTX
+
+static constexpr int cluster_blocks(int n) {
+    return n;
+}
 
 /* The launch of clusters, which may start early (LAUNCH_EARLY). attributes: room for two. */
 static inline cudaLaunchConfig_t cluster_config(cudaLaunchAttribute *attributes, int n_clusters,

@@ -198,6 +198,10 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     SHARED(struct tile_cursor, cursors, [3]); /* this tile and the next two, in turns */
     if (threadIdx.x == 0)
         cursors[0] = begin;
+    if (a.head_dim < size::DIM)
+        clear_padding<size>(mem.ring, a.head_dim);
+    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
+        mem.weights[i] = 0; /* of rows that do not exist */
     struct loader<size> chunks;
     chunks.a = &a;
     chunks.cache = &cache;
@@ -206,14 +210,10 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     chunks.begin(&begin, cursors);
     if (partial.next_overlaps)
         let_next_kernel_start(); /* all before this one have ended */
-    if (a.head_dim < size::DIM)
-        clear_padding<size>(mem.ring, a.head_dim);
-    for (int i = (int)threadIdx.x; i < 2 * ROWS * size::WEIGHT_BYTES; i += size::THREADS)
-        mem.weights[i] = 0; /* of rows that do not exist */
 
     struct merged_tiles<size> s;
     int set = 0, first = 0, turn = 0;
-    bool begins = true;
+    bool begins = true, is_first = true;
     for (bool goes_on = true; goes_on; set = 1 - set) {
         struct tile_cursor *at = &cursors[turn];
         turn = turn < 2 ? turn + 1 : 0;
@@ -222,6 +222,9 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
             first = at->tile;
             __syncthreads(); /* all are done with the rows before */
             begin_rows<size, VARIANT>(&s, &a, &variant, at, &mem, &rows);
+            if (is_first) /* their exponents have come beside the rows */
+                chunks.store_units(0);
+            is_first = false;
             __syncthreads();
         }
         struct tile_result<size> tile;

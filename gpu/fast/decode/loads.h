@@ -160,7 +160,8 @@ template <class size> struct loader {
         cp_async_commit();
     }
 
-    /* The first chunks of the first tile. cursors: the first one is set; sets the second. */
+    /* The first chunks of the first tile, whose units are to be stored. cursors: the first one is
+     * set; sets the second. */
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
                                           struct tile_cursor cursors[]) {
         int n = positions_of(&at->group, at->tile);
@@ -182,7 +183,6 @@ template <class size> struct loader {
         fetch_key_exponent(n);
         fetch_value_exponent(n);
         fetch_page(&cursors[1], size_of(&cursors[1]));
-        store_units(0);
     }
 
     /* Positions of a tile; 0 when there is none. */

@@ -8,11 +8,22 @@
 #define SAMEBITS_GPU_FAST_VECTOR_NORM_H
 
 #include "gpu/gpu.h"
+#include "gpu/ptx/cluster.h"
 #include "gpu/ptx/tensor_core.h"
 
 static __device__ __forceinline__ uint32_t largest_of(float4 v) {
     return max(max(num_magnitude(v.x), num_magnitude(v.y)),
                max(num_magnitude(v.z), num_magnitude(v.w)));
+}
+
+/* The largest magnitude of a thread's vectors. */
+template <int VECTORS>
+static __device__ __forceinline__ uint32_t largest_of_vectors(const float4 (&v)[VECTORS]) {
+    uint32_t largest = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++)
+        largest = max(largest, largest_of(v[i]));
+    return largest;
 }
 
 /* num_mantissa of a row that can be snapped, in one operation: of the product, only what is far
@@ -57,11 +68,7 @@ static __device__ __forceinline__ float factor_of_row(const float4 (&v)[VECTORS]
                                                       unsigned long long *fault) {
     SHARED(uint32_t, part_max, [WARPS]);
     SHARED(long long, part_sum, [WARPS]);
-    uint32_t largest = 0;
-    UNROLL
-    for (int i = 0; i < VECTORS; i++)
-        largest = max(largest, largest_of(v[i]));
-    int e = num_row_exponent(row_max<WARPS>(largest, part_max));
+    int e = num_row_exponent(row_max<WARPS>(largest_of_vectors(v), part_max));
     bool bad = e > BFP_MAX_EXPONENT;
     if (bad && lane == 0)
         gpu_fault(fault, site, token);
@@ -86,23 +93,18 @@ static __device__ __forceinline__ uint2 mantissas_of(float4 v, float scale) {
     return make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
 }
 
-/* Snaps row number `row` of y, in vectors of four, of which thread `lane` of its WARPS warps holds
- * v: every WARPS * 32nd, zeros behind the end. */
-template <int WARPS, int VECTORS>
-static __device__ __forceinline__ void snap_vectors(struct bfp_rows y, const float4 (&v)[VECTORS],
-                                                    int row, int n_vectors, int lane, int site,
-                                                    unsigned long long *fault) {
-    SHARED(uint32_t, part, [WARPS]);
-    uint32_t largest = 0;
-    UNROLL
-    for (int i = 0; i < VECTORS; i++)
-        largest = max(largest, largest_of(v[i]));
-    int e = num_row_exponent(row_max<WARPS>(largest, part));
+/* Snaps row number `row` of y, whose largest magnitude is given, in vectors of four, of which
+ * thread `lane` of n holds v: every n-th, zeros behind the end. */
+template <int VECTORS>
+static __device__ __forceinline__ void
+snap_vectors(struct bfp_rows y, const float4 (&v)[VECTORS], uint32_t largest, int row,
+             int n_vectors, int lane, int n, int site, unsigned long long *fault) {
+    int e = num_row_exponent(largest);
     bool bad = e > BFP_MAX_EXPONENT;
     e = bad ? BFP_MIN_EXPONENT : e;
     UNROLL
     for (int i = 0; i < VECTORS; i++) {
-        int j = lane + i * WARPS * 32;
+        int j = lane + i * n;
         if (j < n_vectors)
             ((uint2 *)y.mantissas)[(size_t)row * (size_t)n_vectors + (size_t)j] =
                 bad ? make_uint2(0, 0) : mantissas_of(v[i], num_pow2f(15 - e));
@@ -120,39 +122,101 @@ static __device__ __forceinline__ float4 gated(float4 g, float4 u) {
                        num_silu(g.w) * u.w);
 }
 
+/* Vectors lane, lane + n, ... of a row of x, if GATED as a gate of the row of `up`. */
+template <bool GATED, int VECTORS>
+static __device__ __forceinline__ void load_vectors(float4 (&v)[VECTORS], const float4 *x,
+                                                    const float4 *up, int n_vectors, int lane,
+                                                    int n) {
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int j = lane + i * n;
+        v[i] = make_float4(0, 0, 0, 0);
+        if (j < n_vectors)
+            v[i] = GATED ? gated(x[j], up[j]) : x[j];
+    }
+}
+
 /* Snaps rows of x, if GATED x as a gate of `up`; VECTORS per thread of the WARPS warps of a row. */
 template <bool GATED, int WARPS, int VECTORS>
 __global__ static void snap_in_registers(struct bfp_rows y, const float4 *x, const float4 *up,
                                          int n_rows, int n_vectors, int site,
                                          unsigned long long *fault) {
     run_in_turn();
+    SHARED(uint32_t, part, [WARPS]);
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     if (row >= n_rows)
         return;
     size_t at = (size_t)row * (size_t)n_vectors;
     float4 v[VECTORS];
-    UNROLL
-    for (int i = 0; i < VECTORS; i++) {
-        int j = lane + i * WARPS * 32;
-        v[i] = make_float4(0, 0, 0, 0);
-        if (j < n_vectors)
-            v[i] = GATED ? gated(x[at + (size_t)j], up[at + (size_t)j]) : x[at + (size_t)j];
-    }
-    snap_vectors<WARPS>(y, v, row, n_vectors, lane, site, fault);
+    load_vectors<GATED>(v, x + at, up + at, n_vectors, lane, WARPS * 32);
+    snap_vectors(y, v, row_max<WARPS>(largest_of_vectors(v), part), row, n_vectors, lane,
+                 WARPS * 32, site, fault);
 }
 
-/* Starts it, with a warp for a short row, or 16. False: rows that are too long, or no vectors. */
+/* The same with a cluster of blocks for a row, which tell each other their largest magnitudes: one
+ * processor would be busy for long with the exponentials of 14336 gates. */
+enum {
+    CLUSTER_BLOCKS = cluster_blocks(8),
+    CLUSTER_WARPS = 16,
+    CLUSTER_VECTORS = 8 / CLUSTER_BLOCKS,
+    MOST_IN_CLUSTERS = 64 /* rows */
+};
+
+template <bool GATED>
+__global__ static void snap_in_cluster(struct bfp_rows y, const float4 *x, const float4 *up,
+                                       int n_vectors, int site, unsigned long long *fault) {
+    SHARED(uint32_t, part, [CLUSTER_WARPS]);
+    SHARED(float, of_block, [CLUSTER_BLOCKS]); /* the bits of an integer */
+    SHARED(struct peer_barrier, told, [1]);
+    if (threadIdx.x == 0) {
+        peer_barrier_start(told);
+        peer_expect(told, CLUSTER_BLOCKS * (int)sizeof *of_block);
+    }
+    cluster_arrive();
+    let_next_kernel_start();
+    const int threads = CLUSTER_WARPS * 32, n = CLUSTER_BLOCKS * threads;
+    int row = (int)blockIdx.x / CLUSTER_BLOCKS, rank = cluster_rank();
+    int lane = rank * threads + (int)threadIdx.x;
+    size_t at = (size_t)row * (size_t)n_vectors;
+    float4 v[CLUSTER_VECTORS];
+    wait_for_previous_kernel();
+    load_vectors<GATED>(v, x + at, up + at, n_vectors, lane, n);
+    uint32_t largest = row_max<CLUSTER_WARPS>(largest_of_vectors(v), part);
+    cluster_wait(); /* the barriers of all have begun */
+    if ((int)threadIdx.x < CLUSTER_BLOCKS)
+        store_to_peer(&of_block[rank], (int)threadIdx.x, num_float(largest), told);
+    peer_wait(told, 0, true);
+    for (int i = 0; i < CLUSTER_BLOCKS; i++)
+        largest = max(largest, num_bits(of_block[i]));
+    snap_vectors(y, v, largest, row, n_vectors, lane, n, site, fault);
+}
+
+/* Starts it, with a warp for a short row, 16 or 32, or a cluster. False: rows that are too long, or
+ * no vectors. */
 template <bool GATED>
 static inline bool launch_snap(struct gpu_device *gpu, struct bfp_rows y, const float *x,
                                const float *up, int n_rows, int n_cols, int site) {
-    bool is_short = n_cols <= 1024;
-    auto snap = is_short         ? snap_in_registers<GATED, 1, 8>
-                : n_cols <= 4096 ? snap_in_registers<GATED, 16, 2>
-                                 : snap_in_registers<GATED, 16, 8>;
     if (n_cols % 4 || n_cols > 16384)
         return false;
+    if (gpu->failed)
+        return true;
+    if (n_cols > 4096 && n_rows <= MOST_IN_CLUSTERS && gpu->has_wgmma) {
+        LAUNCH_CLUSTERS(snap_in_cluster<GATED>, n_rows, (int)CLUSTER_BLOCKS, CLUSTER_WARPS * 32, 0,
+                        gpu->stream, y, (const float4 *)x, (const float4 *)up, n_cols / 4, site,
+                        gpu->fault);
+        gpu->launches++;
+        gpu_ok(gpu, cudaGetLastError(), "snapping in clusters");
+        return true;
+    }
+    bool is_short = n_cols <= 1024;
+    bool is_wide = n_cols > 2048 && n_cols <= 4096 && n_rows <= gpu->n_processors;
+    auto snap = is_short         ? snap_in_registers<GATED, 1, 8>
+                : is_wide        ? snap_in_registers<GATED, 32, 1>
+                : n_cols <= 2048 ? snap_in_registers<GATED, 16, 1>
+                : n_cols <= 4096 ? snap_in_registers<GATED, 16, 2>
+                                 : snap_in_registers<GATED, 16, 8>;
     GPU_LAUNCH_EARLY(gpu, snap, is_short ? gpu_blocks((size_t)n_rows, 4) : (unsigned)n_rows,
-                     is_short ? dim3(32, 4) : dim3(512), 0, y, (const float4 *)x,
+                     is_short ? dim3(32, 4) : dim3(is_wide ? 1024 : 512), 0, y, (const float4 *)x,
                      (const float4 *)up, n_rows, n_cols / 4, site, gpu->fault);
     return true;
 }
