@@ -9,8 +9,8 @@
  * read and 2 written per element.
  *
  * 1  two ops: silu_mul, then snap_rows
- * 2  one kernel: a row stays in registers, of a warp (short rows) or a block (rows of up to 16384
- *    columns in whole vectors; others take version 1): version 3 of snap_rows on the gated values
+ * 2  one kernel: a row stays in registers, of a warp, a block or a cluster (up to 16384 columns in
+ *    whole vectors; others take version 1): version 3 of snap_rows on the gated values
  */
 #include "gpu/fast/vector/norm.h"
 

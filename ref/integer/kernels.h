@@ -113,15 +113,15 @@ UNROLLED void tile(double *out, size_t out_step, const char *x, size_t x_step, i
     }
 }
 
-/* All rows of x with n_w rows of w. Tiles of x take turns in asking for w, so that memory has as
- * much to do in each of them. */
+/* All rows of x with n_w rows of w. Tiles of x, if there are enough of them, take turns in asking
+ * for w, so that memory has as much to do in each. */
 UNROLLED void strip(double *out, size_t out_step, const char *x, size_t x_step, int n_x,
                     const int16_t *w, size_t w_step, int n_w, int steps, bool is_first) {
     int t = 0;
 #define TILE_OF(n_rows, first_ask, n_ask)                                                          \
     tile(out + (size_t)t * out_step, out_step, x + (size_t)t * x_step, x_step, n_rows, w, w_step,  \
          n_w, first_ask, n_ask, steps, is_first)
-    for (; n_x >= 2 * X_ROWS && t + X_ROWS <= n_x; t += X_ROWS)
+    for (; n_x >= n_w * X_ROWS && t + X_ROWS <= n_x; t += X_ROWS)
         TILE_OF(X_ROWS, t / X_ROWS % n_w, 1);
     for (; t + X_ROWS <= n_x; t += X_ROWS)
         TILE_OF(X_ROWS, 0, n_w);
