@@ -64,7 +64,7 @@ template <class T> static inline T load_from_peer(const T *there, int) {
     return *there;
 }
 
-/* Of n blocks that a cluster should have, those it has. */
+/* How many blocks a cluster has that should have n. */
 static constexpr int cluster_blocks(int) {
     return 1;
 }

@@ -153,8 +153,8 @@ __global__ static void snap_in_registers(struct bfp_rows y, const float4 *x, con
                  WARPS * 32, site, fault);
 }
 
-/* The same with a cluster of blocks for a row, which tell each other their largest magnitudes: one
- * processor would be busy for long with the exponentials of 14336 gates. */
+/* snap_in_registers with a cluster of blocks for a row, which tell each other their largest
+ * magnitudes: one processor would be busy for long with the exponentials of 14336 gates. */
 enum {
     CLUSTER_BLOCKS = cluster_blocks(8),
     CLUSTER_WARPS = 16,
