@@ -30,7 +30,6 @@ struct ref_threads {
     struct worker *workers;
     void (*run)(void *, int, int); /* what the loop does; set before `left` says that it began */
     void *context;
-    int n_items;
     _Atomic uint64_t left; /* number of the loop << 32 | items not taken */
     atomic_int n_undone;
     atomic_int n_sleeping;
@@ -52,7 +51,7 @@ static void work(struct ref_threads *t, int worker) {
     while ((uint32_t)left) {
         if (!atomic_compare_exchange_weak(&t->left, &left, left - 1))
             continue;
-        t->run(t->context, t->n_items - (int)(uint32_t)left, worker);
+        t->run(t->context, (int)(uint32_t)left - 1, worker);
         atomic_fetch_sub(&t->n_undone, 1);
         left = atomic_load(&t->left);
     }
@@ -100,7 +99,6 @@ void ref_threads_run(struct ref_threads *t, int n_items, void (*run)(void *, int
     }
     t->run = run;
     t->context = context;
-    t->n_items = n_items;
     atomic_store(&t->n_undone, n_items);
     uint64_t loop = (atomic_load(&t->left) >> 32) + 1;
     atomic_store(&t->left, loop << 32 | (uint32_t)n_items);
