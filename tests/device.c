@@ -36,6 +36,10 @@ const struct ops *device_under_test(void) {
     return ops;
 }
 
+bool few_cases_do(void) {
+    return getenv("SAMEBITS_BATCHES") != NULL;
+}
+
 bool device_is_emulated(void) {
     return !strcmp(device_under_test()->name, "emu");
 }

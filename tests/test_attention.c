@@ -181,7 +181,8 @@ static void test_one_token(void **state) {
     for (size_t l = 0; l < COUNT(kv_lens); l++)
         for (size_t h = 0; h < COUNT(heads); h++)
             for (size_t d = 0; d < COUNT(head_dims); d++)
-                check_new(t, &r, heads[h], head_dims[d], 1, kv_lens[l], ORDINARY);
+                if (!few_cases_do() || (l + h + d) % 3 == 0)
+                    check_new(t, &r, heads[h], head_dims[d], 1, kv_lens[l], ORDINARY);
 }
 
 /* Two tokens, some odd number of them, and the whole text at once; the number of dot products is

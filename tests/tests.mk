@@ -33,44 +33,51 @@ on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") 
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_shared_decoding)
 
-# `make test` leaves out what takes longest, where another program, build or device does a share of
-# it, and makes fewer random batches; `make test-all` is everything. The longest come first.
+# `make test` leaves out what takes longest (LONG), where another program, build or device does a share
+# of it, or tries fewer cases (FEW); `make test-all` is everything. The longest come first.
 LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_paged_memory test_workloads test_check test_cli test_attention \
+                test_paged_memory test_workloads test_check test_attention test_vectors \
                 test_server_limits test_clients test_ranks test_rank_faults
-LONG_asan    := test_serve_cli test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads \
-                test_block_demos test_server_faults test_receipts_cli test_receipts test_engine test_trace test_cli_files \
-                test_shared_decoding test_golden test_check test_clients test_ranks test_rank_faults test_server_limits test_html
+LONG_asan    := test_ops test_attention test_workloads test_cli test_speculation test_serve_cli \
+                test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads test_block_demos \
+                test_server_faults test_receipts_cli test_receipts test_engine test_trace test_cli_files \
+                test_shared_decoding test_golden test_check test_clients test_ranks test_rank_faults \
+                test_server_limits test_html
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=3
+FEW_release  := attention_paged vectors
+FEW_asan     := attention_paged ops attention workloads
 BATCHES_release := 60
-BATCHES_asan    := 5
+BATCHES_asan    := 2
 on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
                   $(foreach t,test_golden test_shared_decoding,"SAMEBITS_DEVICE=gpu build/gpu/tests/$(t)"))
 # On the CPU, the tests of the ops once more for version 1 and for each set of instructions.
 CPU_ISAS     := plain $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2)
 ON_CPU       := test_ops test_shapes test_limits test_attend test_attend_faults
 on_cpu        = $(foreach t,$(ON_CPU) $(2), \
-                  "SAMEBITS_BATCHES=20 SAMEBITS_KERNEL=1 $(1)/tests/$(t)" \
-                  $(foreach i,$(CPU_ISAS),"SAMEBITS_BATCHES=20 SAMEBITS_ISA=$(i) $(1)/tests/$(t)"))
+                  $(foreach v,KERNEL=1 $(CPU_ISAS:%=ISA=%), \
+                    "$(if $(filter test_attend%,$(t)),SAMEBITS_BATCHES=20 )SAMEBITS_$(v) $(1)/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
                 $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
 short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
-                $(EMU_TESTS:%=build/$(1)/%) "SAMEBITS_BATCHES=$(BATCHES_$(1)) build/$(1)/tests/test_attention_paged"
+                $(EMU_TESTS:%=build/$(1)/%) \
+                $(foreach t,$(FEW_$(1)),"SAMEBITS_BATCHES=$(BATCHES_$(1)) build/$(1)/tests/test_$(t)")
 
 test: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) build-test
-	@tests/run "SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
-	    $(foreach t,test_attention test_ops test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
+	@tests/run "$(SHORT_emu) SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
+	    $(foreach t,test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
-	    $(foreach t,test_attend test_cascade test_attention_paged,"$(SHORT_emu) build/release/tests/$(t)") \
+	    $(foreach t,test_attention test_ops test_attend test_cascade test_attention_paged, \
+	      "$(SHORT_emu) build/release/tests/$(t)") \
 	    $(foreach v,1 2 3 4 5 6,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    "tests/labs/test 1" $(call on_cpu,build/release) $(call short_of,asan) \
+	    "tests/labs/test --few 1" $(call on_cpu,build/release) $(call short_of,asan) \
 	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
-	@$(MAKE) --no-print-directory $(PARALLEL) build-test $(tsan_programs)
+	@$(MAKE) --no-print-directory $(PARALLEL) ASAN_KERNELS=asan build-test $(call lab_builds,$(ALL_LABS)) \
+	    $(tsan_programs)
 	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release,test_attention) \
 	    $(call on_cpu,build/asan,test_attention) $(call all_of,release) $(call all_of,asan) \
@@ -136,7 +143,7 @@ build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUI
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
               $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
             build/release/emu-demo11 $(if $(MPI),build/release/emu-demo14) \
-            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,$(ALL_LABS)) \
+            $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,1) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))
 	@for b in $^; do $$b || exit 1; done
@@ -161,11 +168,12 @@ build/$(1)/tests/programs: $$(call objects,$(1),$$(TEST_SOURCES) $$(SLOW_SOURCES
 build/$(1)/tests/check_kernel: $$(call objects,$(1),$$(GRADER) $$(TEST_HELPERS) $$(ALL_MODULES))
 	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS) -lcmocka
 build/$(1)/tests/programs build/$(1)/tests/check_candidate: build/$(1)/tests/%: build/$(1)/tests/%.o \
-        $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES))
-	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
+        $$(call emu_objects,$(1),11) $$(call objects,$(1),$$(TEST_HELPERS) $$(ALL_MODULES)) \
+        build/settings/$(1)-kernels
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$(filter %.o,$$^) -o $$@ $$(LIBS_emu) $$(LIBS) -lcmocka
 build/$(1)/tests/ranks/worker: build/$(1)/tests/ranks/worker.o $$(call emu_objects,$(1),11) \
-        $$(call objects,$(1),$$(MPI_MODULES) $$(TEST_HELPERS) $$(ALL_MODULES))
-	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$^ -o $$@ $$(LIBS_emu) $$(LIBS) $$(MPI_LIBS) -lcmocka
+        $$(call objects,$(1),$$(MPI_MODULES) $$(TEST_HELPERS) $$(ALL_MODULES)) build/settings/$(1)-kernels
+	$$(call say,cc )$$(CC) $$($(1)_FLAGS) $$(filter %.o,$$^) -o $$@ $$(LIBS_emu) $$(LIBS) $$(MPI_LIBS) -lcmocka
 $(PROGRAMS:%=build/$(1)/tests/%): build/$(1)/tests/programs
 	@ln -sf programs $$@
 endef
