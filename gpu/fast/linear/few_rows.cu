@@ -210,8 +210,10 @@ __global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, 
 template <int GROUPS, int TILES, int STAGES, int AHEAD>
 static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                         struct bfp_rows x, int n_tokens) {
-    const int bytes = STAGES * 2 * TILES * WARPS * 32 * 16;
     int n_blocks = 0, k = parts->w->k, padded = gpu_padded(k);
+    /* Of no more stages than a warp has steps: the next kernel's blocks have room the sooner. */
+    int n_stages = min(STAGES, (padded + WARPS * STEP - 1) / (WARPS * STEP));
+    int bytes = max(n_stages * 2 * TILES * WARPS * 32 * 16, 2 * GROUPS * TILES * WARPS * 32 * 8);
     struct weight_list list = {};
     for (; list.n_parts < n_parts; list.n_parts++) {
         const struct matrix *w = parts[list.n_parts].w;
@@ -237,9 +239,9 @@ bool gpu_linear_few_rows_fits(const struct gpu_device *gpu, const struct matrix 
 template <int TILES, int STAGES>
 static void launch_16_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                            struct bfp_rows x, int n_tokens) {
-    auto launch = n_tokens > 8         ? launch_rows<2, TILES, STAGES, 1>
-                  : parts->w->k < 4096 ? launch_rows<1, TILES, STAGES, 1>
-                                       : launch_rows<1, TILES, STAGES, 2>;
+    auto launch = n_tokens > 8                         ? launch_rows<2, TILES, STAGES, 1>
+                  : n_tokens > 4 && parts->w->k < 4096 ? launch_rows<1, TILES, STAGES, 1>
+                                                       : launch_rows<1, TILES, STAGES, 2>;
     launch(gpu, parts, n_parts, x, n_tokens);
 }
 
