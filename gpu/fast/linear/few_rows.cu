@@ -85,8 +85,7 @@ static __device__ __forceinline__ void load_x(uint4 x[GROUPS][2], const struct r
 
 /*
  * Starts copying a thread's weights of a step: for each tile 16 high and 16 low digits. They wait
- * in shared memory at [stage][which][thread]; a thread reads only what it copied itself, so nobody
- * waits for anybody.
+ * in shared memory at [stage][which][thread]; no thread reads what another has copied.
  */
 template <int TILES>
 static __device__ __forceinline__ void copy_weights(uint4 *stage, const struct row_task *t,
@@ -112,8 +111,7 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
     return w;
 }
 
-/* Blocks on a processor, as far as registers suffice: those of the next kernel begin beside them.
- */
+/* Blocks on a processor, as registers allow: those of the next kernel begin beside them. */
 static constexpr int blocks_with(int groups, int tiles, int ahead) {
     return groups == 4 ? 1 : groups == 2 || (ahead == 2 && tiles == 3) ? 2 : ahead == 2 ? 3 : 4;
 }
