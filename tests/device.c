@@ -37,7 +37,8 @@ const struct ops *device_under_test(void) {
 }
 
 bool few_cases_do(void) {
-    return getenv("SAMEBITS_BATCHES") != NULL;
+    const char *batches = getenv("SAMEBITS_BATCHES");
+    return batches && atoi(batches) < 100;
 }
 
 bool device_is_emulated(void) {

@@ -31,8 +31,8 @@ const struct ops *device_under_test(void);
  * take it minutes. The GPU runs everything. */
 bool device_is_emulated(void);
 
-/* Whether a few of many cases do: SAMEBITS_BATCHES is set, as `make test` has it where tests take
- * long. */
+/* Whether a few of many cases do: SAMEBITS_BATCHES is below 100, as `make test` has it where tests
+ * take long. */
 bool few_cases_do(void);
 
 /* The version of the kernels that SAMEBITS_KERNEL asks for; 0 when it is not set. device_open sets

@@ -7,6 +7,7 @@
  */
 #include "model/numerics.h"
 #include "tests/command.h"
+#include "tests/device.h"
 #include "tests/vectors.h"
 
 #include <errno.h>
@@ -140,7 +141,7 @@ static void test_python(void **state) {
 
 static void test_breaks(void **state) {
     (void)state;
-    if (getenv("SAMEBITS_BATCHES")) /* make test: the rules as they are do */
+    if (few_cases_do())
         skip();
     run_python("--breaks");
 }

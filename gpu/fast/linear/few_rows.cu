@@ -209,7 +209,7 @@ template <int GROUPS, int TILES, int STAGES, int AHEAD>
 static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                         struct bfp_rows x, int n_tokens) {
     int n_blocks = 0, k = parts->w->k, padded = gpu_padded(k);
-    /* Of no more stages than a warp has steps: the next kernel's blocks have room the sooner. */
+    /* Stages that no warp has a step for would keep out blocks of the next kernel. */
     int n_stages = min(STAGES, (padded + WARPS * STEP - 1) / (WARPS * STEP));
     int bytes = max(n_stages * 2 * TILES * WARPS * 32 * 16, 2 * GROUPS * TILES * WARPS * 32 * 8);
     struct weight_list list = {};
