@@ -1,6 +1,6 @@
 /*
  * sample: the next token of each row of logits, greedy or drawn, as ref/sample.c says. A block per
- * row.
+ * row; of a few long rows, a cluster finds the largest logit: one processor would read for long.
  *
  * Instead of sorting, those that stay are found bit by bit (a radix select). Every token has a
  * 64-bit key that orders like (logit ascending, id descending). Do the candidates whose highest bit
@@ -10,16 +10,22 @@
  * random weight needs in order of id, which is found in the same way.
  */
 #include "gpu/gpu.h"
+#include "gpu/ptx/cluster.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { THREADS = 512, AT_ONCE = 16 /* logits that a thread waits for together */ };
+enum {
+    THREADS = 512,
+    AT_ONCE = 16, /* logits that a thread waits for together */
+    LONG_ROW = 2 * AT_ONCE * THREADS,
+    CLUSTER_BLOCKS = cluster_blocks(8)
+};
 
 /* What the threads of a row share, and what is a thread's own. */
 struct row {
     const float *logits;
-    int vocab;
-    int32_t *ids; /* scratch [vocab]: of candidates; number i of thread t is at i * THREADS + t */
-    int n;        /* candidates of this thread */
+    int begin, end; /* the tokens that each_token goes through */
+    int32_t *ids;   /* scratch [vocab]: of candidates; number i of thread t is at i * THREADS + t */
+    int n;          /* candidates of this thread */
     float top, temperature;
     unsigned long long *part; /* shared [THREADS / 32] */
 };
@@ -34,6 +40,8 @@ static __device__ __forceinline__ uint32_t logit_order(float logit) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+static const unsigned long long NOT_FINITE = ~0ull; /* no number's key; and token 0's id */
+
 static __device__ __forceinline__ unsigned long long key_of(float logit, int id) {
     return (unsigned long long)logit_order(logit) << 32 | (0xffffffffu - (unsigned)id);
 }
@@ -42,17 +50,17 @@ static __device__ __forceinline__ uint32_t weight_of(const struct row *r, float 
     return num_sampling_weight(logit, r->top, r->temperature);
 }
 
-/* use(id, logit) for this thread's part of all tokens, in order of id. */
+/* use(id, logit) for this thread's part of the tokens begin ... end, in order of id. */
 template <class user>
 static __device__ __forceinline__ void each_token(const struct row *r, user use) {
-    for (int first = (int)threadIdx.x; first < r->vocab; first += AT_ONCE * THREADS) {
+    for (int first = r->begin + (int)threadIdx.x; first < r->end; first += AT_ONCE * THREADS) {
         float logits[AT_ONCE]; /* behind the end the last one again */
         UNROLL
         for (int k = 0; k < AT_ONCE; k++)
-            logits[k] = r->logits[min(first + k * THREADS, r->vocab - 1)];
+            logits[k] = r->logits[min(first + k * THREADS, r->end - 1)];
         UNROLL
         for (int k = 0; k < AT_ONCE; k++)
-            if (first + k * THREADS < r->vocab)
+            if (first + k * THREADS < r->end)
                 use(first + k * THREADS, logits[k]);
     }
 }
@@ -131,7 +139,7 @@ static __device__ int draw(struct row *r, const struct sampling *how) {
         range = weight_of_candidates(r);
     }
     int bits = 0, last = 0;
-    while (r->vocab >> bits)
+    while (r->end >> bits)
         bits++;
     unsigned long long random = num_draw(how->seed, how->sample, how->position, range);
     keep(
@@ -140,17 +148,44 @@ static __device__ int draw(struct row *r, const struct sampling *how) {
     return row_max<THREADS / 32>(last, (int *)r->part);
 }
 
+/* The largest key of the blocks of a cluster, each of which has found its own. */
+static __device__ unsigned long long largest_of_cluster(unsigned long long key, double2 *found) {
+    if (threadIdx.x == 0)
+        *found = {(double)(key >> 32), (double)(uint32_t)key};
+    key = 0;
+    cluster_arrive();
+    cluster_wait();
+    for (int i = 0; i < CLUSTER_BLOCKS; i++) {
+        double2 other = load_from_peer(found, i);
+        key = max(key, (unsigned long long)other.x << 32 | (unsigned long long)other.y);
+    }
+    cluster_arrive();
+    cluster_wait(); /* all have read */
+    return key;
+}
+
+template <bool IN_CLUSTERS>
 __global__ static void __launch_bounds__(THREADS)
     sample_1(int32_t *token_ids, const float *all_logits, const struct sampling *all_how,
              int32_t *ids, int vocab, int site, unsigned long long *fault) {
+    const int blocks = IN_CLUSTERS ? CLUSTER_BLOCKS : 1;
     SHARED(unsigned long long, part, [THREADS / 32]);
+    SHARED(double2, found, [1]);
+    int number = (int)blockIdx.x / blocks, rank = IN_CLUSTERS ? cluster_rank() : 0;
     wait_for_previous_kernel();
     let_next_kernel_start(); /* hash_rows reads the same logits */
-    size_t at = (size_t)blockIdx.x * (size_t)vocab;
-    struct row r = {all_logits + at, vocab, ids ? ids + at : NULL, 0, -INFINITY, 0, part};
+    size_t at = (size_t)number * (size_t)vocab;
+    int share = (vocab + blocks - 1) / blocks;
+    struct row r = {};
+    r.logits = all_logits + at;
+    r.begin = rank * share;
+    r.end = min(r.begin + share, vocab);
+    r.ids = ids ? ids + at : NULL;
+    r.top = -INFINITY;
+    r.part = part;
     struct sampling how = {};
     if (all_how)
-        how = all_how[blockIdx.x];
+        how = all_how[number];
     int first = 0; /* of this thread's largest */
     uint32_t largest = 0;
     each_token(&r, [&](int id, float logit) {
@@ -159,7 +194,15 @@ __global__ static void __launch_bounds__(THREADS)
         largest = max(largest, num_magnitude(logit));
     });
     unsigned long long best = row_max<THREADS / 32>(key_of(r.top, first), part);
-    bool bad = row_max<THREADS / 32>(largest, (uint32_t *)part) >= 0x7f800000u;
+    if (row_max<THREADS / 32>(largest, (uint32_t *)part) >= 0x7f800000u)
+        best = NOT_FINITE;
+    if (IN_CLUSTERS)
+        best = largest_of_cluster(best, found);
+    if (rank)
+        return;
+    r.begin = 0;
+    r.end = vocab;
+    bool bad = best == NOT_FINITE;
     int token = (int)(0xffffffffu - (unsigned)(best & 0xffffffffu));
     if (!bad && how.temperature > 0) {
         r.top = r.logits[token];
@@ -168,9 +211,9 @@ __global__ static void __launch_bounds__(THREADS)
     }
     if (threadIdx.x)
         return;
-    token_ids[blockIdx.x] = bad ? 0 : token;
+    token_ids[number] = token;
     if (bad)
-        gpu_fault(fault, site, (int)blockIdx.x);
+        gpu_fault(fault, site, number);
 }
 
 void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
@@ -190,8 +233,16 @@ void gpu_sample(struct device *dev, int32_t *token_ids, /* [n_rows] */
     if (gpu->failed || !n_rows)
         return;
     dev->ops->upload(dev, on_device, how, bytes);
-    GPU_LAUNCH_EARLY(gpu, sample_1, n_rows, THREADS, 0, token_ids, logits, on_device, ids, vocab,
-                     site, gpu->fault);
+    /* With more rows, clusters would wait for others' draws, of which block 0 does all. */
+    if (gpu->has_wgmma && vocab > LONG_ROW && n_rows * CLUSTER_BLOCKS <= gpu->n_processors) {
+        LAUNCH_CLUSTERS(sample_1<true>, n_rows, (int)CLUSTER_BLOCKS, THREADS, 0, gpu->stream,
+                        token_ids, logits, on_device, ids, vocab, site, gpu->fault);
+        gpu->launches++;
+        gpu_ok(gpu, cudaGetLastError(), "sample");
+    } else {
+        GPU_LAUNCH_EARLY(gpu, sample_1<false>, n_rows, THREADS, 0, token_ids, logits, on_device,
+                         ids, vocab, site, gpu->fault);
+    }
     gpu->sampled = logits;
     gpu->sampled_at = gpu->launches;
 }

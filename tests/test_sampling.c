@@ -90,14 +90,19 @@ static void test_greedy_lowest_of_ties(void **state) {
     how.temperature = 0;
     assert_int_equal(sample_one((float[]){1, 2, 2, 0}, how, 4), 1);
     assert_int_equal(sample_one((float[3000]){0}, greedy, 3000), 0); /* some within a thread */
+    enum { LONG = 20000 };                                           /* rows of a cluster */
+    static float logits[LONG];
+    assert_int_equal(sample_one(logits, greedy, LONG), 0);
+    logits[LONG - 1] = logits[LONG / 2 + 1] = logits[LONG / 2] = 1;
+    assert_int_equal(sample_one(logits, greedy, LONG), LONG / 2);
 }
 
 static void test_greedy_finds_every_place(void **state) {
     (void)state;
     struct random r = {1};
-    static const int sizes[] = {1, 2, 31, 4096, 151936};
+    static const int sizes[] = {1, 2, 31, 4096, 16384, 16385, 151936};
     for (size_t s = 0; s < COUNT(sizes); s++) {
-        int vocab = sizes[s], places[] = {0, vocab / 2, vocab - 1};
+        int vocab = sizes[s], places[] = {0, vocab / 8, (vocab - 1) / 8, vocab / 2, vocab - 1};
         float *logits = malloc(sizeof *logits * (size_t)vocab);
         for (size_t i = 0; i < COUNT(places); i++) {
             random_fill(&r, logits, (size_t)vocab, HEAVY_TAILED);
@@ -141,6 +146,14 @@ static void test_bad_logits_are_faults(void **state) {
                 assert_bad_logit(bad[b], places[p], row, 0);
                 assert_bad_logit(bad[b], places[p], row, 1);
             }
+    enum { LONG = 20000 };
+    static float logits[LONG];
+    for (int at = 0, id; at < LONG; at += 1999) {
+        logits[at] = NAN;
+        assert_int_equal(sample(&id, logits, &greedy, 1, LONG).site, SITE);
+        assert_int_equal(id, 0);
+        logits[at] = 0;
+    }
 }
 
 /* ---- against the oracle ---------------------------------------------------------------------- */
