@@ -292,7 +292,7 @@ static void test_random_requests(void **state) {
     struct random r = {101};
     struct paged_stats stats = {0};
     long counts[3] = {0};
-    while (counts[0] + counts[1] < OPERATIONS)
+    while (counts[0] + counts[1] < OPERATIONS / (few_cases_do() ? 4 : 1))
         simulate(&r, counts, &stats);
     print_message("%ld references taken or given back, %ld pieces planned, %ld positions looked "
                   "up; %ld preemptions; tokens: %ld shared, %ld recomputed, %ld swapped\n",

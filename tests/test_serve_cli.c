@@ -7,6 +7,7 @@
 #include "model/files/json.h"
 #include "tests/checkpoint_writer.h"
 #include "tests/command.h"
+#include "tests/device.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -79,8 +80,9 @@ static void the_same_prompts_have_one_fingerprint(void **state) {
                 {4, "--max-running 40 --cache static"},
                 {4, "--max-running 5 --token-budget 5"}};
     char first[17] = "";
+    size_t step = is_release() && !few_cases_do() ? 1 : 3;
     write_all_prompts();
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += is_release() ? 1 : 3) {
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i += step) {
         struct command c = demo_of_work(runs[i].phase, runs[i].arguments);
         const char *fingerprint = command_fingerprint(&c);
         if (c.status || !fingerprint)
@@ -96,8 +98,8 @@ static void the_same_prompts_have_one_fingerprint(void **state) {
 
 static void the_kernels_have_it_too(void **state) {
     (void)state;
-    if (!is_release())
-        skip(); /* test_ops runs them under the sanitizers */
+    if (!is_release() || few_cases_do())
+        skip(); /* test_ops runs them under the sanitizers; a_seed_fixes_the_answer does, too */
     write_work("{\"prompt\": \"What is 6 * 9?\", \"max_new\": 2}\n"
                "{\"prompt\": \"Hello!\", \"max_new\": 1}\n");
     struct command cpu = demo_of_work(1, "");

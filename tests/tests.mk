@@ -35,17 +35,18 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 
 # `make test` leaves out what takes longest (LONG), where another program, build or device does a share
 # of it, or tries fewer cases (FEW); `make test-all` is everything. The longest come first.
-LONG_release := test_chapters test_fingerprint test_paged_workloads test_attention_paged \
-                test_paged_memory test_workloads test_check test_attention test_vectors \
-                test_server_limits test_clients test_ranks test_rank_faults
-LONG_asan    := test_ops test_attention test_workloads test_cli test_speculation test_serve_cli \
-                test_attention_paged test_bad_gpu test_naive_batch test_paged_workloads test_block_demos \
-                test_server_faults test_receipts_cli test_receipts test_engine test_trace test_cli_files \
-                test_shared_decoding test_golden test_check test_clients test_ranks test_rank_faults \
-                test_server_limits test_html
+LONG_release := test_ranks test_rank_faults test_chapters test_fingerprint test_paged_workloads \
+                test_attention_paged test_paged_memory test_workloads test_check test_attention test_vectors \
+                test_server_limits test_clients test_serve_cli test_bad_gpu test_cli
+LONG_asan    := test_ranks test_rank_faults test_ops test_attention test_workloads test_cli \
+                test_speculation test_serve_cli test_attention_paged test_bad_gpu test_naive_batch \
+                test_paged_workloads test_block_demos test_server_faults test_receipts_cli test_receipts \
+                test_engine test_trace test_cli_files test_shared_decoding test_golden test_check \
+                test_clients test_server_limits test_html test_fingerprint test_paged_memory \
+                test_attend_graph
 SHORT_emu    := SAMEBITS_DEVICE=emu SAMEBITS_BATCHES=3
-FEW_release  := attention_paged vectors
-FEW_asan     := attention_paged ops attention workloads
+FEW_release  := bad_gpu serve_cli cli attention_paged vectors
+FEW_asan     := attention fingerprint attention_paged workloads ops paged_memory attend_graph
 BATCHES_release := 60
 BATCHES_asan    := 2
 on_gpu       := $(if $(HAVE_GPU),$(call on_device,build/gpu,gpu) \
@@ -55,7 +56,7 @@ CPU_ISAS     := plain $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo av
 ON_CPU       := test_ops test_shapes test_limits test_attend test_attend_faults
 on_cpu        = $(foreach t,$(ON_CPU) $(2), \
                   $(foreach v,KERNEL=1 $(CPU_ISAS:%=ISA=%), \
-                    "$(if $(filter test_attend%,$(t)),SAMEBITS_BATCHES=20 )SAMEBITS_$(v) $(1)/tests/$(t)"))
+                    "$(if $(filter test_attend% %/asan,$(t) $(1)),SAMEBITS_BATCHES=20 )SAMEBITS_$(v) $(1)/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
                 $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
 short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
@@ -78,10 +79,10 @@ test: deps
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) ASAN_KERNELS=asan build-test $(call lab_builds,$(ALL_LABS)) \
 	    $(tsan_programs)
-	@tests/run $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	@tests/run $(call all_of,release) $(call all_of,asan) $(call on_device,build/release,emu) \
+	    "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release,test_attention) \
-	    $(call on_cpu,build/asan,test_attention) $(call all_of,release) $(call all_of,asan) \
-	    $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
+	    $(call on_cpu,build/asan,test_attention) $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu) \
 	    "tests/browser build/release"
 
