@@ -56,7 +56,7 @@ CPU_ISAS     := plain $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo av
 ON_CPU       := test_ops test_shapes test_limits test_attend test_attend_faults
 on_cpu        = $(foreach t,$(ON_CPU) $(2), \
                   $(foreach v,KERNEL=1 $(CPU_ISAS:%=ISA=%), \
-                    "$(if $(filter test_attend% %/asan,$(t) $(1)),SAMEBITS_BATCHES=20 )SAMEBITS_$(v) $(1)/tests/$(t)"))
+                    "$(if $(filter test_attend% %/asan few,$(t) $(1) $(3)),SAMEBITS_BATCHES=20 )SAMEBITS_$(v) $(1)/tests/$(t)"))
 all_of        = $(call programs,$(1),$(LONG_$(1):%=tests/%.c)) \
                 $(call programs,$(1),$(filter-out $(LONG_$(1):%=tests/%.c),$(TEST_SOURCES)))
 short_of      = $(filter-out $(call programs,$(1),$(LONG_$(1):%=tests/%.c)),$(call all_of,$(1))) \
@@ -73,7 +73,7 @@ test: deps
 	    $(foreach v,1 2 3 4 5 6,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
-	    "tests/labs/test --few 1" $(call on_cpu,build/release) $(call short_of,asan) \
+	    "tests/labs/test --few 1" $(call on_cpu,build/release,,few) $(call short_of,asan) \
 	    $(call short_of,release) $(on_gpu)
 
 test-all: deps
