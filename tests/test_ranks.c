@@ -50,7 +50,8 @@ static void test_positions(void **state) {
     (void)state;
     static const char options[] = "--device cpu --context-parallel --max-new 9 --chunk 300 "
                                   "--prompts data/prompts/document.jsonl";
-    bool is_slow = strstr(ranks_demo, "asan"); /* what takes the release build a minute takes it six */
+    /* What takes the release build a minute takes the sanitizers six. */
+    bool is_slow = strstr(ranks_demo, "asan");
     for (int n = is_slow ? 3 : 1; n <= (is_slow ? 3 : 4); n++) {
         struct command c =
             command_runf("SAMEBITS_SEED=%d SAMEBITS_CONTEXT=%d " MPIRUN "-n %d %s", n,
