@@ -79,11 +79,11 @@ test: deps
 test-all: deps
 	@$(MAKE) --no-print-directory $(PARALLEL) ASAN_KERNELS=asan build-test $(call lab_builds,$(ALL_LABS)) \
 	    $(tsan_programs)
-	@tests/run $(call all_of,release) $(call all_of,asan) $(call on_device,build/release,emu) \
-	    "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
+	@tests/run $(call all_of,release) $(tsan_tests) $(call all_of,asan) \
+	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release,test_attention) \
 	    $(call on_cpu,build/asan,test_attention) $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
-	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(tsan_tests) $(on_gpu) \
+	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu) \
 	    "tests/browser build/release"
 
 test-slow: deps
