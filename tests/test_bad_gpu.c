@@ -369,7 +369,7 @@ static void demos_end_with_one_line(void **state) {
     };
     for (int phase = FIRST_PHASE; phase <= 1; phase++)
         for (size_t i = 0; i < COUNT(cases); i++)
-            if (!few_cases_do() || (int)i % 2 == phase)
+            if (!few_cases_do() || (int)i % 2 == phase) /* each with one of the phases */
                 assert_demo_refused(phase, cases[i].environment, "", cases[i].word);
     assert_demo_refused(0, "SAMEBITS_EMU_MEMORY=15400000", "", "the forward pass");
     assert_demo_refused(1, "SAMEBITS_EMU_MEMORY=20000000", "--cache static", "the KV cache");

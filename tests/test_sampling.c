@@ -90,7 +90,8 @@ static void test_greedy_lowest_of_ties(void **state) {
     how.temperature = 0;
     assert_int_equal(sample_one((float[]){1, 2, 2, 0}, how, 4), 1);
     assert_int_equal(sample_one((float[3000]){0}, greedy, 3000), 0); /* some within a thread */
-    enum { LONG = 20000 };                                           /* rows of a cluster */
+    /* Where a cluster has a row, ties within a block and between two. */
+    enum { LONG = 20000 };
     static float logits[LONG];
     assert_int_equal(sample_one(logits, greedy, LONG), 0);
     logits[LONG - 1] = logits[LONG / 2 + 1] = logits[LONG / 2] = 1;
@@ -191,6 +192,9 @@ static void test_random_rows_like_the_oracle(void **state) {
         assert_like_oracle(&r, 17, 1000 / share, step);
         assert_like_oracle(&r, 257, 300 / share, step);
         assert_like_oracle(&r, 4096, 60 / share, step);
+        assert_like_oracle(&r, 16384, 3, step);
+        assert_like_oracle(&r, 16385, 16, step); /* as many as have clusters on 132 processors */
+        assert_like_oracle(&r, 16385, 17, step);
         assert_like_oracle(&r, 151936, 4, step);
     }
 }

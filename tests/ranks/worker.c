@@ -149,7 +149,7 @@ static void test_positions(void **state) {
         size_t all = memory_of_pool(&whole, 12 * ATTENTION_TILE);
         assert_true(memory_of_pool(&shared, 12 * ATTENTION_TILE) == all / (size_t)ranks->n_ranks);
         check_refused(&shared, shared.model.config.window ? "sliding windows" : "blocks of");
-        int n_runs = shared.model.config.window ? 0 : which == LONG_MODEL && n > 1 ? 2 * n : n;
+        int n_runs = shared.model.config.window ? 0 : which == LONG_MODEL ? 2 * n : n;
         check_random_workloads(&shared, &r, n_runs, ONE_PASS, &counts);
         close_shared(&whole, &shared);
     }
