@@ -11,6 +11,7 @@
  *         SHARED_DYNAMIC(float, scratch);     // float *scratch: the launch's shared_bytes
  *         UNROLL                              // #pragma unroll; UNROLL_4, UNROLL_8: by 4, by 8;
  *                                             // UNROLL_1: not at all
+ *         ...                                 // OUT_OF_LINE: of a function, __noinline__
  *         for (int i = 0; i < 4; i++)
  *             ...
  *     }
@@ -23,7 +24,8 @@
  *   SHARED_DYNAMIC starts at a multiple of 1024. Both also work in templates and device functions.
  * - LAUNCH reports errors like <<<>>>: ask cudaGetLastError() after it.
  * - Threads of a block meet only at __syncthreads, __syncwarp and the *_sync calls, and blocks of a
- *   launch do not wait for each other: no loop waits for memory that another thread writes.
+ *   launch do not wait for each other, but in gpu/ptx/exchange.h: no other loop waits for memory
+ *   that another thread writes.
  * - mma, ldmatrix and cp.async come from gpu/ptx/tensor_core.h, wgmma and bulk copies from
  *   gpu/ptx/warpgroup.h, copies of a matrix's tiles from gpu/ptx/tile_copy.h, blocks of a cluster, which do wait for each other, from gpu/ptx/cluster.h, what
  *   both of these wait for from gpu/ptx/byte_barrier.h, fp16 and bf16 in pairs from gpu/ptx/halves.h. No
@@ -71,6 +73,7 @@ static inline void samebits_launch_early(void (*kernel)(P...), dim3 grid, dim3 b
 #define LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                               \
     samebits_launch_early(kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 
+#define OUT_OF_LINE __noinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 #define UNROLL_4 _Pragma("unroll 4")

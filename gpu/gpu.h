@@ -56,13 +56,13 @@ enum gpu_scratch {
     GPU_SCRATCH_PARTIAL,
     GPU_SCRATCH_STEP,
     GPU_SCRATCH_PACKED,
+    GPU_SCRATCH_EXCHANGE,
     GPU_SCRATCH_LAYERS,
     GPU_SCRATCH_HASHED,
     N_GPU_SCRATCH
 };
 
-enum { N_CLUSTER_SIZES = 5 }; /* of decode_step: 16, 8 ... 1 blocks */
-enum { N_SPLITS = 3 };        /* of a sum in linear: 4, 2, 1 parts */
+enum { N_SPLITS = 3 }; /* of a sum in linear: 4, 2, 1 parts */
 
 /* Clusters of n_blocks blocks, of which at_once run at the same time; 0: not asked for. */
 struct linear_clusters {
@@ -98,15 +98,16 @@ struct gpu_device {
     bool hashing; /* since hash_rows, until hash_wait */
     long memory_changes;
     long weights_changes;             /* matrices filled and freed so far */
-    struct {                          /* of decode_step (gpu/fast/step/step.cu) */
-        const void *packed_of;        /* the embedding of the model whose weights are packed, */
-        long packed_at;               /* and weights_changes then */
+    struct {                   /* of decode_step (gpu/fast/step/step.cu) */
+        const void *packed_of; /* the embedding of the model whose weights are packed, */
+        long packed_at;        /* and weights_changes then */
+        /* Two exchanges, of exchange_bytes each; the last launch had the second one, if odd, and
+         * used so many of its bytes. */
+        void *exchange;
+        size_t exchange_bytes, used;
+        bool odd;
         void *layers, *layers_device; /* what the kernel knows of the layers, and where that is */
         size_t layers_bytes;
-        int head_dim, bytes; /* what this was asked for: */
-        struct {
-            int n_blocks, at_once; /* at_once: clusters of so many blocks that run at once */
-        } clusters[N_CLUSTER_SIZES];
     } step;
     struct linear_clusters linear_clusters[4][N_SPLITS]; /* of linear_5, for each kind of tile */
     struct {

@@ -2,7 +2,7 @@
  * decode_step, a decoding pass as one op, beside the list of ops that it stands for, on the same
  * device: the same logits, the same cache, the same faults. Models of every kind, sequences that
  * end before, at and behind the ends of tiles, pages in random order, and junk in all of the pool
- * that no sequence has. Skipped where a device has no such op, or a GPU no clusters (before
+ * that no sequence has. Skipped where a device has no such op, or a GPU no bulk copies (before
  * compute capability 9.0).
  */
 #include "model/forward.h"
@@ -23,8 +23,9 @@ enum { MOST_SEQUENCES = 70, N_LAYERS = 2 };
     ",\"intermediate_size\":" ffn ",\"vocab_size\":" vocab                                         \
     ",\"max_position_embeddings\":3000" more "}"
 
-/* Sizes that are no multiples of tiles, steps of 64 and blocks of a cluster; one and two matrices
- * of a tile; more units than a block has warps, and more than it has room for. */
+/* Sizes that are no multiples of tiles, steps of 64 and blocks; one and two matrices of a tile; more
+ * units than a block has warps, and more than it has room for; rows of which a thread has more than
+ * one vector. */
 static const struct {
     const char *json;
     int most_sequences; /* in the emulation */
@@ -37,6 +38,7 @@ static const struct {
      5},
     {CONFIG("Qwen2ForCausalLM", "2", "132", "2", "2", "128", "72", "40", ""), 3},
     {CONFIG("LlamaForCausalLM", "2", "320", "6", "2", "32", "1100", "700", ""), 2},
+    {CONFIG("LlamaForCausalLM", "2", "516", "2", "1", "64", "60", "20", ""), 4},
 };
 
 enum { N_MODELS = sizeof models / sizeof models[0] };
@@ -284,17 +286,20 @@ static int most_sequences(int model) {
     return device_is_emulated() ? models[model].most_sequences : MOST_SEQUENCES;
 }
 
-/* What the op of this version says to a step of one sequence of model 0, at this position. */
-static int answer(int version, int32_t position) {
+/* What the op of this version says to a step of n sequences of model 0, all at this position. */
+static int answer(int version, int n, int32_t position) {
     struct tiny_model t;
     struct random r = {1};
     struct error err = {""};
     struct step_case c;
+    int32_t positions[MOST_SEQUENCES];
+    for (int i = 0; i < n; i++)
+        positions[i] = position;
     open_model(&t, models[0].json);
-    make_case(&c, &t, &r, &position, 1, 16);
+    make_case(&c, &t, &r, positions, n, 16);
     struct kv_layer layers[N_LAYERS];
     const struct model_config *config = &t.model.config;
-    size_t bytes = sizeof(float) * (size_t)config->vocab_size;
+    size_t bytes = sizeof(float) * (size_t)(n * config->vocab_size);
     int slots = c.n_pages * c.page_size;
     for (int i = 0; i < N_LAYERS; i++) {
         must(kv_layer_alloc(&layers[i], t.dev, slots, config->n_kv_heads, config->head_dim,
@@ -317,9 +322,9 @@ static int answer(int version, int32_t position) {
     return result;
 }
 
-/* Whether the device under test has the op, and clusters. */
+/* Whether the device under test has the op, and the GPU for it. */
 static bool can_be_tested(void) {
-    return device_under_test()->decode_step && (device_is_emulated() || answer(2, 0) == 1);
+    return device_under_test()->decode_step && (device_is_emulated() || answer(2, 1, 0) == 1);
 }
 
 static void skip_unless_there(void) {
@@ -329,7 +334,7 @@ static void skip_unless_there(void) {
         skip();
 }
 
-/* Every number of rows of a cluster, and of clusters. */
+/* Every number of rows of a group, and of groups. */
 static void test_row_counts(void **state) {
     (void)state;
     skip_unless_there();
@@ -447,7 +452,9 @@ static void test_not_its_own(void **state) {
     assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
     must(ops->set_version(t.dev, "decode_step", 0, &err), &err);
     must(ops->set_version(t.dev, "linear", 1, &err), &err); /* who asks for that wants it to run */
+    c.pages.n_sequences = 1; /* few enough to be chosen else */
     assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    c.pages.n_sequences = 2;
     must(ops->set_version(t.dev, "linear", 0, &err), &err);
     must(ops->set_version(t.dev, "decode_step", 2, &err), &err);
     c.last_page_len[1] = 5;
@@ -464,14 +471,16 @@ static void test_not_its_own(void **state) {
     tiny_model_close(&t);
 }
 
-/* It chooses itself where it pays: not for a long sequence. */
+/* It chooses itself where it pays: not for many sequences. */
 static void test_choice(void **state) {
     (void)state;
     skip_unless_there();
-    assert_int_equal(answer(0, 100), 1);
-    assert_int_equal(answer(0, 255), 1);
-    assert_int_equal(answer(0, 2000), 0);
-    assert_int_equal(answer(2, 2000), 1);
+    assert_int_equal(answer(0, 1, 100), 1);
+    assert_int_equal(answer(0, 1, 255), 1);
+    assert_int_equal(answer(0, 40, 3), !device_is_emulated()); /* where one block has all heads */
+    assert_int_equal(answer(0, 65, 3), 0);
+    assert_int_equal(answer(2, 65, 3), 1);
+    assert_int_equal(answer(2, 1, 2000), 1);
 }
 
 /* Weights that change behind the op's back: it has a copy of them. */
@@ -486,7 +495,7 @@ static void test_changed_weights(void **state) {
     for (int i = 0; i < 3; i++) {
         struct step_case c;
         int16_t row[64];
-        int8_t exponent = 1;
+        int8_t exponent = (int8_t)(i - 3);
         make_case(&c, &t, &r, positions, 2, 4);
         compare_ways(&c, NO_FAULT);
         free_case(&c);

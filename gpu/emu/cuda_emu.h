@@ -70,6 +70,7 @@ void emu_set_threads(int n);
 #define __constant__
 #define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
+#define OUT_OF_LINE inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static_assert(false, "write SHARED(type, name, [n]): see gpu/cuda_compat.h");

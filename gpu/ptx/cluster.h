@@ -56,7 +56,7 @@ static inline void peer_expect(struct peer_barrier *, int) {
 static inline void peer_wait(struct peer_barrier *, unsigned, bool) {
     __syncthreads();
 }
-template <class T> static inline void store_to_peer(T *there, int, T x, struct peer_barrier *) {
+static inline void store_to_peer(float *there, int, float x, struct peer_barrier *) {
     *there = x;
 }
 
@@ -134,13 +134,6 @@ static __device__ __forceinline__ void store_to_peer(float *there, int rank, flo
             peer_address(there, rank)),
         "f"(x), "r"(peer_address(b, rank))
         : "memory");
-}
-static __device__ __forceinline__ void store_to_peer(float4 *there, int rank, float4 x,
-                                                     struct peer_barrier *b) {
-    CLUSTER_PTX("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
-                "{%1, %2, %3, %4}, [%5];" ::"r"(peer_address(there, rank)),
-                "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(peer_address(b, rank))
-                : "memory");
 }
 
 static __device__ __forceinline__ double2 load_from_peer(const double2 *there, int rank) {

@@ -85,6 +85,9 @@ static inline void bulk_part(struct bulk_barrier *, void *to, const void *from, 
     for (int at = 0; at < bytes; at += 16)
         emu_copy_start((char *)to + at, (const char *)from + at, 16);
 }
+static inline void bulk_part_once(struct bulk_barrier *b, void *to, const void *from, int bytes) {
+    bulk_part(b, to, from, bytes);
+}
 static inline void bulk_end_group(void) {
     emu_copy_commit();
 }
@@ -173,6 +176,17 @@ static __device__ __forceinline__ void bulk_part(struct bulk_barrier *b, void *t
             "[%3];" ::"r"(shared_address(to)),
             "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
             : "memory");
+}
+/* Of what nobody will read for long: it is the first to leave the L2 cache. */
+static __device__ __forceinline__ void bulk_part_once(struct bulk_barrier *b, void *to,
+                                                      const void *from, int bytes) {
+    SAMEBITS_PTX(
+        "{\n.reg .b64 p;\n"
+        "createpolicy.fractional.L2::evict_first.b64 p, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], p;\n}" ::"r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
+        : "memory");
 }
 static __device__ __forceinline__ void bulk_end_group(void) {
 }

@@ -7,19 +7,13 @@
 
 #include "gpu/fast/step/step.h"
 
-/* A row and head, and what they read. */
-struct step_head {
-    int row, head, kv_head;
-    bool first_of_group;
-    int newest; /* its position */
-    const int32_t *pages;
-};
-
-/* Head number i of the block: in the order of the rows of its cluster, then of their heads. */
+/* Head number i of the block: in the order of the rows of its group, then of their heads, then of
+ * those that share one, the first of them last. */
 static __device__ __forceinline__ struct step_head step_head_of(const struct step *s, int i) {
     const struct step_arguments *a = s->a;
     struct step_head h;
-    int number = s->rank + i * s->a->n_blocks;
+    int item = s->rank + i * s->a->n_blocks, number = step_divide(item, a->splits_inverse);
+    h.split = (number + 1) * a->n_splits - 1 - item;
     h.row = step_divide(number, a->heads_inverse);
     h.head = number - h.row * a->n_heads;
     h.kv_head = step_divide(h.head, a->group_inverse);
@@ -30,7 +24,7 @@ static __device__ __forceinline__ struct step_head step_head_of(const struct ste
 }
 
 static __device__ __forceinline__ bool step_has_head(const struct step *s, int i) {
-    return s->rank + i * s->a->n_blocks < s->n_rows * s->a->n_heads;
+    return s->rank + i * s->a->n_blocks < s->n_rows * s->a->n_heads * s->a->n_splits;
 }
 
 /* The row of the cache that holds a position. */
@@ -45,54 +39,84 @@ static __device__ __forceinline__ uint32_t step_cache_row(const struct step *s,
 enum { STEP_POSITIONS = ATTENTION_TILE / STEP_WARPS }; /* of a tile, whose values a warp has */
 
 /* What a thread has of a tile: half of the key of position thread / 2, and a few dimensions of the
- * values of all positions of its warp. */
-template <int DIM> struct step_tile {
-    static const int DIMS = DIM / 32, WORDS = (DIMS + 1) / 2;
-    uint4 keys[DIM / 16]; /* every second one, of 8 dimensions, from thread % 2 on */
-    uint32_t values[STEP_POSITIONS][WORDS]; /* dimensions DIMS * lane ... */
-    int key_exponent, value_exponent;       /* of position thread / 2 */
+ * values of its warp's positions. */
+template <int DIM> struct step_keys {
+    uint4 of[DIM / 16]; /* every second one, of 8 dimensions, from thread % 2 on */
+    int key_exponent, value_exponent;
+};
+template <int DIM> struct step_values {
+    static const int DIMS = DIM / 32, WORDS = (DIMS + 1) / 2, POSITIONS = 8; /* at a time */
+    uint32_t of[POSITIONS][WORDS]; /* dimensions DIMS * lane ... */
 };
 
 /* The rows of the cache that these are in; ~0: not in the cache. */
 struct step_tile_rows {
-    uint32_t key, value; /* of position thread / 2; of position lane % STEP_POSITIONS of the warp */
-    int n_values;        /* of the warp's positions, that are there */
+    uint32_t key, value; /* of position thread / 2; of number lane % STEP_POSITIONS of the warp's */
 };
+
+/* The values of a tile are dealt out in pairs of positions, so that warps have as many of a short
+ * tile, too. That number i of a warp is: */
+static __device__ __forceinline__ int value_position(int warp, int i) {
+    return (i / 2 * STEP_WARPS + warp) * 2 + i % 2;
+}
 
 /* Finds the cache rows of the tile that begins at position `tile`. */
 static __device__ __forceinline__ void find_rows(struct step_tile_rows *rows, const struct step *s,
                                                  const struct step_head *h, int tile) {
-    int position = tile + (int)threadIdx.x / 2, first = tile + s->warp * STEP_POSITIONS;
+    int position = tile + (int)threadIdx.x / 2;
     rows->key = position < h->newest ? step_cache_row(s, h, position) : ~0u;
-    position = first + s->lane % STEP_POSITIONS;
+    position = tile + value_position(s->warp, s->lane % STEP_POSITIONS);
     rows->value = position < h->newest ? step_cache_row(s, h, position) : ~0u;
-    rows->n_values = h->newest - first;
+}
+
+/* Asks for the tile, so that it is in the L2 cache when it is loaded: two threads a position. */
+template <int DIM>
+static __device__ __forceinline__ void ask_for_tile(const struct step_tile_rows *rows,
+                                                    const struct kv_layer *kv) {
+    if (rows->key == ~0u)
+        return;
+    size_t row = rows->key, at = row * DIM + threadIdx.x % 2 * (DIM / 2);
+    prefetch_l2(kv->k + at);
+    prefetch_l2(kv->v + at);
+    prefetch_l2(threadIdx.x % 2 ? kv->k_exponents + row : kv->v_exponents + row);
 }
 
 template <int DIM>
-static __device__ __forceinline__ void load_tile(struct step_tile<DIM> *t, const struct step *s,
-                                                 const struct step_tile_rows *rows,
-                                                 const struct kv_layer *kv) {
-    const int DIMS = step_tile<DIM>::DIMS;
-    int half = (int)threadIdx.x % 2;
-    if (rows->key != ~0u) {
-        t->key_exponent = kv->k_exponents[rows->key];
-        t->value_exponent = kv->v_exponents[rows->key];
-        UNROLL
-        for (int i = 0; i < DIM / 16; i++)
-            t->keys[i] = ((const uint4 *)(kv->k + (size_t)rows->key * DIM))[2 * i + half];
-    }
+static __device__ __forceinline__ void
+load_keys(struct step_keys<DIM> *t, const struct step_tile_rows *rows, const struct kv_layer *kv) {
+    bool there = rows->key != ~0u;
+    *t = {};
+    if (!__any_sync(0xffffffffu, there))
+        return;
+    const uint4 *key = (const uint4 *)(kv->k + (size_t)rows->key * DIM) + threadIdx.x % 2;
+    t->key_exponent = there ? kv->k_exponents[rows->key] : 0;
+    t->value_exponent = there ? kv->v_exponents[rows->key] : 0;
     UNROLL
-    for (int i = 0; i < STEP_POSITIONS; i++) {
-        if (i >= rows->n_values)
-            break;
-        uint32_t row = __shfl_sync(0xffffffffu, rows->value, i);
+    for (int i = 0; i < DIM / 16; i++)
+        t->of[i] = there ? key[2 * i] : make_uint4(0, 0, 0, 0);
+}
+
+template <int DIM> static __device__ __forceinline__ void load_newest(struct step_keys<DIM> *t) {
+    UNROLL
+    for (int i = 0; i < DIM / 16; i++)
+        t->of[i] = ((const uint4 *)step_shared()->key)[2 * i + threadIdx.x % 2];
+}
+
+template <int DIM>
+static __device__ __forceinline__ void load_values(struct step_values<DIM> *t, const struct step *s,
+                                                   const struct step_tile_rows *rows, int first,
+                                                   const struct kv_layer *kv) {
+    const int DIMS = step_values<DIM>::DIMS;
+    UNROLL
+    for (int i = 0; i < step_values<DIM>::POSITIONS; i++) {
+        uint32_t row = __shfl_sync(0xffffffffu, rows->value, first + i);
+        bool there = row != ~0u;
         const int16_t *value = kv->v + (size_t)row * DIM + s->lane * DIMS;
         if constexpr (DIMS == 1)
-            t->values[i][0] = (uint16_t)*value;
+            t->of[i][0] = there ? (uint16_t)*value : 0;
         else
             for (int k = 0; k < DIMS / 2; k++)
-                t->values[i][k] = ((const uint32_t *)value)[k];
+                t->of[i][k] = there ? ((const uint32_t *)value)[k] : 0;
     }
 }
 

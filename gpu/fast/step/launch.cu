@@ -1,27 +1,30 @@
 /*
- * The op decode_step: whether its kernel (step.cu) can run a pass, and should; its clusters, its
- * arguments, its launch.
+ * The op decode_step: whether its kernel (step.cu) can run a pass, and should; its groups of
+ * blocks, its arguments, its launch.
  *
  * 1  leaves the pass to the other ops
- * 2  the kernel, where it applies: compute capability 9.0, bfp16, a model that is small enough for
- *    its activations to fit in shared memory, 32, 64 or 128 dimensions a head, no sliding window
+ * 2  the kernel, where it applies: compute capability 9.0, bfp16, a model whose rows fit in
+ *    registers and shared memory (32,768 numbers), 32, 64 or 128 dimensions a head, no sliding
+ *    window
  *
- * The choice (version 0) is 2 where it pays: weights that stay in the L2 cache, few and short
- * sequences (measured: tests/bench/README.md). And 1 if a version of another op was asked for,
- * which this would leave out.
+ * The choice (version 0) is 2 where it pays: few and short sequences (measured:
+ * tests/bench/README.md). And 1 if a version of another op was asked for, which this would leave
+ * out.
  */
 #include "gpu/fast/step/linear.h"
 
 #include <stdlib.h>
 
-/* What it pays for (tests/bench/README.md): so many tiles of all heads of a block, one after the
- * other; and as many more sequences, with which the other ops take longer, too. */
-enum { FEW_ROWS = 32, FEW_TILES = 6, MOST_ROWS = 64, MOST_TILES = 15 };
+/* What it pays for (tests/bench/README.md): so many sequences, and so many tiles of all heads of a
+ * block, one after the other; where weights stay in the L2 cache, and where they come from memory.
+ * Of the latter so many bytes: they are there once more for this kernel. */
+enum { CACHED_ROWS = 64, CACHED_TILES = 4, READ_ROWS = 2, READ_TILES = 1 };
+static const size_t MOST_READ = (size_t)4 << 30;
+
+static const int64_t MOST_EXCHANGED = 1 << 28; /* floats that all layers hand over */
 
 static struct step_layer layer_of(const struct layer_weights *w, const struct kv_layer *kv) {
-    return {{w->attention_norm, w->ffn_norm, w->q_norm, w->k_norm},
-            {w->q_bias, w->k_bias, w->v_bias, w->o_bias, w->gate_bias, w->up_bias, w->down_bias},
-            *kv};
+    return {{w->attention_norm, w->ffn_norm, w->q_norm, w->k_norm}, *kv};
 }
 
 /* The digits of all weights of a pass. */
@@ -57,92 +60,119 @@ static struct step_arguments arguments_of(const struct gpu_device *gpu, const st
     a.eps = c->rms_eps;
     a.scale = 1.0 / sqrt(c->head_dim);
     a.fault = gpu->fault;
+    a.layer_floats = 2 * (a.n_heads + a.n_kv_heads) * a.head_dim + 2 * a.hidden + a.ffn;
+    for (int i = 0; i < N_STEP_LINEARS; i++)
+        a.linears[i] = step_linear_of(&a, (enum step_kind)i);
+    a.reads_once = weight_bytes(model) > (size_t)gpu->cache_bytes;
     a.layer_bytes = step_packed_offset(&a, STEP_LOGITS);
-    a.has_biases = c->qkv_bias || c->o_bias || c->mlp_bias;
     return a;
 }
 
-/* Clusters of so many rows. Returns the shared memory of a block. */
-static int bytes_for(struct step_arguments *a, int rows) {
-    a->rows_per_cluster = rows;
-    a->at = step_sizes_of(a, rows);
-    return a->at.bytes;
+/* The shared memory of groups of a->rows_per_group rows, with so many stages in the ring. Returns
+ * whether there is so much, and room for a panel of each linear layer. */
+static bool fits_with(const struct gpu_device *gpu, struct step_arguments *a, int stages) {
+    struct step_sizes z;
+    int rows = a->rows_per_group, most = 0, most_panels = 0, most_portions = 0;
+    bool fits = true;
+    for (int i = 0; i < N_STEP_LINEARS; i++) {
+        struct step_linear *w = &a->linears[i];
+        /* A portion ends with a chunk; of the output matrix half of the ring is on its way. */
+        w->room = (i == STEP_LOGITS ? stages / 2 : stages) * STEP_WARPS / w->steps;
+        w->room = min(min(w->room, (int)STEP_MOST_PANELS), STEP_THREADS / (8 * rows));
+        w->room &= w->gated ? ~1 : ~0;
+        most = max(most, w->room * w->entries);
+        most_panels = max(most_panels, w->room);
+        int panels = ((step_panels(w) >> w->gated) + a->n_blocks - 1) / a->n_blocks << w->gated;
+        most_portions =
+            max(most_portions, (min(panels, w->room) * w->steps + STEP_WARPS - 1) / STEP_WARPS);
+        fits = fits && w->room > 0;
+    }
+    z.stride = step_stride(a);
+    z.layers = (int)sizeof(struct step_shared);
+    z.partial = z.layers + (a->n_layers + 1) * (int)sizeof(struct step_layer);
+    z.digits = z.partial + most * rows * 64;
+    z.ring = (z.digits + rows * z.stride + 127) / 128 * 128;
+    z.ring_bytes = STEP_WARPS * STEP_UNIT_BYTES + most_panels * (int)sizeof(struct step_tail);
+    z.ring_bytes = (z.ring_bytes + 127) / 128 * 128;
+    z.bytes = z.ring + stages * z.ring_bytes;
+    a->at = z;
+    a->stages = stages;
+    a->spare = stages - most_portions;
+    return fits && z.bytes <= gpu->most_shared;
+}
+
+/* The kernel for groups of so many rows, with as many stages as there is memory for. NULL: a block
+ * has no room for them. */
+static step_kernel kernel_for(const struct gpu_device *gpu, struct step_arguments *a, int rows) {
+    int parts = STEP_WARPS, vectors[2] = {}, stages = STEP_MOST_STAGES;
+    for (int i = 1; i < rows; i *= 2)
+        parts /= 2;
+    for (int i = 0; i < N_STEP_LINEARS; i++) {
+        int *most = &vectors[a->linears[i].norm];
+        *most = max(*most, (a->linears[i].columns / 4 + parts * 32 - 1) / (parts * 32));
+    }
+    a->rows_per_group = rows;
+    a->n_blocks = exchange_blocks(gpu->n_processors / ((a->n_rows + rows - 1) / rows));
+    while (a->n_blocks && stages > 1 && !fits_with(gpu, a, stages))
+        stages--;
+    return a->n_blocks && stages > 1 ? gpu_step_kernel(a->head_dim, vectors[1], vectors[0]) : NULL;
 }
 
 /* Whether the kernel can run the model over this cache. */
-static bool can_run(const struct gpu_device *gpu, struct step_arguments *a,
+static bool can_run(const struct gpu_device *gpu, const struct step_arguments *a,
                     const struct paged_batch *pages) {
     int64_t rows = (int64_t)pages->n_pages * pages->page_size * a->n_kv_heads;
-    return gpu->has_wgmma && gpu_step_kernel(a->head_dim) && a->n_heads <= STEP_MOST_HEADS &&
-           a->hidden <= STEP_MOST_HIDDEN && a->hidden % 4 == 0 && a->ffn % 4 == 0 &&
-           step_stride(a) / 64 <= STEP_UNITS && rows < UINT32_MAX &&
-           1 << a->page_bits == pages->page_size && bytes_for(a, 1) <= gpu->most_shared;
+    for (int i = 0; i < N_STEP_LINEARS; i++)
+        if (step_packed_bytes(&a->linears[i]) > INT32_MAX)
+            return false;
+    return gpu->has_wgmma && a->n_heads <= STEP_MOST_HEADS && a->hidden % 4 == 0 &&
+           a->ffn % 4 == 0 && rows < UINT32_MAX && 1 << a->page_bits == pages->page_size;
+}
+
+/* Whether the weights are packed, or there is room for it that others will not miss. */
+static bool has_room(struct gpu_device *gpu, const struct model *model) {
+    return gpu_step_is_packed(gpu, model) || gpu_available(&gpu->base) / 2 > weight_bytes(model);
 }
 
 /* Whether it should be chosen: see above. */
-static bool pays(const struct gpu_device *gpu, const struct step_arguments *a,
-                 const struct model *model, const struct paged_batch *pages) {
-    int longest = 0, n = pages->n_sequences;
-    int heads = (a->rows_per_cluster * a->n_heads + a->n_blocks - 1) / a->n_blocks;
+static bool pays(struct gpu_device *gpu, const struct step_arguments *a,
+                 const struct model *model) {
+    int heads = (a->rows_per_group * a->n_heads + a->n_blocks - 1) / a->n_blocks;
+    int tiles = (a->n_tiles + a->n_splits - 1) / a->n_splits * heads;
     for (int i = 0; i < N_GPU_KERNELS; i++)
         if (gpu->version[i])
             return false;
-    for (int i = 0; i < n; i++)
+    return a->n_rows <= (a->reads_once ? READ_ROWS : CACHED_ROWS) &&
+           tiles <= (a->reads_once ? READ_TILES : CACHED_TILES) &&
+           weight_bytes(model) <= MOST_READ && has_room(gpu, model);
+}
+
+/* How many blocks share a head: as there are, but none without a tile of the longest sequence. */
+static void choose_splits(struct step_arguments *a, const struct paged_batch *pages) {
+    int longest = 0;
+    for (int i = 0; i < a->n_rows; i++)
         longest = max(longest, paged_batch_kv_len(pages, i));
-    int tiles = (longest + ATTENTION_TILE - 1) / ATTENTION_TILE * heads;
-    return weight_bytes(model) <= (size_t)gpu->cache_bytes && n <= MOST_ROWS &&
-           tiles <= (n <= FEW_ROWS ? FEW_TILES : MOST_TILES);
+    a->n_tiles = (longest + ATTENTION_TILE - 1) / ATTENTION_TILE;
+    a->n_splits =
+        max(1, min(a->n_tiles, exchange_shares(a->n_blocks / (a->rows_per_group * a->n_heads))));
+    a->splits_inverse = step_inverse(a->n_splits);
+    a->tiles_at = a->layer_floats;
+    if (a->n_tiles > 1)
+        a->layer_floats += (a->n_heads * a->n_tiles * (a->head_dim + STEP_TILE_MORE) + 3) / 4 * 4;
 }
 
-/* Every block of a cluster has a part in every layer: so nobody can be two stages ahead of another,
- * whose memory would still be in use. */
-static int most_blocks(const struct step_arguments *a) {
-    int least = MOST_CLUSTER_BLOCKS;
-    for (int kind = STEP_QKV; kind < STEP_LOGITS; kind++) {
-        struct step_linear w = step_linear_of(a, (enum step_kind)kind);
-        least = min(least, step_panels(&w));
-    }
-    return least;
-}
-
-/* How many clusters of each size the GPU runs at once, of blocks with so much shared memory. Asked
- * once. Returns false when the device has failed. */
-static bool count_clusters(struct gpu_device *gpu, int head_dim, int bytes) {
-    if (gpu->step.head_dim == head_dim && gpu->step.bytes == bytes)
-        return true;
-    for (int i = 0; i < N_CLUSTER_SIZES; i++) {
-        gpu->step.clusters[i].n_blocks = MOST_CLUSTER_BLOCKS >> i;
-        if (!gpu_ok(gpu,
-                    cluster_prepare(gpu_step_kernel(head_dim), &gpu->step.clusters[i].n_blocks,
-                                    STEP_THREADS, bytes, &gpu->step.clusters[i].at_once),
-                    "decode_step's clusters"))
-            return false;
-    }
-    gpu->step.head_dim = head_dim;
-    gpu->step.bytes = bytes;
-    return true;
-}
-
-/* Clusters of how many blocks, and how many rows each: of many blocks, if the GPU runs as many of
- * them at once as that takes. Returns false where the kernel does not run, or the device has
- * failed. */
-static bool choose_clusters(struct gpu_device *gpu, struct step_arguments *a) {
-    int most_rows = STEP_ROWS, capacity = 0;
-    while (bytes_for(a, most_rows) > gpu->most_shared)
-        most_rows--;
-    if (!count_clusters(gpu, a->head_dim, bytes_for(a, most_rows)))
-        return false;
-    for (int i = 0; i < N_CLUSTER_SIZES && capacity < a->n_rows; i++) {
-        int blocks = gpu->step.clusters[i].n_blocks, at_once = gpu->step.clusters[i].at_once;
-        if (blocks > most_blocks(a) || at_once * most_rows <= capacity)
-            continue;
-        capacity = at_once * most_rows;
-        a->n_blocks = blocks;
-        for (a->block_bits = 0; 1 << a->block_bits < blocks; a->block_bits++)
-            ;
-        bytes_for(a, min(most_rows, (a->n_rows + at_once - 1) / at_once));
-    }
-    return a->n_blocks > 0;
+/* Groups of as many rows as a block takes, which have all processors. NULL: there are too few, or
+ * too much would be handed over. */
+static step_kernel choose_groups(const struct gpu_device *gpu, struct step_arguments *a,
+                                 const struct paged_batch *pages) {
+    step_kernel kernel;
+    int rows = min(a->n_rows, (int)STEP_ROWS);
+    while (!(kernel = kernel_for(gpu, a, rows)))
+        if (!--rows)
+            return NULL;
+    choose_splits(a, pages);
+    int64_t floats = (int64_t)(a->n_layers + 1) * a->layer_floats * a->n_rows;
+    return floats <= MOST_EXCHANGED ? kernel : NULL;
 }
 
 /* ---- the op --------------------------------------------------------------------------------- */
@@ -201,6 +231,25 @@ static void upload_batch(struct gpu_device *gpu, struct step_arguments *a,
     a->n_numbers = device ? 0 : (int)count;
 }
 
+/* The exchange of this launch, all of which is absent, and the other one, that it clears for the
+ * next. */
+static void swap_exchanges(struct gpu_device *gpu, struct step_arguments *a) {
+    size_t floats = (size_t)(a->n_layers + 1) * (size_t)a->layer_floats * (size_t)a->n_rows;
+    size_t half = max(floats * sizeof(float), gpu->step.exchange_bytes);
+    char *x = (char *)gpu_scratch(gpu, GPU_SCRATCH_EXCHANGE, 2 * half, "decode_step's exchange");
+    if (gpu->failed)
+        return;
+    if (x != gpu->step.exchange || half > gpu->step.exchange_bytes)
+        gpu_ok(gpu, cudaMemsetAsync(x, 0xff, 2 * half, gpu->stream), "clearing the exchange");
+    gpu->step.exchange = x;
+    gpu->step.exchange_bytes = half;
+    gpu->step.odd = !gpu->step.odd;
+    a->exchange = (float *)(x + (gpu->step.odd ? half : 0));
+    a->next = (float *)(x + (gpu->step.odd ? 0 : half));
+    a->next_vectors = (int)(gpu->step.used / 16);
+    gpu->step.used = floats * sizeof(float);
+}
+
 int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_size] */
                     const struct model *model, const struct kv_layer *kv, /* host [n_layers] */
                     const struct paged_batch *pages,
@@ -217,17 +266,22 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     for (int i = 0; i < a.n_rows; i++)
         if (!paged_batch_kv_len(pages, i))
             return 0;
-    if (!choose_clusters(gpu, &a) || (!version && !pays(gpu, &a, model, pages)))
+    step_kernel kernel = choose_groups(gpu, &a, pages);
+    if (!kernel || (!version && !pays(gpu, &a, model)))
         return 0;
-    int n_clusters = (a.n_rows + a.rows_per_cluster - 1) / a.rows_per_cluster;
+    int n_groups = (a.n_rows + a.rows_per_group - 1) / a.rows_per_group;
     a.logits = logits;
     gpu_step_pack(gpu, &a, model);
+    swap_exchanges(gpu, &a);
     upload_layers(gpu, &a, model, kv);
     upload_batch(gpu, &a, pages, token_ids);
     if (gpu->failed)
         return 1; /* the next sync tells why */
-    step_kernel decode_step = gpu_step_kernel(a.head_dim);
-    LAUNCH_CLUSTERS(decode_step, n_clusters, a.n_blocks, STEP_THREADS, a.at.bytes, gpu->stream, a);
+    gpu_ok(gpu,
+           cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                a.at.bytes),
+           "decode_step's shared memory");
+    LAUNCH_TOGETHER(kernel, n_groups * a.n_blocks, STEP_THREADS, a.at.bytes, gpu->stream, a);
     gpu->launches++;
     gpu_ok(gpu, cudaGetLastError(), "decode_step");
     return 1;

@@ -43,6 +43,11 @@ static __device__ __forceinline__ long long squares_of(float4 v, float scale) {
            (long long)((unsigned)c * (unsigned)c + (unsigned)d * (unsigned)d);
 }
 
+/* num_rms_factor, out of line: it is seldom needed, and long. */
+static __device__ OUT_OF_LINE float rms_factor_exactly(long long sum, int e, int n, double eps) {
+    return num_rms_factor(sum, e, n, eps);
+}
+
 /*
  * num_rms_factor, without its division and its square root wherever an estimate will do: rsqrt is
  * off by less than 2^-51 of itself, the two roundings of 1 / sqrt by less than that, so that both
@@ -58,7 +63,7 @@ static __device__ __forceinline__ float rms_factor(long long sum, int e, int n, 
     if (near > 0x1p-100 && near < 0x1p100 && abs(from_tie) > 64)
         return (float)near;
 #endif
-    return num_rms_factor(sum, e, n, eps);
+    return rms_factor_exactly(sum, e, n, eps);
 }
 
 /* What the row is multiplied by; thread `lane` of its WARPS warps holds v, zeros behind the end. */
