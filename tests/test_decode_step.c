@@ -21,11 +21,11 @@ enum { MOST_SEQUENCES = 70, N_LAYERS = 2 };
     "{\"architectures\":[\"" arch "\"],\"num_hidden_layers\":" layers ",\"hidden_size\":" hidden   \
     ",\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv_heads ",\"head_dim\":" dim    \
     ",\"intermediate_size\":" ffn ",\"vocab_size\":" vocab                                         \
-    ",\"max_position_embeddings\":3000" more "}"
+    ",\"max_position_embeddings\":8000" more "}"
 
-/* Sizes that are no multiples of tiles, steps of 64 and blocks; one and two matrices of a tile; more
- * units than a block has warps, and more than it has room for; rows of which a thread has more than
- * one vector. */
+/* Sizes that are no multiples of tiles, steps of 64 and blocks; one and two matrices of a tile;
+ * more units than a block has warps, and more than it has room for; rows of which a thread has more
+ * than one vector. */
 static const struct {
     const char *json;
     int most_sequences; /* in the emulation */
@@ -206,7 +206,7 @@ static void run(struct step_case *c, bool at_once, struct outcome *out) {
         ops->upload(dev, layers[i].k_exponents, c->exponents, rows);
         ops->upload(dev, layers[i].v_exponents, c->exponents + rows, rows);
     }
-    must(model_reserve_positions(&c->t->model, 3000, &err), &err);
+    must(model_reserve_positions(&c->t->model, 8000, &err), &err);
     must(ops->set_version(dev, "decode_step", at_once ? 2 : 1, &err), &err);
     float *own = ops->alloc(dev, vocab * sizeof *own, "logits", &err), *logits = own;
     if (!at_once)
@@ -379,6 +379,23 @@ static void test_lengths(void **state) {
     }
 }
 
+/* One tile more than are merged at once: 31 of 128 dimensions. */
+static void test_many_tiles(void **state) {
+    (void)state;
+    skip_unless_there();
+    const int32_t position = 31 * 256;
+    struct tiny_model t;
+    struct random r = {10};
+    struct step_case c;
+    if (alone())
+        return;
+    open_model(&t, models[2].json);
+    make_case(&c, &t, &r, &position, 1, 64);
+    compare_ways(&c, NO_FAULT);
+    free_case(&c);
+    tiny_model_close(&t);
+}
+
 /* A NaN in the weights of a norm, or a bias that nothing can hold, is found where the ops find it.
  */
 static void test_faults(void **state) {
@@ -452,7 +469,7 @@ static void test_not_its_own(void **state) {
     assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
     must(ops->set_version(t.dev, "decode_step", 0, &err), &err);
     must(ops->set_version(t.dev, "linear", 1, &err), &err); /* who asks for that wants it to run */
-    c.pages.n_sequences = 1; /* few enough to be chosen else */
+    c.pages.n_sequences = 1;                                /* few enough to be chosen else */
     assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
     c.pages.n_sequences = 2;
     must(ops->set_version(t.dev, "linear", 0, &err), &err);
@@ -515,10 +532,11 @@ static void test_who_has_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_who_has_it), cmocka_unit_test(test_row_counts),
-        cmocka_unit_test(test_lengths),    cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_overflows),  cmocka_unit_test(test_not_its_own),
-        cmocka_unit_test(test_choice),     cmocka_unit_test(test_changed_weights),
+        cmocka_unit_test(test_who_has_it),      cmocka_unit_test(test_row_counts),
+        cmocka_unit_test(test_lengths),         cmocka_unit_test(test_many_tiles),
+        cmocka_unit_test(test_faults),          cmocka_unit_test(test_overflows),
+        cmocka_unit_test(test_not_its_own),     cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_changed_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
