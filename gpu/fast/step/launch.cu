@@ -4,8 +4,8 @@
  *
  * 1  leaves the pass to the other ops
  * 2  the kernel, where it applies: compute capability 9.0, bfp16, a model whose rows fit in
- *    registers and shared memory (32,768 numbers), 32, 64 or 128 dimensions a head, no sliding
- *    window
+ *    registers and shared memory (hidden_size up to 8,192, other rows up to 24,576 numbers), 32, 64
+ *    or 128 dimensions a head, no sliding window
  *
  * The choice (version 0) is 2 where it pays: few and short sequences (measured:
  * tests/bench/README.md). And 1 if a version of another op was asked for, which this would leave
