@@ -8,9 +8,9 @@
  *     exchange_take(v, &x[i])        v was asked for there: waits until all of it is there
  *     exchange_turn()                all threads of the block, before a take
  *
- * All blocks must run at the same time (exchange_launch). Nothing else is ordered by it: only the
- * numbers themselves are handed over. In the emulation one block does all, so that a turn is a
- * barrier, and nobody ever waits.
+ * All blocks must run at the same time (LAUNCH_TOGETHER). Nothing else is ordered by it: only the
+ * numbers themselves are handed over. In the emulation one block does all, also what three would
+ * share, so that a turn is a barrier, and nobody ever waits.
  *
  * See the PTX manual's memory model: relaxed loads and stores in the scope of the GPU.
  */

@@ -177,7 +177,7 @@ static __device__ __forceinline__ void bulk_part(struct bulk_barrier *b, void *t
             "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(b))
             : "memory");
 }
-/* Of what nobody will read for long: it is the first to leave the L2 cache. */
+/* bulk_part, of what nobody will read for long: it is the first to leave the L2 cache. */
 static __device__ __forceinline__ void bulk_part_once(struct bulk_barrier *b, void *to,
                                                       const void *from, int bytes) {
     SAMEBITS_PTX(

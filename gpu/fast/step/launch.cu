@@ -17,7 +17,8 @@
 
 /* What it pays for (tests/bench/README.md): so many sequences, and so many tiles of all heads of a
  * block, one after the other; where weights stay in the L2 cache, and where they come from memory.
- * Of the latter so many bytes: they are there once more for this kernel. */
+ * Of the latter so many bytes, as they are there once more for this kernel, and only with the
+ * kernel for short rows: the other has too few registers for its own. */
 enum { CACHED_ROWS = 64, CACHED_TILES = 4, READ_ROWS = 2, READ_TILES = 1 };
 static const size_t MOST_READ = (size_t)4 << 30;
 
@@ -135,13 +136,15 @@ static bool has_room(struct gpu_device *gpu, const struct model *model) {
 }
 
 /* Whether it should be chosen: see above. */
-static bool pays(struct gpu_device *gpu, const struct step_arguments *a,
-                 const struct model *model) {
+static bool pays(struct gpu_device *gpu, const struct step_arguments *a, const struct model *model,
+                 step_kernel kernel) {
     int heads = (a->rows_per_group * a->n_heads + a->n_blocks - 1) / a->n_blocks;
     int tiles = (a->n_tiles + a->n_splits - 1) / a->n_splits * heads;
     for (int i = 0; i < N_GPU_KERNELS; i++)
         if (gpu->version[i])
             return false;
+    if (a->reads_once && kernel != gpu_step_kernel(a->head_dim, 1, 1))
+        return false;
     return a->n_rows <= (a->reads_once ? READ_ROWS : CACHED_ROWS) &&
            tiles <= (a->reads_once ? READ_TILES : CACHED_TILES) &&
            weight_bytes(model) <= MOST_READ && has_room(gpu, model);
@@ -267,7 +270,7 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
         if (!paged_batch_kv_len(pages, i))
             return 0;
     step_kernel kernel = choose_groups(gpu, &a, pages);
-    if (!kernel || (!version && !pays(gpu, &a, model)))
+    if (!kernel || (!version && !pays(gpu, &a, model, kernel)))
         return 0;
     int n_groups = (a.n_rows + a.rows_per_group - 1) / a.rows_per_group;
     a.logits = logits;

@@ -1,11 +1,11 @@
 /*
- * linear.h - a linear layer of decode_step: computes what ../../linear.cu does, for up to eight
+ * linear.h - a linear layer of decode_step: computes what ../../linear.cu does, for up to four
  * rows whose digits are in the shared memory of every block; gains a launch.
  *
- * Eight rows of weights are a panel: the columns of an mma, whose rows are the digits of x. A block
- * has panels that follow each other. A unit is a panel and 64 inputs; warps share a panel, leave
- * their sums in shared memory, and a few threads for each output add them. Weights are asked for a
- * whole ring of units ahead, across layers: memory never waits for a stage to end.
+ * Eight rows of weights are a panel: their digits are the rows of an mma, whose columns are those
+ * of x. A block has panels that follow each other. A unit is a panel and 64 inputs; warps share a
+ * panel, leave their sums in shared memory, and a thread for each output adds them. Weights are
+ * asked for a ring of units ahead, across layers: memory reads on while blocks wait for each other.
  */
 #ifndef SAMEBITS_GPU_FAST_STEP_LINEAR_H
 #define SAMEBITS_GPU_FAST_STEP_LINEAR_H
@@ -158,7 +158,8 @@ struct step_unit {
     bool ends; /* this warp's part of a panel */
 };
 
-/* The sums of this warp's units of a chunk of n panels. */
+/* The sums of this warp's units of a chunk of n panels. (A warp has a sixteenth of the inputs of a
+ * row, 1,536 of 24,576: a product of digits is at most 2^14, so a sum stays below 2^25.) */
 static __device__ __forceinline__ void multiply_panels(struct step *s, const struct step_linear *w,
                                                        int n) {
     int g = s->lane / 4, t = s->lane % 4, steps = w->steps, n_units = n * steps, slot = s->slot;
@@ -242,7 +243,7 @@ static __device__ __forceinline__ bool has_outputs(const struct step *s, int n) 
     return (STEP_WARPS - 1 - s->warp) * 32 < n * 8 * s->n_rows;
 }
 
-/* Of panels first ... first + n of the block. */
+/* This thread's output of panels first ... first + n of the block. */
 static __device__ __forceinline__ struct step_output
 output_of(const struct step *s, const struct step_linear *w, int i, int first, int n) {
     struct step_output o = {};

@@ -80,8 +80,8 @@ static __device__ __forceinline__ void put_row(const struct step *s, const float
     }
 }
 
-/* Makes the digits that linear layer i multiplies: of the norm of its rows, or of these. Warps that
- * have nothing of a row only keep the barriers. */
+/* Leaves the digits of the norm of this warp's row, input of linear layer i. A warp that has
+ * nothing of a row only keeps the barriers. */
 template <int VECTORS>
 static __device__ __forceinline__ void norm_row(const struct step *s, const struct step_linear *w,
                                                 int i, const float4 *from, bool works) {
@@ -124,6 +124,7 @@ static __device__ __forceinline__ void norm_row(const struct step *s, const stru
         put_row(s, v, largest_of_row(s, 1), n, i, site + w->site_y);
 }
 
+/* Leaves the digits of the row itself. */
 template <int VECTORS>
 static __device__ __forceinline__ void snap_row(const struct step *s, const struct step_linear *w,
                                                 int i, const float4 *from, bool works) {
@@ -137,6 +138,7 @@ static __device__ __forceinline__ void snap_row(const struct step *s, const stru
         put_row(s, v, largest_of_row(s, 0), n, i, i / 4 * N_TENSORS + w->site_y);
 }
 
+/* Makes the digits that linear layer i multiplies. */
 template <int NORM, int SNAP>
 static __device__ __forceinline__ void prepare_input(const struct step *s,
                                                      const struct step_linear *w, int i) {
@@ -174,6 +176,8 @@ static __device__ __forceinline__ void run_layers(struct step *s) {
             int portions = (n * w->steps + STEP_WARPS - 1) / STEP_WARPS;
             bool finishes = has_outputs(s, n);
             struct step_output output = {};
+            /* One warp waits for each portion, and all see it behind the next barrier; but a warp
+             * with outputs reads their exponents before. */
             await_portion(s, 0, finishes);
             await_portion(s, STEP_WARPS - 1 - s->warp, STEP_WARPS - 1 - s->warp < portions);
             if (finishes)
