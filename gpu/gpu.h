@@ -185,6 +185,9 @@ static constexpr bool gpu_has_reductions = false;
 template <class T> static __device__ __forceinline__ T warp_max(T x) {
     if constexpr (gpu_has_reductions && std::is_integral_v<T> && sizeof(T) == 4) {
         return __reduce_max_sync(0xffffffffu, x);
+    } else if constexpr (gpu_has_reductions && std::is_same_v<T, unsigned long long>) {
+        unsigned high = (unsigned)(x >> 32), most = warp_max(high);
+        return (T)most << 32 | warp_max(high == most ? (unsigned)x : 0u);
     } else {
         for (int step = 16; step; step /= 2) {
             T other = __shfl_xor_sync(0xffffffffu, x, step);

@@ -9,7 +9,7 @@
  * wants so many tokens, top-p so much weight; and the token that is drawn is the last one that a
  * random weight needs in order of id, which is found in the same way.
  */
-#include "gpu/gpu.h"
+#include "gpu/logit_key.h"
 #include "gpu/ptx/cluster.h"
 #include "gpu/ptx/tensor_core.h"
 
@@ -32,18 +32,6 @@ struct row {
 
 static __device__ __forceinline__ int32_t *id_at(const struct row *r, int i) {
     return &r->ids[i * THREADS + (int)threadIdx.x];
-}
-
-/* Orders like the logit; -0 and +0 are the same. */
-static __device__ __forceinline__ uint32_t logit_order(float logit) {
-    uint32_t bits = num_bits(logit + 0.0f);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-static const unsigned long long NOT_FINITE = ~0ull; /* no number's key; and token 0's id */
-
-static __device__ __forceinline__ unsigned long long key_of(float logit, int id) {
-    return (unsigned long long)logit_order(logit) << 32 | (0xffffffffu - (unsigned)id);
 }
 
 static __device__ __forceinline__ uint32_t weight_of(const struct row *r, float logit) {
@@ -203,7 +191,7 @@ __global__ static void __launch_bounds__(THREADS)
     r.begin = 0;
     r.end = vocab;
     bool bad = best == NOT_FINITE;
-    int token = (int)(0xffffffffu - (unsigned)(best & 0xffffffffu));
+    int token = token_of_key(best);
     if (!bad && how.temperature > 0) {
         r.top = r.logits[token];
         r.temperature = how.temperature;

@@ -97,6 +97,13 @@ static bool reads_what_it_stores(const struct batch *b) {
     return false;
 }
 
+bool decode_has_drawn(const struct workspace *ws, const struct sampling *how, int n) {
+    for (int i = 0; i < n; i++)
+        if (how[i].temperature > 0)
+            return false;
+    return ws->has_greedy;
+}
+
 /* The pass as one op. Returns 1; 0: it must be run otherwise; -1 with err set. */
 static int run_as_one_op(struct model *model, struct workspace *ws, const struct batch *batch,
                          struct error *err) {
@@ -106,8 +113,10 @@ static int run_as_one_op(struct model *model, struct workspace *ws, const struct
         return 0;
     if (workspace_reserve_batch(ws, model, batch, err))
         return -1;
-    return dev->ops->decode_step(dev, ws->logits, model, batch->caches[0]->layers, batch->pages,
-                                 batch->token_ids, err);
+    int done = dev->ops->decode_step(dev, ws->logits, ws->drawn, model, batch->caches[0]->layers,
+                                     batch->pages, batch->token_ids, err);
+    ws->has_greedy = done == 1;
+    return done;
 }
 
 int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,

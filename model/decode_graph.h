@@ -27,6 +27,10 @@ struct pass_parts {
                 const struct probe *probe);
 };
 
+/* Whether the pass has left the next tokens of its n rows in ws->drawn: so does decode_step, if
+ * none is to be drawn at random. */
+bool decode_has_drawn(const struct workspace *ws, const struct sampling *how, int n);
+
 /* Runs the batch in one go where it is a decoding pass and the device can: what
  * parts do, and the same bits. Returns 1; 0 when it must be run otherwise; -1 with err set. */
 int decode_at_once(struct model *model, struct workspace *ws, const struct batch *batch,

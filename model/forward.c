@@ -249,8 +249,7 @@ static void attend(const struct pass *p) {
     see(p, TENSOR_ATTENTION, p->ws->attention, p->batch->n_tokens, c->n_heads * c->head_dim);
 }
 
-/* x += branch, the sum that ends one block, and the norm that begins the next: in the same layer or
- * in the one behind it. */
+/* x += branch, which ends one block, and the norm that begins the next, here or a layer on. */
 static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer, const float *gain,
                               enum tensor_id before, enum tensor_id id) {
     const struct model_config *c = &p->model->config;
@@ -357,7 +356,7 @@ int forward_finish(struct model *model, struct workspace *ws, const struct batch
     struct device *dev = model->dev;
     int n = batch->n_logits;
     parallel_wait(model->parallel, dev); /* what follows may wait without a limit */
-    if (n)
+    if (n && !decode_has_drawn(ws, how, n))
         dev->ops->sample(dev, ws->drawn, ws->logits, how, n, model->config.vocab_size,
                          model->config.n_layers * N_TENSORS + TENSOR_LOGITS);
     if (n && batch->hashed && forward_hash(ws, n, err))

@@ -405,12 +405,13 @@ struct ops {
 
     /*
      * All ops of a decoding pass in one, from token ids to logits: forward.h, for one token of each
-     * sequence, the newest of its positions, which is appended. What is computed, and the faults,
-     * are the same. For devices where the way from op to op is what takes the time; NULL: this
-     * device has none. kv: the layers of the pool, bfp16. Returns 1; 0 when it leaves the pass to
-     * the other ops; -1 with err set: what paged_batch_check refuses.
+     * sequence, the newest of its positions, which is appended; and each one's greedy token, as
+     * sample draws it. What is computed, and the faults, are the same. NULL: this device has none.
+     * kv: the layers of the pool, bfp16. Returns 1; 0 when it leaves the pass to the other ops; -1
+     * with err set: what paged_batch_check refuses.
      */
     int (*decode_step)(struct device *dev, float *logits, /* [n_sequences, vocab] */
+                       int32_t *drawn,                    /* [n_sequences], as sample's */
                        const struct model *model,         /* host */
                        const struct kv_layer *kv,         /* host [n_layers] */
                        const struct paged_batch *pages,   /* host */

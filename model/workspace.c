@@ -104,6 +104,7 @@ static void release_drawn(struct workspace *ws) {
 static int reserve_drawn(struct workspace *ws, int n, struct error *err) {
     enum { AT_ONCE = 256 };
     struct device *dev = ws->model->dev;
+    ws->has_greedy = false; /* of the pass before */
     if (ws->drawn && n <= ws->max_drawn)
         return 0;
     release_drawn(ws);

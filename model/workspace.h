@@ -13,11 +13,11 @@
 struct workspace {
     const struct model *model;
     int max_tokens, max_logits;
-    int32_t *drawn; /* [max_drawn] the next tokens, in memory that the host sees: it takes long to
-                       get, so it grows in steps; so do */
+    int32_t *drawn;        /* [max_drawn] the next tokens; the host sees this memory, as that of */
     unsigned char *hashes; /* [max_hashes, SHA256_BYTES] of the logits (forward_hash.h) */
     int max_drawn, max_hashes;
-    int64_t *slots; /* and behind as many of these as the batch has, in the same memory: */
+    bool has_greedy; /* the pass has left the greedy tokens in `drawn` */
+    int64_t *slots;  /* and behind as many of these as the batch has, in the same memory: */
     int32_t *positions, *token_ids, *logit_rows;
     float *x;             /* [hidden] the residual stream */
     float *normed;        /* [hidden] */

@@ -1,9 +1,9 @@
 /*
  * decode_step, a decoding pass as one op, beside the list of ops that it stands for, on the same
- * device: the same logits, the same cache, the same faults. Models of every kind, sequences that
- * end before, at and behind the ends of tiles, pages in random order, and junk in all of the pool
- * that no sequence has. Skipped where a device has no such op, or a GPU no bulk copies (before
- * compute capability 9.0).
+ * device: the same logits and greedy tokens, the same cache, the same faults. Models of every kind,
+ * sequences that end before, at and behind the ends of tiles, pages in random order, and junk in
+ * all of the pool that no sequence has. Skipped where a device has no such op, or a GPU no bulk
+ * copies (before compute capability 9.0).
  */
 #include "model/forward.h"
 #include "tests/assert_bits.h"
@@ -150,6 +150,7 @@ static void free_case(struct step_case *c) {
 /* What a pass leaves: host copies. */
 struct outcome {
     float *logits;
+    int32_t greedy[MOST_SEQUENCES];
     int16_t *mantissas[N_LAYERS];
     int8_t *exponents[N_LAYERS];
     struct fault fault;
@@ -169,7 +170,9 @@ static int slots_of(const struct kv_cache *cache, int first, int n, int64_t *out
     return 0;
 }
 
-static float *run_ops(struct step_case *c, struct kv_layer *layers, struct error *err) {
+/* The next tokens, too, if next is not NULL: drawn as `how` says. */
+static float *run_pass(struct step_case *c, struct kv_layer *layers, const struct sampling *how,
+                       int32_t *next, struct error *err) {
     const struct model_config *config = &c->t->model.config;
     static struct kv_cache caches[MOST_SEQUENCES];
     struct kv_cache *of[MOST_SEQUENCES];
@@ -185,8 +188,39 @@ static float *run_ops(struct step_case *c, struct kv_layer *layers, struct error
     of_cache = c;
     struct batch batch = {c->n,    c->n,    c->n, c->ids,    c->positions,
                           c->rows, c->rows, of,   &c->pages, NULL};
-    return forward(&c->t->model, c->t->generator.ws, &batch, NULL, err);
+    struct workspace *ws = c->t->generator.ws;
+    float *logits = forward(&c->t->model, ws, &batch, NULL, err);
+    if (logits && next)
+        must(forward_finish(&c->t->model, ws, &batch, how, next, err), err);
+    return logits;
 }
+
+/* The layers of the cache, with what the case has. */
+static void fill_layers(struct kv_layer layers[N_LAYERS], const struct step_case *c) {
+    const struct model_config *config = &c->t->model.config;
+    struct device *dev = c->t->dev;
+    struct error err = {""};
+    size_t rows = pool_rows(c), bytes = sizeof(int16_t) * pool_elements(c);
+    for (int i = 0; i < N_LAYERS; i++) {
+        must(kv_layer_alloc(&layers[i], dev, c->n_pages * c->page_size, config->n_kv_heads,
+                            config->head_dim, KV_BFP16, &err),
+             &err);
+        dev->ops->upload(dev, layers[i].k, c->mantissas, bytes);
+        dev->ops->upload(dev, layers[i].v, c->mantissas + pool_elements(c), bytes);
+        dev->ops->upload(dev, layers[i].k_exponents, c->exponents, rows);
+        dev->ops->upload(dev, layers[i].v_exponents, c->exponents + rows, rows);
+    }
+    must(model_reserve_positions(&c->t->model, 8000, &err), &err);
+}
+
+static void free_layers(struct kv_layer layers[N_LAYERS], const struct step_case *c) {
+    const struct model_config *config = &c->t->model.config;
+    for (int i = 0; i < N_LAYERS; i++)
+        kv_layer_free(&layers[i], c->t->dev, c->n_pages * c->page_size, config->n_kv_heads,
+                      config->head_dim, KV_BFP16);
+}
+
+static const struct sampling greedy[MOST_SEQUENCES]; /* temperature 0 */
 
 static void run(struct step_case *c, bool at_once, struct outcome *out) {
     const struct model_config *config = &c->t->model.config;
@@ -194,31 +228,29 @@ static void run(struct step_case *c, bool at_once, struct outcome *out) {
     const struct ops *ops = dev->ops;
     struct error err = {""};
     struct kv_layer layers[N_LAYERS];
-    int slots = c->n_pages * c->page_size;
     size_t rows = pool_rows(c), bytes = sizeof(int16_t) * pool_elements(c);
     size_t vocab = (size_t)config->vocab_size * (size_t)c->n;
-    for (int i = 0; i < N_LAYERS; i++) {
-        must(kv_layer_alloc(&layers[i], dev, slots, config->n_kv_heads, config->head_dim, KV_BFP16,
-                            &err),
-             &err);
-        ops->upload(dev, layers[i].k, c->mantissas, bytes);
-        ops->upload(dev, layers[i].v, c->mantissas + pool_elements(c), bytes);
-        ops->upload(dev, layers[i].k_exponents, c->exponents, rows);
-        ops->upload(dev, layers[i].v_exponents, c->exponents + rows, rows);
-    }
-    must(model_reserve_positions(&c->t->model, 8000, &err), &err);
+    fill_layers(layers, c);
     must(ops->set_version(dev, "decode_step", at_once ? 2 : 1, &err), &err);
     float *own = ops->alloc(dev, vocab * sizeof *own, "logits", &err), *logits = own;
+    int32_t *drawn = ops->alloc_host_visible(dev, sizeof out->greedy, "tokens", &err);
+    must(!drawn, &err);
+    memset(drawn, 0xff, sizeof out->greedy);
     if (!at_once)
-        logits = run_ops(c, layers, &err);
-    else if (ops->decode_step(dev, own, &c->t->model, layers, &c->pages, c->ids, &err) != 1)
+        logits = run_pass(c, layers, NULL, NULL, &err);
+    else if (ops->decode_step(dev, own, drawn, &c->t->model, layers, &c->pages, c->ids, &err) != 1)
         fail_msg("decode_step leaves %d sequences to the other ops: %s", c->n, err.text);
     must(!logits, &err);
+    if (!at_once)
+        ops->sample(dev, drawn, logits, greedy, c->n, config->vocab_size,
+                    config->n_layers * N_TENSORS + TENSOR_LOGITS);
     out->logits = host_array(vocab, sizeof *out->logits);
     poison(out->logits, vocab * sizeof *out->logits);
     ops->download(dev, out->logits, logits, vocab * sizeof *out->logits);
     must(ops->sync(dev, &out->fault, &err), &err);
     ops->free(dev, own, vocab * sizeof *own);
+    memcpy(out->greedy, drawn, sizeof out->greedy);
+    ops->free_host_visible(dev, drawn, sizeof out->greedy);
     for (int i = 0; i < N_LAYERS; i++) {
         out->mantissas[i] = host_array(2 * pool_elements(c), sizeof(int16_t));
         out->exponents[i] = host_array(2 * rows, 1);
@@ -226,8 +258,8 @@ static void run(struct step_case *c, bool at_once, struct outcome *out) {
         ops->download(dev, out->mantissas[i] + pool_elements(c), layers[i].v, bytes);
         ops->download(dev, out->exponents[i], layers[i].k_exponents, rows);
         ops->download(dev, out->exponents[i] + rows, layers[i].v_exponents, rows);
-        kv_layer_free(&layers[i], dev, slots, config->n_kv_heads, config->head_dim, KV_BFP16);
     }
+    free_layers(layers, c);
 }
 
 static void free_outcome(struct outcome *o) {
@@ -273,6 +305,7 @@ static bool compare_ways(struct step_case *c, enum faults faults) {
                    step.exponents[i]);
         }
         expect("logits", -1, (size_t)c->n, vocab, ELEMENT_FLOAT, ops.logits, step.logits);
+        expect("greedy tokens", -1, MOST_SEQUENCES, 1, ELEMENT_INT32, ops.greedy, step.greedy);
     }
     free_outcome(&ops);
     free_outcome(&step);
@@ -298,25 +331,16 @@ static int answer(int version, int n, int32_t position) {
     open_model(&t, models[0].json);
     make_case(&c, &t, &r, positions, n, 16);
     struct kv_layer layers[N_LAYERS];
-    const struct model_config *config = &t.model.config;
-    size_t bytes = sizeof(float) * (size_t)(n * config->vocab_size);
-    int slots = c.n_pages * c.page_size;
-    for (int i = 0; i < N_LAYERS; i++) {
-        must(kv_layer_alloc(&layers[i], t.dev, slots, config->n_kv_heads, config->head_dim,
-                            KV_BFP16, &err),
-             &err);
-        t.dev->ops->upload(t.dev, layers[i].k, c.mantissas, sizeof(int16_t) * pool_elements(&c));
-        t.dev->ops->upload(t.dev, layers[i].v, c.mantissas, sizeof(int16_t) * pool_elements(&c));
-        t.dev->ops->upload(t.dev, layers[i].k_exponents, c.exponents, pool_rows(&c));
-        t.dev->ops->upload(t.dev, layers[i].v_exponents, c.exponents, pool_rows(&c));
-    }
-    must(model_reserve_positions(&t.model, position + 1, &err), &err);
+    size_t bytes = sizeof(float) * (size_t)(n * t.model.config.vocab_size);
+    fill_layers(layers, &c);
     must(t.dev->ops->set_version(t.dev, "decode_step", version, &err), &err);
     float *logits = t.dev->ops->alloc(t.dev, bytes, "logits", &err);
-    int result = t.dev->ops->decode_step(t.dev, logits, &t.model, layers, &c.pages, c.ids, &err);
+    int32_t *drawn = t.dev->ops->alloc_host_visible(t.dev, sizeof positions, "tokens", &err);
+    int result =
+        t.dev->ops->decode_step(t.dev, logits, drawn, &t.model, layers, &c.pages, c.ids, &err);
     t.dev->ops->free(t.dev, logits, bytes);
-    for (int i = 0; i < N_LAYERS; i++)
-        kv_layer_free(&layers[i], t.dev, slots, config->n_kv_heads, config->head_dim, KV_BFP16);
+    t.dev->ops->free_host_visible(t.dev, drawn, sizeof positions);
+    free_layers(layers, &c);
     free_case(&c);
     tiny_model_close(&t);
     return result;
@@ -451,6 +475,88 @@ static void test_overflows(void **state) {
     assert_true(n_faults > 7);
 }
 
+/* Rows of the output matrix whose logits are the largest of a sequence, or the smallest. */
+static void put_outputs(struct tiny_model *t, const int *tokens, int n, int sign, int8_t exponent) {
+    struct matrix *m = &t->model.output;
+    int16_t row[256];
+    for (int k = 0; k < m->k; k++)
+        row[k] = (int16_t)(sign * (32000 - 7 * k * (k % 3)));
+    for (int i = 0; i < n; i++)
+        t->dev->ops->matrix_put(t->dev, m, tokens[i], 1, row, &exponent);
+}
+
+/* The greedy token is the first of several whose logits are the largest, wherever these are; where
+ * one is infinite, there is a fault, and none. */
+static void test_greedy(void **state) {
+    (void)state;
+    skip_unless_there();
+    const int32_t positions[] = {5, 0, 258, 1, 7};
+    for (int model = 1; model <= 2; model++) {
+        struct tiny_model t;
+        struct random r = {21};
+        struct step_case c;
+        open_model(&t, models[model].json);
+        int vocab = t.model.config.vocab_size, half = vocab / 2;
+        const int pairs[][4] = {{0, vocab - 1, 1, 2},
+                                {vocab - 1, vocab - 1, 0, 1},
+                                {half, half + 8, 7, 8},
+                                {15, 16, vocab - 1, vocab - 2}};
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+            put_outputs(&t, pairs[i], 2, 1, 3); /* whichever sign a sequence has, two are largest */
+            put_outputs(&t, pairs[i] + 2, 2, -1, 3);
+            make_case(&c, &t, &r, positions, 5, 16);
+            compare_ways(&c, NO_FAULT);
+            free_case(&c);
+            put_outputs(&t, pairs[i], 4, 1, -20);
+        }
+        for (int8_t exponent = 115; exponent < 127; exponent++) { /* of more and more sequences */
+            put_outputs(&t, &half, 1, 1, exponent);
+            make_case(&c, &t, &r, positions, 5, 16);
+            compare_ways(&c, exponent == 126 ? A_FAULT : PERHAPS);
+            free_case(&c);
+        }
+        tiny_model_close(&t);
+    }
+}
+
+/* A pass draws as it was told, whoever has run it and whatever the pass before left there. */
+static void test_next_tokens(void **state) {
+    (void)state;
+    skip_unless_there();
+    enum { N = 3, PASSES = 5 };
+    static const bool at_once[PASSES] = {true, true, false, true, true};
+    static const float temperatures[PASSES][N] = {{0}, {0}, {0}, {1, 1, 1}, {0, 0, 1}};
+    const int32_t positions[N] = {3, 100, 257};
+    struct tiny_model t;
+    struct random r = {31};
+    struct error err = {""};
+    open_model(&t, models[1].json);
+    const struct ops *ops = t.dev->ops;
+    int32_t *want = ops->alloc_host_visible(t.dev, N * sizeof *want, "tokens", &err), next[N];
+    must(!want, &err);
+    for (int pass = 0; pass < PASSES; pass++) {
+        struct step_case c;
+        struct kv_layer layers[N_LAYERS];
+        struct sampling how[N] = {{0}};
+        struct fault fault;
+        for (uint32_t i = 0; i < N; i++)
+            how[i] = (struct sampling){temperatures[pass][i], 0, 1, 5, i, 9};
+        make_case(&c, &t, &r, positions, N, 16);
+        fill_layers(layers, &c);
+        must(ops->set_version(t.dev, "decode_step", 2, &err), &err);
+        workspace_use_graphs(t.generator.ws, at_once[pass]);
+        float *logits = run_pass(&c, layers, how, next, &err);
+        must(!logits, &err);
+        ops->sample(t.dev, want, logits, how, N, t.model.config.vocab_size, 0);
+        must(ops->sync(t.dev, &fault, &err), &err);
+        expect("next tokens", pass, N, 1, ELEMENT_INT32, want, next);
+        free_layers(layers, &c);
+        free_case(&c);
+    }
+    ops->free_host_visible(t.dev, want, N * sizeof *want);
+    tiny_model_close(&t);
+}
+
 /* What it leaves to the other ops, and what it refuses. */
 static void test_not_its_own(void **state) {
     (void)state;
@@ -462,28 +568,34 @@ static void test_not_its_own(void **state) {
     struct kv_layer none[N_LAYERS] = {{0}};
     const int32_t positions[] = {3, 4};
     float logits = 0;
+    int32_t drawn = 0;
     open_model(&t, models[0].json);
     make_case(&c, &t, &r, positions, 2, 4);
     const struct ops *ops = t.dev->ops;
     must(ops->set_version(t.dev, "decode_step", 1, &err), &err);
-    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    assert_int_equal(
+        ops->decode_step(t.dev, &logits, &drawn, &t.model, none, &c.pages, c.ids, &err), 0);
     must(ops->set_version(t.dev, "decode_step", 0, &err), &err);
     must(ops->set_version(t.dev, "linear", 1, &err), &err); /* who asks for that wants it to run */
     c.pages.n_sequences = 1;                                /* few enough to be chosen else */
-    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    assert_int_equal(
+        ops->decode_step(t.dev, &logits, &drawn, &t.model, none, &c.pages, c.ids, &err), 0);
     c.pages.n_sequences = 2;
     must(ops->set_version(t.dev, "linear", 0, &err), &err);
     must(ops->set_version(t.dev, "decode_step", 2, &err), &err);
     c.last_page_len[1] = 5;
-    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), -1);
+    assert_int_equal(
+        ops->decode_step(t.dev, &logits, &drawn, &t.model, none, &c.pages, c.ids, &err), -1);
     assert_non_null(strstr(err.text, "sequence 1: its last page has 5 positions"));
     c.last_page_len[1] = 1;
     c.pages.page_size = 3; /* only powers of two */
     c.pages.n_pages = 9;
-    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    assert_int_equal(
+        ops->decode_step(t.dev, &logits, &drawn, &t.model, none, &c.pages, c.ids, &err), 0);
     c.pages.page_size = 4;
     c.kv_indptr[2] = c.kv_indptr[1]; /* padding */
-    assert_int_equal(ops->decode_step(t.dev, &logits, &t.model, none, &c.pages, c.ids, &err), 0);
+    assert_int_equal(
+        ops->decode_step(t.dev, &logits, &drawn, &t.model, none, &c.pages, c.ids, &err), 0);
     free_case(&c);
     tiny_model_close(&t);
 }
@@ -535,6 +647,7 @@ int main(void) {
         cmocka_unit_test(test_who_has_it),      cmocka_unit_test(test_row_counts),
         cmocka_unit_test(test_lengths),         cmocka_unit_test(test_many_tiles),
         cmocka_unit_test(test_faults),          cmocka_unit_test(test_overflows),
+        cmocka_unit_test(test_greedy),          cmocka_unit_test(test_next_tokens),
         cmocka_unit_test(test_not_its_own),     cmocka_unit_test(test_choice),
         cmocka_unit_test(test_changed_weights),
     };

@@ -49,14 +49,15 @@ static const struct ops *real_ops;
 
 /* The op that makes a whole pass computes its rows side by side, so that none may read what another
  * stores: no two write into one page. */
-static int only_one_row_of_a_page(struct device *dev, float *logits, const struct model *model,
-                                  const struct kv_layer *kv, const struct paged_batch *pages,
-                                  const int32_t *ids, struct error *err) {
+static int only_one_row_of_a_page(struct device *dev, float *logits, int32_t *drawn,
+                                  const struct model *model, const struct kv_layer *kv,
+                                  const struct paged_batch *pages, const int32_t *ids,
+                                  struct error *err) {
     const int32_t *page = pages->kv_page_indices - 1;
     for (int i = 1; i < pages->n_sequences; i++)
         if (page[pages->kv_indptr[i]] == page[pages->kv_indptr[i + 1]])
             fail_msg("sequences %d and %d of one op have their newest token in one page", i - 1, i);
-    return real_ops->decode_step(dev, logits, model, kv, pages, ids, err);
+    return real_ops->decode_step(dev, logits, drawn, model, kv, pages, ids, err);
 }
 
 static void watch(struct device *dev) {

@@ -4,7 +4,7 @@
  *
  * 1  leaves the pass to the other ops
  * 2  the kernel, where it applies: compute capability 9.0, bfp16, a model whose rows fit in
- *    registers and shared memory (hidden_size up to 8,192, other rows up to 24,576 numbers), 32, 64
+ *    registers and shared memory (hidden_size up to 4,096, other rows up to 14,336 numbers), 32, 64
  *    or 128 dimensions a head, no sliding window
  *
  * The choice (version 0) is 2 where it pays: few and short sequences (measured:
@@ -237,7 +237,9 @@ static void upload_batch(struct gpu_device *gpu, struct step_arguments *a,
 /* The exchange of this launch, all of which is absent, and the other one, that it clears for the
  * next. */
 static void swap_exchanges(struct gpu_device *gpu, struct step_arguments *a) {
-    size_t floats = (size_t)(a->n_layers + 1) * (size_t)a->layer_floats * (size_t)a->n_rows;
+    size_t layers = (size_t)a->n_layers + 1, keys = 2 * (size_t)a->n_blocks;
+    size_t floats = (layers * (size_t)a->layer_floats + keys) * (size_t)a->n_rows;
+    floats = (floats + 31) / 32 * 32; /* the other one begins with a line of the cache, too */
     size_t half = max(floats * sizeof(float), gpu->step.exchange_bytes);
     char *x = (char *)gpu_scratch(gpu, GPU_SCRATCH_EXCHANGE, 2 * half, "decode_step's exchange");
     if (gpu->failed)
@@ -254,6 +256,7 @@ static void swap_exchanges(struct gpu_device *gpu, struct step_arguments *a) {
 }
 
 int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_size] */
+                    int32_t *drawn,                    /* [n_sequences] */
                     const struct model *model, const struct kv_layer *kv, /* host [n_layers] */
                     const struct paged_batch *pages,
                     const int32_t *token_ids, /* host [n_sequences] */
@@ -274,6 +277,7 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
         return 0;
     int n_groups = (a.n_rows + a.rows_per_group - 1) / a.rows_per_group;
     a.logits = logits;
+    a.drawn = drawn;
     gpu_step_pack(gpu, &a, model);
     swap_exchanges(gpu, &a);
     upload_layers(gpu, &a, model, kv);

@@ -159,7 +159,7 @@ struct step_unit {
 };
 
 /* The sums of this warp's units of a chunk of n panels. (A warp has a sixteenth of the inputs of a
- * row, 1,536 of 24,576: a product of digits is at most 2^14, so a sum stays below 2^25.) */
+ * row, 896 of 14,336: a product of digits is at most 2^14, so a sum stays below 2^24.) */
 static __device__ __forceinline__ void multiply_panels(struct step *s, const struct step_linear *w,
                                                        int n) {
     int g = s->lane / 4, t = s->lane % 4, steps = w->steps, n_units = n * steps, slot = s->slot;

@@ -1,9 +1,10 @@
 /*
- * decode_step: a whole decoding pass as one kernel, from token ids to logits. It computes what the
- * ops of model/forward.c do.
+ * decode_step: a whole decoding pass as one kernel, from token ids to logits and greedy tokens. It
+ * computes what the ops of model/forward.c do, and greedy sample.
  */
 #include "gpu/fast/step/attention.h"
 #include "gpu/fast/step/linear.h"
+#include "gpu/logit_key.h"
 
 /* ---- rows --------------------------------------------------------------------------------------
  *
@@ -256,8 +257,64 @@ static __device__ __forceinline__ void begin_thread(struct step *s,
     s->pages = s->batch + 3 * a->n_rows + 1;
 }
 
+/* The largest of all keys of this warp's row. `which`: as of leave_largest. */
+static __device__ __forceinline__ unsigned long long
+largest_key(const struct step *s, unsigned long long key, int which) {
+    unsigned long long *part = (unsigned long long *)step_shared()->sums + which * STEP_WARPS;
+    key = warp_max(key);
+    if (s->lane == 0)
+        part[s->warp] = key;
+    __syncthreads();
+    return warp_max(part[s->warp - s->part + (s->lane & (s->n_parts - 1))]);
+}
+
+/* The greedy token of each row: each block finds the largest of its own logits, and the first one
+ * that of all blocks. (Out of line: what it knows would be in registers all through the layers.) */
+static __device__ OUT_OF_LINE void draw_greedy(const struct step_arguments *a) {
+    struct step state = {}, *s = &state;
+    begin_thread(s, a);
+    const struct step_linear *w = &step_shared()->linears[STEP_LOGITS];
+    bool has_row = s->row < s->n_rows, tells = has_row && s->part == 0 && s->lane == 0;
+    int row = s->first_row + s->row, first = s->part * 32 + s->lane, step = s->n_parts * 32;
+    int begin = w->first_panel * 8, end = min(begin + w->n_panels * 8, a->vocab);
+    const float *logits = a->logits + (size_t)row * (size_t)a->vocab;
+    unsigned long long key = 0;
+    __syncthreads(); /* the logits of all warps are there */
+    UNROLL_1
+    for (int i = begin + first; has_row && i < end; i += step) {
+        bool bad = num_magnitude(logits[i]) >= 0x7f800000u;
+        key = max(key, bad ? NOT_FINITE : key_of(logits[i], i));
+    }
+    key = largest_key(s, key, 0);
+    /* In two words. None is that of an absent number: an id, not its complement; 1 below
+     * NOT_FINITE, which is above all numbers, too. */
+    float *keys = step_exchange(s, a->n_layers, 0, 0, 0) + row * a->n_blocks * 2;
+    if (tells) {
+        exchange_put(keys + 2 * s->rank, num_float((uint32_t)(key >> 32) - (key == NOT_FINITE)));
+        exchange_put(keys + 2 * s->rank + 1, num_float((uint32_t)token_of_key(key)));
+    }
+    exchange_turn();
+    if (s->rank)
+        return;
+    key = 0;
+    UNROLL_1
+    for (int i = first; has_row && i < a->n_blocks; i += step) {
+        float order = exchange_ask(keys + 2 * i), id = exchange_ask(keys + 2 * i + 1);
+        exchange_take(&order, keys + 2 * i);
+        exchange_take(&id, keys + 2 * i + 1);
+        key = max(key, (unsigned long long)num_bits(order) << 32 | (0xffffffffu - num_bits(id)));
+    }
+    key = largest_key(s, key, 1);
+    if (!tells)
+        return;
+    a->drawn[row] = token_of_key(key);
+    if (key >> 32 == (NOT_FINITE >> 32) - 1)
+        gpu_fault(a->fault, a->n_layers * N_TENSORS + TENSOR_LOGITS, row);
+}
+
 template <int DIM, int NORM, int SNAP>
-__global__ static void __launch_bounds__(STEP_THREADS, 1) decode_step_2(struct step_arguments a) {
+__global__ static void __launch_bounds__(STEP_THREADS, 1)
+    decode_step_2(const __grid_constant__ struct step_arguments a) {
     if (!compiles_mma)
         return;
     struct step s = {};
@@ -296,12 +353,13 @@ __global__ static void __launch_bounds__(STEP_THREADS, 1) decode_step_2(struct s
         ((uint4 *)a.next)[i] =
             make_uint4(EXCHANGE_ABSENT, EXCHANGE_ABSENT, EXCHANGE_ABSENT, EXCHANGE_ABSENT);
     run_layers<DIM, NORM, SNAP>(&s);
+    draw_greedy(&a);
 }
 
 template <int DIM> static step_kernel kernel_with(int norm, int snap) {
-    return norm <= 1 && snap <= 3    ? decode_step_2<DIM, 1, 3>
-           : norm <= 4 && snap <= 12 ? decode_step_2<DIM, 4, 12>
-                                     : NULL;
+    return norm <= 1 && snap <= 3   ? decode_step_2<DIM, 1, 3>
+           : norm <= 2 && snap <= 7 ? decode_step_2<DIM, 2, 7>
+                                    : NULL;
 }
 
 step_kernel gpu_step_kernel(int head_dim, int norm, int snap) {

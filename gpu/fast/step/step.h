@@ -127,8 +127,8 @@ struct step_arguments {
     bool reads_once; /* weights that do not stay in the L2 cache */
     int n_rows, rows_per_group;
     int n_blocks; /* of a group */
-    /* [n_layers + 1][layer_floats * n_rows]: of this launch, and what it clears for the next one,
-     * so many vectors of four floats. */
+    /* [n_layers + 1][layer_floats * n_rows], then [n_rows][n_blocks] keys of two: of this launch,
+     * and what it clears for the next one, so many vectors of four floats. */
     float *exchange, *next;
     int next_vectors, layer_floats;
     int stages, spare; /* of the ring of weights; spare: beyond those that a chunk takes */
@@ -142,6 +142,7 @@ struct step_arguments {
     uint32_t heads_inverse, group_inverse;
     double eps, scale;
     unsigned long long *fault;
+    int32_t *drawn; /* [n_rows]: greedy tokens */
 };
 
 /* Bytes from one row of digits to the next: what lanes load of two rows lies in other banks. */
