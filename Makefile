@@ -89,8 +89,8 @@ MODULES_8 := $(MODULES_7) tutorials/common/op_times.c
 # The kernels; those that take longest to compile come first. What a phase is linked without is NULL
 # in the table of gpu/device.cu.
 CUDA_11   := $(wildcard gpu/fast/*/*.cu gpu/*.cu)
-CUDA_10   := $(filter-out gpu/fast/decode/decode_floats.cu gpu/hash_rows.cu,$(CUDA_11))
-CUDA_8    := $(filter-out gpu/kv_convert.cu gpu/merge_states.cu,$(CUDA_10))
+CUDA_10   := $(filter-out %/decode_floats.cu %/attention_paged_types.cu gpu/hash_rows.cu,$(CUDA_11))
+CUDA_8    := $(filter-out gpu/kv_convert.cu gpu/merge_states.cu %_variants.cu,$(CUDA_10))
 CUDA_7    := $(filter-out gpu/attend.cu gpu/attention_paged.cu \
                $(addprefix gpu/fast/,plan/% decode/% prompt/% step/%),$(CUDA_8))
 $(foreach p,0 1 2 3 4 5 6,$(eval CUDA_$(p) := $(CUDA_7)))

@@ -151,6 +151,12 @@ static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
     gpu_attention_prompts(gpu, &all, &a->kv, &a->variant, plan);
 }
 
+/* Kernels for variants, and for other types than bfp16, come with phase 9. */
+static bool has_kernels(const struct attend_arguments *a) {
+    return gpu_attention_decode_variants || (attention_is_causal_only(&a->variant) &&
+                                             a->kv.k.type == KV_BFP16 && a->kv.v.type == KV_BFP16);
+}
+
 /* Whether the plan was made for this variant. */
 static bool is_planned(const struct attention_variant *v, const struct attention_plan *plan) {
     const struct attention_variant *planned = &plan->variant;
@@ -174,7 +180,7 @@ void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] *
         decode_cache_of_views(&cache, &a.kv, dim) &&
         plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
         gpu_attention_decode_bytes(dim, decode_has_few(&cache, variant)) <= gpu->most_shared;
-    if ((version == 0 || version == 4) && is_planned(variant, plan) &&
+    if ((version == 0 || version == 4) && is_planned(variant, plan) && has_kernels(&a) &&
         gpu_attention_fits_tensor_cores(gpu, dim))
         launch_4(gpu, &a, decodes ? &cache : NULL, plan);
     else

@@ -30,6 +30,11 @@ struct attend_arguments {
 bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
                       const struct attention_plan *plan, int version, int most_tokens);
 
+/* Their launch, as gpu_attend_tiles calls it, for other types than bfp16: from phase 11 on. */
+void gpu_attend_tiles_of_type(struct gpu_device *gpu, const struct attend_arguments *a,
+                              const struct attention_plan *plan, int version,
+                              int most_tokens) LINKED_LATER;
+
 /* ---- for kernels ---------------------------------------------------------------------------- */
 
 /* Shared memory for row_max and row_sum. */

@@ -162,14 +162,25 @@ static void launch_type(struct gpu_device *gpu, const struct attend_arguments *a
         launch<TYPE, 1, false>(gpu, a, plan, version, most_tokens);
 }
 
+#ifdef FOR_OTHER_TYPES
+void gpu_attend_tiles_of_type(struct gpu_device *gpu, const struct attend_arguments *a,
+                              const struct attention_plan *plan, int version, int most_tokens) {
+    static void (*const launchers[N_KV_TYPES])(struct gpu_device *, const struct attend_arguments *,
+                                               const struct attention_plan *, int,
+                                               int) = {NULL,
+                                                       launch_type<KV_BFP8, 16>,
+                                                       launch_type<KV_E4M3, 16>,
+                                                       launch_type<KV_E5M2, 16>,
+                                                       launch_type<KV_FP16, 8>,
+                                                       launch_type<KV_BF16, 8>};
+    launchers[a->kv.k.type](gpu, a, plan, version, most_tokens);
+}
+#else
 bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
                       const struct attention_plan *plan, int version, int most_tokens) {
-    typedef void launcher(struct gpu_device *, const struct attend_arguments *,
-                          const struct attention_plan *, int, int);
-    static launcher *const launchers[N_KV_TYPES] = {
-        launch_type<KV_BFP16, 8>, launch_type<KV_BFP8, 16>, launch_type<KV_E4M3, 16>,
-        launch_type<KV_E5M2, 16>, launch_type<KV_FP16, 8>,  launch_type<KV_BF16, 8>};
-    if (a->kv.k.type != a->kv.v.type ||
+    enum kv_type type = a->kv.k.type;
+    bool is_linked = type == KV_BFP16 || gpu_attend_tiles_of_type;
+    if (!is_linked || type != a->kv.v.type ||
         dynamic_bytes(a->shape.head_dim) + sizeof(struct tile_memory) > 48 * 1024)
         return false;
     int64_t rows = (int64_t)plan->n_tokens * a->shape.n_heads;
@@ -178,6 +189,10 @@ bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
     if (gpu->recording /* the grid would be too small for longer sequences */ ||
         tiles_of(plan) > 65535 || partial_bytes(a, plan) > most_partial_bytes)
         version = 2;
-    launchers[a->kv.k.type](gpu, a, plan, version, most_tokens);
+    if (type == KV_BFP16)
+        launch_type<KV_BFP16, 8>(gpu, a, plan, version, most_tokens);
+    else
+        gpu_attend_tiles_of_type(gpu, a, plan, version, most_tokens);
     return true;
 }
+#endif

@@ -144,7 +144,7 @@ build-test: $(foreach b,release asan,$(call programs,$(b),$(TEST_SOURCES)) $(BUI
               build/$(b)/emu-demo0 build/$(b)/emu-demo1 build/$(b)/emu-demo12 \
               build/$(b)/tests/check_kernel build/$(b)/tests/check_candidate \
               $(if $(MPI),build/$(b)/tests/ranks/worker)) build/release/emu-demo4 \
-            build/release/emu-demo11 $(if $(MPI),build/release/emu-demo14) \
+            build/release/emu-demo8 build/release/emu-demo11 $(if $(MPI),build/release/emu-demo14) \
             $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(call lab_builds,1) \
             $(if $(HAVE_GPU),$(GPU_TESTS))
 build-bench: $(BENCHES) $(if $(HAVE_GPU),$(GPU_BENCHES))

@@ -38,10 +38,8 @@ void gpu_attention_decode(struct gpu_device *gpu, const struct attention_argumen
                           const struct attention_plan *plan) {
     if (!kv_type_has_exponents(cache->type))
         return gpu_attention_decode_floats(gpu, a, cache, variant, plan);
-    if (cache->type == KV_BFP8)
-        return launch_variant<KV_BFP8>(gpu, a, cache, variant, plan);
-    if (!attention_is_causal_only(variant))
-        return launch_size<KV_BFP16, true>(gpu, a, cache, variant, plan);
+    if (decode_has_few(cache, variant))
+        return gpu_attention_decode_variants(gpu, a, cache, variant, plan);
     switch (decode_dim(a->head_dim, false)) {
     case 32:
         return launch<32, KV_BFP16, false>(gpu, a, cache, variant, plan);

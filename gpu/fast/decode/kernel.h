@@ -287,15 +287,4 @@ static void launch_size(struct gpu_device *gpu, const struct attention_arguments
     }
 }
 
-template <enum kv_type TYPE>
-static void launch_variant(struct gpu_device *gpu, const struct attention_arguments *a,
-                           const struct decode_cache *cache,
-                           const struct attention_variant *variant,
-                           const struct attention_plan *plan) {
-    if (attention_is_causal_only(variant))
-        launch_size<TYPE, false>(gpu, a, cache, variant, plan);
-    else
-        launch_size<TYPE, true>(gpu, a, cache, variant, plan);
-}
-
 #endif

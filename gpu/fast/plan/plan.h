@@ -302,11 +302,16 @@ struct decode_cache {
 };
 
 /* Decode for the row groups of the plan: the shares, then the merge of those that were split.
- * Caches of floats have kernels from phase 11 on; until then version 1 of attend reads them. */
+ * What has few sizes of kernels (decode_has_few) has them from phase 9 on, and caches of floats
+ * from phase 11 on; until then versions 1 to 3 of attend read them. */
 struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
+void gpu_attention_decode_variants(struct gpu_device *gpu, const struct attention_arguments *a,
+                                   const struct decode_cache *cache,
+                                   const struct attention_variant *variant,
+                                   const struct attention_plan *plan) LINKED_LATER;
 void gpu_attention_decode_floats(struct gpu_device *gpu, const struct attention_arguments *a,
                                  const struct decode_cache *cache,
                                  const struct attention_variant *variant,

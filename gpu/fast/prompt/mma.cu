@@ -332,6 +332,15 @@ template <int DIM, bool VARIANT> struct kernel_of {
     }
 };
 
+#ifdef FOR_VARIANTS
+void gpu_attention_prompt_mma_variants(struct gpu_device *gpu, const struct attention_arguments *a,
+                                       const struct kv_views *kv,
+                                       const struct attention_variant *variant,
+                                       const struct attention_work *work) {
+    struct prompt_kernel kernel = kernel_for<kernel_of, true>(a->head_dim);
+    gpu_attention_prompt_launch(gpu, &kernel, a, kv, variant, work);
+}
+#else
 int gpu_attention_prompt_mma_bytes(int head_dim) {
     return kernel_for<kernel_of, false>(head_dim).shared_bytes;
 }
@@ -343,8 +352,8 @@ void gpu_attention_prompt_mma(struct gpu_device *gpu, const struct attention_arg
     bool keeps = work && work->kept; /* rows of prompt_dim */
     struct prompt_kernel kernel;
     if (!gpu_attention_is_plain(kv, variant))
-        kernel = kernel_for<kernel_of, true>(dim);
-    else if (!keeps && dim <= 32)
+        return gpu_attention_prompt_mma_variants(gpu, a, kv, variant, work);
+    if (!keeps && dim <= 32)
         kernel = kernel_of<32, false>::get();
     else if (!keeps && dim > 64 && dim <= 96)
         kernel = kernel_of<96, false>::get();
@@ -354,3 +363,4 @@ void gpu_attention_prompt_mma(struct gpu_device *gpu, const struct attention_arg
         kernel = kernel_for<kernel_of, false>(dim);
     gpu_attention_prompt_launch(gpu, &kernel, a, kv, variant, work);
 }
+#endif

@@ -283,14 +283,25 @@ void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_ker
                                  const struct attention_variant *variant,
                                  const struct attention_work *work);
 
-/* Versions 2 and 3 of attention, from phase 8 on: the kernel for this head dimension, up to 256, and
- * its launch. */
+/* Versions 2 and 3 of attention, from phase 8 on: the kernel for this head dimension, up to 256,
+ * and its launch. */
 void gpu_attention_prompt_mma(struct gpu_device *gpu, const struct attention_arguments *a,
                               const struct kv_views *kv, const struct attention_variant *variant,
                               const struct attention_work *work) LINKED_LATER;
 void gpu_attention_prompt_wgmma(struct gpu_device *gpu, const struct attention_arguments *a,
                                 const struct kv_views *kv, const struct attention_variant *variant,
                                 const struct attention_work *work) LINKED_LATER;
+
+/* The same, as those call them for what is not plain (gpu_attention_is_plain): from phase 9 on. */
+void gpu_attention_prompt_mma_variants(struct gpu_device *gpu, const struct attention_arguments *a,
+                                       const struct kv_views *kv,
+                                       const struct attention_variant *variant,
+                                       const struct attention_work *work) LINKED_LATER;
+void gpu_attention_prompt_wgmma_variants(struct gpu_device *gpu,
+                                         const struct attention_arguments *a,
+                                         const struct kv_views *kv,
+                                         const struct attention_variant *variant,
+                                         const struct attention_work *work) LINKED_LATER;
 
 /* The shared memory that version 2 takes, in bytes. */
 int gpu_attention_prompt_mma_bytes(int head_dim) LINKED_LATER;

@@ -300,16 +300,27 @@ template <int DIM, bool VARIANT> struct kernel_of {
     }
 };
 
+#ifdef FOR_VARIANTS
+void gpu_attention_prompt_wgmma_variants(struct gpu_device *gpu,
+                                         const struct attention_arguments *a,
+                                         const struct kv_views *kv,
+                                         const struct attention_variant *variant,
+                                         const struct attention_work *work) {
+    struct prompt_kernel kernel = kernel_for<kernel_of, true>(a->head_dim);
+    gpu_attention_prompt_launch(gpu, &kernel, a, kv, variant, work);
+}
+#else
 void gpu_attention_prompt_wgmma(struct gpu_device *gpu, const struct attention_arguments *a,
                                 const struct kv_views *kv, const struct attention_variant *variant,
                                 const struct attention_work *work) {
     int dim = a->head_dim;
     struct prompt_kernel kernel;
     if (!gpu_attention_is_plain(kv, variant))
-        kernel = kernel_for<kernel_of, true>(dim);
-    else if (!(work && work->kept) && dim > 128 && dim <= 192) /* kept rows are of prompt_dim */
+        return gpu_attention_prompt_wgmma_variants(gpu, a, kv, variant, work);
+    if (!(work && work->kept) && dim > 128 && dim <= 192) /* kept rows are of prompt_dim */
         kernel = kernel_of<192, false>::get();
     else
         kernel = kernel_for<kernel_of, false>(dim);
     gpu_attention_prompt_launch(gpu, &kernel, a, kv, variant, work);
 }
+#endif
