@@ -165,14 +165,14 @@ static void launch_type(struct gpu_device *gpu, const struct attend_arguments *a
 #ifdef FOR_OTHER_TYPES
 void gpu_attend_tiles_of_type(struct gpu_device *gpu, const struct attend_arguments *a,
                               const struct attention_plan *plan, int version, int most_tokens) {
-    static void (*const launchers[N_KV_TYPES])(struct gpu_device *, const struct attend_arguments *,
-                                               const struct attention_plan *, int,
-                                               int) = {NULL,
-                                                       launch_type<KV_BFP8, 16>,
-                                                       launch_type<KV_E4M3, 16>,
-                                                       launch_type<KV_E5M2, 16>,
-                                                       launch_type<KV_FP16, 8>,
-                                                       launch_type<KV_BF16, 8>};
+    typedef void launcher(struct gpu_device *, const struct attend_arguments *,
+                          const struct attention_plan *, int, int);
+    static launcher *const launchers[N_KV_TYPES] = {NULL, /* bfp16 */
+                                                    launch_type<KV_BFP8, 16>,
+                                                    launch_type<KV_E4M3, 16>,
+                                                    launch_type<KV_E5M2, 16>,
+                                                    launch_type<KV_FP16, 8>,
+                                                    launch_type<KV_BF16, 8>};
     launchers[a->kv.k.type](gpu, a, plan, version, most_tokens);
 }
 #else
