@@ -205,7 +205,9 @@ static void ask_in_threads(const struct served *s, int n) {
 static void memory_does_not_grow(void **state) {
     struct served s =
         served_start(&(struct served_options){.arguments = "--kv-blocks 400 --max-running 32"});
-    int n_rounds = n_thousands() < 100 ? 3 : 1, n = 1000 * n_thousands() - 1000;
+    /* The sanitizers keep what is freed: with them, a thousand requests at once are all. */
+    int n_rounds = served_is_slow() ? 0 : n_thousands() < 100 ? 3 : 1;
+    int n = 1000 * n_thousands() - 1000;
     long resident[4], least = LONG_MAX;
     (void)state;
     ask_in_threads(&s, 1000);
@@ -218,8 +220,7 @@ static void memory_does_not_grow(void **state) {
         fprintf(stderr, "resident: %ld kB, and after %d more requests %ld kB\n", resident[i], n,
                 resident[i + 1]);
     }
-    if (!served_is_slow()) /* the sanitizers keep what is freed */
-        assert_true(least <= resident[0] / 100);
+    assert_true(!n_rounds || least <= resident[0] / 100);
     end(&s);
 }
 
