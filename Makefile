@@ -100,7 +100,7 @@ MODULES_12 := $(MODULES_8) scheduler/logprobs.c scheduler/service.c scheduler/se
               $(filter-out %/demo.c,$(wildcard tutorials/12-server/*.c))
 MODULES_13 := $(MODULES_12) scheduler/draft_model.c scheduler/read_along.c scheduler/receipt.c scheduler/receipt_verify.c \
               $(filter-out %/demo.c,$(wildcard tutorials/13-receipts/*.c))
-CUDA_12   := $(CUDA_10)
+CUDA_12   := $(filter-out gpu/hash_rows.cu,$(CUDA_11))
 CUDA_13   := $(CUDA_11)
 MPI_MODULES := $(wildcard model/parallel/*.c)
 MODULES_14 := $(MODULES_13) $(MPI_MODULES) $(filter-out %/demo.c,$(wildcard tutorials/14-*/*.c))

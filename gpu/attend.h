@@ -26,7 +26,8 @@ struct attend_arguments {
 };
 
 /* Version 2 or 3 (0: the better one) for the sequences of at most most_tokens. Returns false, with
- * nothing done, when a head dimension is too large for shared memory. */
+ * nothing done, when a head dimension is too large for shared memory, keys and values have two
+ * types, or theirs has no such kernels yet. */
 bool gpu_attend_tiles(struct gpu_device *gpu, const struct attend_arguments *a,
                       const struct attention_plan *plan, int version, int most_tokens);
 

@@ -13,7 +13,7 @@
 struct workspace {
     const struct model *model;
     int max_tokens, max_logits;
-    int32_t *drawn;        /* [max_drawn] the next tokens; the host sees this memory, as that of */
+    int32_t *drawn; /* [max_drawn] the next tokens. In memory that the host sees, as hashes */
     unsigned char *hashes; /* [max_hashes, SHA256_BYTES] of the logits (forward_hash.h) */
     int max_drawn, max_hashes;
     bool has_greedy; /* the pass has left the greedy tokens in `drawn` */

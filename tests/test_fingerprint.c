@@ -219,6 +219,10 @@ static void phase_8_reads_sliding_windows(void **state) {
             fail_msg("%s", c[i].err);
     }
     assert_memory_equal(command_fingerprint(&c[0]), command_fingerprint(&c[1]), 16);
+    struct command without = command_runf("build/release/emu-demo8 --device cpu --max-new 3 "
+                                          "--prompt 'The quick brown fox jumps over'");
+    assert_memory_not_equal(command_fingerprint(&c[0]), command_fingerprint(&without), 16);
+    command_free(&without);
     command_free(&c[0]);
     command_free(&c[1]);
 }

@@ -286,8 +286,9 @@ static __device__ OUT_OF_LINE void draw_greedy(const struct step_arguments *a) {
         key = max(key, bad ? NOT_FINITE : key_of(logits[i], i));
     }
     key = largest_key(s, key, 0);
-    /* In two words. None is that of an absent number: an id, not its complement; 1 below
-     * NOT_FINITE, which is above all numbers, too. */
+    /* In two words, none of which may be an absent number: an id, not its complement; and 1 below
+     * NOT_FINITE, which is above all numbers, too. (A block without logits hands over order 0,
+     * which is below all numbers, with any id.) */
     float *keys = step_exchange(s, a->n_layers, 0, 0, 0) + row * a->n_blocks * 2;
     if (tells) {
         exchange_put(keys + 2 * s->rank, num_float((uint32_t)(key >> 32) - (key == NOT_FINITE)));
