@@ -109,7 +109,7 @@ struct gpu_device {
         void *layers, *layers_device; /* what the kernel knows of the layers, and where that is */
         size_t layers_bytes;
     } step;
-    struct linear_clusters linear_clusters[4][N_SPLITS]; /* of linear_5, for each kind of tile */
+    struct linear_clusters linear_clusters[3][N_SPLITS]; /* of linear_5, for each kind of tile */
     struct {
         void *data;
         size_t bytes;

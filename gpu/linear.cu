@@ -14,10 +14,10 @@
  *    (gpu/fast/linear/many_rows.cu). Needs k % 8 == 0, k <= 65536 and a GPU of 9.0
  * 6  the same with mma (gpu/fast/linear/many_rows_mma.cu), for GPUs from 8.0 on
  *
- * The choice (version 0), as measured (tests/bench/README.md): 4 for up to 16 rows, and for up to
- * 32 where k is below 1024, or below 4096 and a processor has one block, or 5 does not apply. For
- * more, 5; where 5 does not apply, 6 if k is below 4096 and each processor has a tile, else 3. 2
- * where these do not.
+ * The choice (version 0), as measured (tests/bench/README.md): 4 for up to 32 rows where k is below
+ * 1024 or 5 does not apply; else for up to 8 where each processor has 128 outputs, up to 16 from
+ * k = 4096 or 32 outputs on each on, up to 32 elsewhere. For more, 5; where 5 does not apply, 6 if
+ * k is below 4096 and each processor has a tile, else 3. 2 where these do not.
  *
  * linear_parts: several matrices, one input. Versions 4 to 6 take them in one launch, the others
  * one after the other.
@@ -152,9 +152,12 @@ static int choose(const struct gpu_device *gpu, const struct matrix *w, size_t n
     bool mma_fits = gpu_linear_many_rows_mma_fits(gpu, w);
     size_t n_tiles =
         n_outs / GPU_LINEAR_MMA_OUTS * gpu_blocks((size_t)n_tokens, GPU_LINEAR_MMA_ROWS);
-    bool at_once = n_outs <= (size_t)GPU_LINEAR_FEW_OUTS * (size_t)gpu->n_processors;
-    if (!version &&
-        n_tokens <= (many_fit && padded >= 1024 && (padded >= 4096 || !at_once) ? 16 : 32))
+    size_t outs_on_each = n_outs / (size_t)gpu->n_processors;
+    int few = !many_fit || padded < 1024                              ? 32
+              : outs_on_each >= GPU_LINEAR_MANY_OUTS                  ? 8
+              : padded >= 4096 || outs_on_each >= GPU_LINEAR_FEW_OUTS ? 16
+                                                                      : 32;
+    if (!version && n_tokens <= few)
         version = 4;
     else if (!version)
         version = many_fit ? 5 : w->k < 4096 && n_tiles >= (size_t)gpu->n_processors ? 6 : 3;

@@ -136,7 +136,7 @@ static void test_many_rows(void **state) {
 /* Ends of tiles, of bands of tiles, and of steps along k. */
 static void test_tile_ends(void **state) {
     struct random r = {67};
-    static const int ms[] = {1, 63, 64, 65, 129, 577}, ns[] = {1, 127, 128, 129, 257},
+    static const int ms[] = {1, 32, 33, 63, 64, 65, 129, 577}, ns[] = {1, 127, 128, 129, 257},
                      ks[] = {8, 56, 72, 136, 264};
     for (size_t i = 0; i < COUNT(ms); i++)
         for (size_t j = 0; j < COUNT(ns); j++) {

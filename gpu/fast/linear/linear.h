@@ -7,9 +7,10 @@
 
 #include "gpu/gpu.h"
 
-/* Rows of W of a block of version 4 for 17 to 32 rows of x, one on a processor; the tile of
- * version 6. */
-enum { GPU_LINEAR_FEW_OUTS = 32, GPU_LINEAR_MMA_ROWS = 64, GPU_LINEAR_MMA_OUTS = 128 };
+/* Rows of W of a block of version 4 for 17 to 32 rows of x, one on a processor; of a large tile of
+ * version 5; the tile of version 6. */
+enum { GPU_LINEAR_FEW_OUTS = 32, GPU_LINEAR_MANY_OUTS = 128 };
+enum { GPU_LINEAR_MMA_ROWS = 64, GPU_LINEAR_MMA_OUTS = 128 };
 
 /* Whether they can multiply this matrix here. */
 bool gpu_linear_few_rows_fits(const struct gpu_device *gpu, const struct matrix *w);

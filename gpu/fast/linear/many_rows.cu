@@ -1,6 +1,6 @@
 /*
- * linear, version 5: computes what ../../linear.cu does, for 17 rows and more, where the GPU has
- * wgmma. Gains 1.3 to 1.6 times the speed of cuBLAS on int8 digits (version 3): W is read once, and
+ * linear, version 5: computes what ../../linear.cu does, for 9 or 17 rows and more, where the GPU
+ * has wgmma. Gains 1.4 to 2.2 times the speed of cuBLAS on int8 digits (version 3): W is read once, and
  * four products of digits meet in registers, not in memory.
  *
  * Tensor maps copy tiles of x and W to a ring in shared memory (tiles.h says what happens to them).
@@ -10,39 +10,35 @@
  */
 #include "gpu/fast/linear/many_rows.h"
 
-/* This thread's share of the outputs, from what the blocks of the cluster, and both groups of warps
- * if these share outputs, have put into their shared memory. */
+/* This thread's share of the outputs, from what the blocks of the cluster have put into their
+ * shared memory, which must be there until all have read. */
 template <class size, int N_BLOCKS>
 static __device__ __forceinline__ void take_share(const double2 *shared, const struct outputs *o) {
-    const int SHARE = size::PAIRS / (N_BLOCKS * size::SUM_GROUPS);
-    int group = (int)threadIdx.x / 128, turn = cluster_rank();
-    if (size::SUM_GROUPS == 2) {
-        turn = turn * 2 + group;
-        group = 0;
-    }
-    shared += group * size::PAIRS * 128 + turn * SHARE * 128;
+    const int SHARE = size::PAIRS / N_BLOCKS;
+    int first = cluster_rank() * SHARE;
     double2 dots[SHARE] = {};
     UNROLL
     for (int block = 0; block < N_BLOCKS; block++)
         UNROLL
-    for (int i = 0; i < SHARE * size::SUM_GROUPS; i++) {
-        double2 part = load_from_peer(&shared[(i / SHARE * size::PAIRS + i % SHARE) * 128], block);
-        dots[i % SHARE].x += part.x;
-        dots[i % SHARE].y += part.y;
+    for (int i = 0; i < SHARE; i++) {
+        double2 part = load_from_peer(&shared[(first + i) * THREADS], block);
+        dots[i].x += part.x;
+        dots[i].y += part.y;
     }
+    cluster_arrive();
     UNROLL
     for (int i = 0; i < SHARE; i++)
-        write_pair(o, turn * SHARE + i, dots[i]);
+        write_outputs<size>(o, first + i, dots[i]);
+    cluster_wait();
 }
 
 template <class size, int COLUMNS>
 static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, double2 *shared,
                                                 const struct outputs *o, int n_blocks) {
-    int group = (int)threadIdx.x / 128, place = (int)threadIdx.x % 128;
-    shared += place;
+    shared += threadIdx.x;
     UNROLL
     for (int i = 0; i < size::PAIRS; i++)
-        shared[(group * size::PAIRS + i) * 128] = join_pair(s, i);
+        shared[i * THREADS] = join_outputs<size>(s, i);
     cluster_arrive();
     cluster_wait();
     if (n_blocks == 4)
@@ -50,15 +46,13 @@ static __device__ __forceinline__ void exchange(const tile_sums<COLUMNS> *s, dou
     else if (n_blocks == 2)
         take_share<size, 2>(shared, o);
     else
-        take_share<size, 1>(shared, o);
-    cluster_arrive(); /* a block's memory is there until all have read it */
-    cluster_wait();
+        take_share<size, 1>(shared, o); /* in the emulation */
 }
 
-template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
+template <int ROWS, int COLUMNS>
 __global__ static void __launch_bounds__(THREADS, 1)
     linear_5(const __grid_constant__ struct product p) {
-    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
+    typedef tile_sizes<ROWS, COLUMNS> size;
     SHARED_DYNAMIC(unsigned char, ring);
     if (!compiles_wgmma)
         return;
@@ -89,15 +83,14 @@ __global__ static void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < size::STAGES; i++)
         bulk_end_group();
 
-    /* Row 2 g of a warp's 16 is row g of wgmma, and 2 g + 1 is g + 8: then the eight rows that a
-     * half of the warp reads at once are in different banks. */
-    int group = thread / 128, lane = thread % 32, t = lane % 4;
-    int row = thread % 128 / 32 * 16 + lane / 4 * 2 + (ROW_GROUPS == 2 ? group * 64 : 0);
-    int half = size::SUM_GROUPS == 2 ? group : 0; /* the second 32 of every 64 columns */
-    int first_column = COLUMN_GROUPS == 2 ? group * COLUMNS : 0;
-    int swizzle = (t / 2 ^ row % 8 ^ half * 4) * 16;
+    /* This thread's row of x, or the first of two: g and g + 8 of its warp's 16. Their order is one
+     * in which the rows that a half of the warp reads at once are in different banks. */
+    int lane = thread % 32, g = lane / 4, t = lane % 4;
+    int row = size::STACKED ? thread / 32 * 8 + g % 4 * 2 + g / 4 : thread / 32 * 16 + g * 2;
+    bool has_rows = thread / 128 * size::ROWS / 2 < p.x_rows; /* its group */
+    int swizzle = (t / 2 ^ row % 8) * 16;
     const unsigned char *x = ring + row * TILE_ROW_BYTES + t % 2 * 8;
-    const unsigned char *w = ring + 2 * size::X_BYTES + first_column * TILE_ROW_BYTES;
+    const unsigned char *w = ring + 2 * size::X_BYTES;
     int stage = 0;
     bool begun = false;
     unsigned parity = 0;
@@ -108,12 +101,11 @@ __global__ static void __launch_bounds__(THREADS, 1)
         for (int step = first; step < end; step++) {
             bulk_wait(&arrived[stage], parity, size::STAGES - 2);
             UNROLL
-            for (int i = 0; i < STEP / 32; i += size::SUM_GROUPS) {
-                const unsigned char *digits = w + stage * size::STAGE_BYTES;
-                struct row_digits rows =
-                    load_digits<size>(x + stage * size::STAGE_BYTES, row < p.x_rows, swizzle, i);
-                multiply(&sums, &rows, shared_matrix_swizzled(digits, 2 * (i + half)),
-                         shared_matrix_swizzled(digits + size::W_BYTES, 2 * (i + half)));
+            for (int i = 0; i < STEP / 32; i += size::QUARTERS) {
+                struct row_digits digits =
+                    load<size>(x + stage * size::STAGE_BYTES, row < p.x_rows, swizzle, i);
+                if (!size::STACKED || has_rows) /* in the other kind it costs registers */
+                    multiply<size>(&sums, &digits, w + stage * size::STAGE_BYTES, i);
                 wgmma_wait_but_last();
                 if (i == 0 && begun) { /* now all are done with the stage before */
                     __syncthreads();
@@ -130,17 +122,18 @@ __global__ static void __launch_bounds__(THREADS, 1)
         }
         wgmma_wait();
         wgmma_settle(sums.high);
-        wgmma_settle(sums.middle);
+        if (!size::STACKED)
+            wgmma_settle(sums.middle);
         wgmma_settle(sums.low);
         /* All are done with the ring and with the exponents of the last tile. */
         __syncthreads();
         if (thread < size::ROWS + size::OUTS)
             exponents[thread] = exponent;
         const struct outputs o = {exponents + row,
-                                  exponents + size::ROWS + first_column + 2 * t,
+                                  exponents + size::ROWS + 2 * t,
                                   place.w->y,
                                   place.first_token + row,
-                                  place.first_out + first_column + 2 * t,
+                                  place.first_out + 2 * t,
                                   p.n_tokens,
                                   place.w->n};
         if (p.exchanges) {
@@ -148,8 +141,8 @@ __global__ static void __launch_bounds__(THREADS, 1)
         } else {
             __syncthreads();
             UNROLL
-            for (int i = 0; i < COLUMNS / 4; i++)
-                write_pair(&o, i, join_pair(&sums, i));
+            for (int i = 0; i < size::PAIRS; i++)
+                write_outputs<size>(&o, i, join_outputs<size>(&sums, i));
         }
     }
 }
@@ -176,7 +169,7 @@ static int choose_clusters(struct gpu_device *gpu, void (*kernel)(struct product
            (n_tiles > clusters[i].at_once || p->n_steps < 2 * clusters[i].n_blocks))
         i++;
     p->n_blocks = clusters[i].n_blocks;
-    p->exchanges = i < N_SPLITS - 1 || size::SUM_GROUPS == 2;
+    p->exchanges = i < N_SPLITS - 1;
     return p->exchanges || n_tiles < clusters[i].at_once ? n_tiles : clusters[i].at_once;
 }
 
@@ -193,12 +186,12 @@ template <class size> static bool make_maps(struct product *p) {
     return tile_map_make(&p->x_map, &x);
 }
 
-template <int ROW_GROUPS, int COLUMN_GROUPS, int COLUMNS>
+template <int ROWS, int COLUMNS>
 static void launch_5(struct gpu_device *gpu, struct linear_clusters *clusters,
                      const struct linear_part *parts, int n_parts, struct bfp_rows x,
                      int n_tokens) {
-    typedef tile_sizes<ROW_GROUPS, COLUMN_GROUPS, COLUMNS> size;
-    auto linear = linear_5<ROW_GROUPS, COLUMN_GROUPS, COLUMNS>;
+    typedef tile_sizes<ROWS, COLUMNS> size;
+    auto linear = linear_5<ROWS, COLUMNS>;
     struct product p = number_tiles<size>(parts, n_parts, x, n_tokens);
     p.n_steps = (gpu_padded(p.k) + STEP - 1) / STEP;
     p.x_rows = min((n_tokens + 7) / 8 * 8, (int)size::ROWS);
@@ -232,11 +225,9 @@ void gpu_linear_many_rows(struct gpu_device *gpu, const struct linear_part *part
     int large = count_tiles(parts, n_parts, n_tokens, 128);
     int most = gpu->n_processors, k = parts->w->k;
     if (2 * small <= most || (small <= most && k <= 1024))
-        launch_5<1, 1, 64>(gpu, clusters[0], parts, n_parts, x, n_tokens);
-    else if (large <= most && k > 2048)
-        launch_5<1, 1, 128>(gpu, clusters[1], parts, n_parts, x, n_tokens);
+        launch_5<64, 64>(gpu, clusters[0], parts, n_parts, x, n_tokens);
     else if (large <= most || n_tokens <= 64)
-        launch_5<1, 2, 64>(gpu, clusters[2], parts, n_parts, x, n_tokens);
+        launch_5<64, 128>(gpu, clusters[1], parts, n_parts, x, n_tokens);
     else
-        launch_5<2, 1, 128>(gpu, clusters[3], parts, n_parts, x, n_tokens);
+        launch_5<128, 128>(gpu, clusters[2], parts, n_parts, x, n_tokens);
 }
