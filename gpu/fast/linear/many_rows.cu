@@ -129,6 +129,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (thread < size::ROWS + size::OUTS)
             exponents[thread] = exponent;
+        __syncthreads();
         const struct outputs o = {exponents + row,
                                   exponents + size::ROWS + 2 * t,
                                   place.w->y,
@@ -139,7 +140,6 @@ __global__ static void __launch_bounds__(THREADS, 1)
         if (p.exchanges) {
             exchange<size>(&sums, (double2 *)ring, &o, p.n_blocks);
         } else {
-            __syncthreads();
             UNROLL
             for (int i = 0; i < size::PAIRS; i++)
                 write_outputs<size>(&o, i, join_outputs<size>(&sums, i));
