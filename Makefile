@@ -282,5 +282,6 @@ include tests/labs/labs.mk
 include tests/tests.mk
 
 .SECONDARY:
-# To read them takes half a second, which the labs' question has no need of.
--include $(if $(filter lab-settings,$(MAKECMDGOALS)),,$(shell find build -name '*.d' 2>/dev/null))
+# To read them takes half a second: the labs, which ask often, read none, or those of what they link.
+-include $(if $(filter lab-settings,$(MAKECMDGOALS)),,$(shell find \
+    $(if $(filter lab-program,$(MAKECMDGOALS)),build/release build/asan/tests/labs,build) -name '*.d' 2>/dev/null))

@@ -48,10 +48,15 @@ static void test_workloads(void **state) {
 /* Each rank has some tiles of all sequences. */
 static void test_positions(void **state) {
     (void)state;
-    static const char options[] = "--device cpu --context-parallel --max-new 9 --chunk 300 "
-                                  "--prompts data/prompts/document.jsonl";
     /* What takes the release build a minute takes the sanitizers six. */
     bool is_slow = strstr(ranks_demo, "asan");
+    char options[200];
+    struct command some = command_runf("sed %dq data/prompts/document.jsonl >%s/some.jsonl",
+                                       is_slow ? 3 : 99, command_folder);
+    snprintf(options, sizeof options,
+             "--device cpu --context-parallel --max-new 9 --chunk 300 --prompts %s/some.jsonl",
+             command_folder);
+    command_free(&some);
     for (int n = is_slow ? 3 : 1; n <= (is_slow ? 3 : 4); n++) {
         struct command c =
             command_runf("SAMEBITS_SEED=%d SAMEBITS_CONTEXT=%d " MPIRUN "-n %d %s", n,

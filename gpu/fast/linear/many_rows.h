@@ -108,13 +108,14 @@ static __device__ __forceinline__ void multiply(sums *s, const struct row_digits
 }
 
 /* Pair number i of a thread's outputs. Stacked, s->high has two sums high high, then two low high,
- * and so on; s->low high low and low low. */
+ * and so on; s->low high low and low low. The sum of low high and high low fits (tiles.h). */
 template <class size, int COLUMNS>
 static __device__ __forceinline__ double2 join_outputs(const tile_sums<COLUMNS> *s, int i) {
+    if (!size::STACKED)
+        return join_pair(s, i);
     const int32_t *high = s->high + 4 * i, *low = s->low + 4 * i;
-    return size::STACKED ? make_double2(join(high[0], high[2] + low[0], low[2]),
-                                        join(high[1], high[3] + low[1], low[3]))
-                         : join_pair(s, i);
+    return make_double2(join(high[0], high[2] + low[0], low[2]),
+                        join(high[1], high[3] + low[1], low[3]));
 }
 
 template <class size>
