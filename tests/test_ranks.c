@@ -34,13 +34,21 @@ static void must_pass(const char *what, struct command *c) {
 
 /* ---- the same bits --------------------------------------------------------------------------- */
 
+/* What takes the release build a minute takes the sanitizers six. */
+static bool is_slow(void) {
+    return strstr(ranks_demo, "asan");
+}
+
 static void test_workloads(void **state) {
     (void)state;
     static const int n_ranks[] = {1, 2, 3, 4, 8};
     for (size_t i = 0; i < sizeof n_ranks / sizeof *n_ranks; i++) {
         struct command c =
             command_runf("SAMEBITS_SEED=%d SAMEBITS_WORKLOADS=%d " MPIRUN "-n %d %s", n_ranks[i],
-                         ranks_batches(n_ranks[i] > 4 ? 2 : 7), n_ranks[i], ranks_worker);
+                         ranks_batches(n_ranks[i] > 4 ? 2
+                                       : is_slow()    ? 4
+                                                      : 7),
+                         n_ranks[i], ranks_worker);
         must_pass("workloads", &c);
     }
 }
@@ -48,16 +56,14 @@ static void test_workloads(void **state) {
 /* Each rank has some tiles of all sequences. */
 static void test_positions(void **state) {
     (void)state;
-    /* What takes the release build a minute takes the sanitizers six. */
-    bool is_slow = strstr(ranks_demo, "asan");
     char options[200];
     struct command some = command_runf("sed %dq data/prompts/document.jsonl >%s/some.jsonl",
-                                       is_slow ? 3 : 99, command_folder);
+                                       is_slow() ? 3 : 99, command_folder);
     snprintf(options, sizeof options,
              "--device cpu --context-parallel --max-new 9 --chunk 300 --prompts %s/some.jsonl",
              command_folder);
     command_free(&some);
-    for (int n = is_slow ? 3 : 1; n <= (is_slow ? 3 : 4); n++) {
+    for (int n = is_slow() ? 3 : 1; n <= (is_slow() ? 3 : 4); n++) {
         struct command c =
             command_runf("SAMEBITS_SEED=%d SAMEBITS_CONTEXT=%d " MPIRUN "-n %d %s", n,
                          getenv("SAMEBITS_BATCHES") ? 20
