@@ -35,8 +35,8 @@ GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_sha
 
 # `make test` leaves out what takes longest (LONG), where another program, build or device does a share
 # of it, or tries fewer cases (FEW); `make test-all` is everything, but that the sanitizers get fewer
-# cases of each set of the CPU's instructions, of the emulation, of ranks, and of requests to a server
-# whose memory they cannot compare. The longest come first.
+# cases of each set of the CPU's instructions, of ranks, and of requests to a server whose memory they
+# cannot compare. The longest come first.
 LONG_release := test_ranks test_rank_faults test_chapters test_fingerprint test_paged_workloads \
                 test_attention_paged test_paged_memory test_workloads test_check test_attention test_vectors \
                 test_server_limits test_clients test_serve_cli test_bad_gpu test_cli
@@ -83,7 +83,7 @@ test-all: deps
 	    $(tsan_programs)
 	@tests/run $(call all_of,release) $(tsan_tests) $(foreach l,$(ALL_LABS),"tests/labs/test $(l)") \
 	    $(call all_of,asan) \
-	    $(call on_device,build/release,emu) "$(SHORT_emu) build/asan/tests/test_ops" \
+	    $(call on_device,build/release,emu) "SAMEBITS_DEVICE=emu build/asan/tests/test_ops" \
 	    "SAMEBITS_DEVICE=emu build/asan/tests/test_faults" $(call on_cpu,build/release,test_attention) \
 	    $(call on_cpu,build/asan,test_attention) \
 	    $(EMU_TESTS:%=build/release/%) $(EMU_TESTS:%=build/asan/%) $(on_gpu) \

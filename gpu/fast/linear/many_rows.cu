@@ -1,7 +1,7 @@
 /*
  * linear, version 5: computes what ../../linear.cu does, for 9 or 17 rows and more, where the GPU
- * has wgmma. Gains 1.4 to 2.2 times the speed of cuBLAS on int8 digits (version 3): W is read once, and
- * four products of digits meet in registers, not in memory.
+ * has wgmma. Gains 1.4 to 2.2 times the speed of cuBLAS on int8 digits (version 3): W is read once,
+ * and four products of digits meet in registers, not in memory.
  *
  * Tensor maps copy tiles of x and W to a ring in shared memory (tiles.h says what happens to them).
  * Where there are fewer tiles than processors, a cluster of blocks shares the columns of a tile.
