@@ -205,12 +205,12 @@ static void ask_in_threads(const struct served *s, int n) {
 static void memory_does_not_grow(void **state) {
     struct served s =
         served_start(&(struct served_options){.arguments = "--kv-blocks 400 --max-running 32"});
-    /* The sanitizers keep what is freed: with them, some hundred requests at once are all. */
+    /* The sanitizers keep what is freed: with them, a hundred requests at once are all. */
     int n_rounds = served_is_slow() ? 0 : n_thousands() < 100 ? 3 : 1;
     int n = 1000 * n_thousands() - 1000;
     long resident[4], least = LONG_MAX;
     (void)state;
-    ask_in_threads(&s, served_is_slow() ? 300 : 1000);
+    ask_in_threads(&s, served_is_slow() ? 100 : 1000);
     resident[0] = resident_kb(&s);
     for (int i = 0; i < n_rounds; i++) {
         ask_in_threads(&s, n);

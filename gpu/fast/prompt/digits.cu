@@ -140,8 +140,7 @@ bool gpu_attention_digits(struct gpu_device *gpu, const struct attention_argumen
     /* At least one: version 3 starts before this kernel ends, and takes it that all before have. */
     unsigned keys = blocks_for(gpu, key_parts ? key_parts : 1, heads);
     unsigned values = blocks_for(gpu, value_parts, heads);
-    struct split_arguments s = {*a, *kv,          work ? *work : (struct attention_work){},
-                                *d, (int)queries, (int)keys};
+    struct split_arguments s = {*a, *kv, attention_work_of(work, a), *d, (int)queries, (int)keys};
     dim3 all((unsigned)heads, queries + keys + values);
     if (in_pieces) {
         gpu_attention_split_rows(gpu, all, &s);

@@ -61,7 +61,7 @@ static __device__ __forceinline__ void split_queries(const struct split_argument
         bool exists = i % QUERY_ROWS < list.n_rows;
         struct prompt_row row = {};
         if (exists)
-            row = prompt_row_of<false>(a, NULL, &s->work, &list, kv_head, i % QUERY_ROWS);
+            row = prompt_row_of<false>(NULL, &s->work, &list, kv_head, i % QUERY_ROWS);
         const float *q = a->q + ((size_t)row.token * (size_t)a->n_heads + (size_t)row.head) *
                                     (size_t)a->head_dim;
         uint32_t largest = 0;

@@ -4,12 +4,13 @@
  * divide the work:
  *
  *     tile_scores      what a thread holds of its rows by 256 positions: s[i][j], VECTORS times
- *                      four, of two rows by two positions
- *         ROW_STEP             from a thread's first row to its second
+ *                      four, of the same positions of all its rows
+ *         N_ROWS               rows of a thread, neighbours
+ *         STEP                 vectors that are left out together
  *         PEER_BEGIN, PEER_END  lanes that share rows: their numbers differ in these bits
- *         row(j), column(j)    which of the two rows and positions j is
+ *         row(j)               which of the rows j is
  *         position(i, j)       in the tile
- *         units(x, i)          x of the two positions
+ *         units(to, x, i)      x of the positions of s[i], four
  *     value_sums<DIM>  what a thread holds of its rows' weighted sums, PAIRS times two dimensions
  *         first(), STEP, NEXT  the first dimension; from there to the next pair's; to the second
  *         pair(i, r)           the two of row r
@@ -32,25 +33,27 @@ struct item_task {
     int kv_head, first_row;
 };
 
-/* What a thread knows of its two rows. */
-struct row_pair {
-    struct prompt_row query[2];
-    float m[2], l[2];                   /* of the tiles so far */
-    bool sees[2];                       /* something of this tile, */
-    float tile_m[2], tile_l[2];         /* which are its own, */
-    float old_factor[2], new_factor[2]; /* and what both count for in the merge */
-    float unit[2];                      /* 2^(e-22), e of the tile's weights */
+/* What a thread knows of its rows. */
+template <int N> struct thread_rows {
+    struct prompt_row query[N];
+    float m[N], l[N];                   /* of the tiles so far */
+    bool sees[N];                       /* something of this tile, */
+    float tile_m[N], tile_l[N];         /* which are its own, */
+    float old_factor[N], new_factor[N]; /* and what both count for in the merge */
+    float unit[N];                      /* 2^(e-22), e of the tile's weights */
 };
 
+template <class tile_scores> using rows_of = struct thread_rows<tile_scores::N_ROWS>;
+
 /* Rows behind the end are the last one again, and are not written. */
-template <bool VARIANT, int ROW_STEP>
-static __device__ __forceinline__ void begin_rows(struct row_pair *rows,
+template <bool VARIANT, int N>
+static __device__ __forceinline__ void begin_rows(struct thread_rows<N> *rows,
                                                   const struct item_task *t) {
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        int row = min(t->first_row + ROW_STEP * r, t->item->list.n_rows - 1);
+    for (int r = 0; r < N; r++) {
+        int row = min(t->first_row + r, t->item->list.n_rows - 1);
         rows->query[r] =
-            prompt_row_of<VARIANT>(t->a, t->variant, t->work, &t->item->list, t->kv_head, row);
+            prompt_row_of<VARIANT>(t->variant, t->work, &t->item->list, t->kv_head, row);
         rows->m[r] = -INFINITY;
         rows->l[r] = 0;
     }
@@ -77,7 +80,7 @@ template <int N> static __device__ __forceinline__ void leave_out(float s[N][4])
 /* Changes and hides scores as the variant says. */
 template <class tile_scores>
 static __device__ __forceinline__ void vary(tile_scores *tile, int tile_first,
-                                            const struct row_pair *rows, const double natural[2],
+                                            const rows_of<tile_scores> *rows, const double *natural,
                                             const struct attention_variant *v) {
     UNROLL
     for (int i = 0; i < 4 * tile->VECTORS; i++) {
@@ -91,8 +94,10 @@ static __device__ __forceinline__ void vary(tile_scores *tile, int tile_first,
 
 /* The largest score of each row, of this thread's; a NaN, if vary has hidden all. */
 template <class tile_scores>
-static __device__ __forceinline__ void find_largest(float largest[2], const tile_scores *tile) {
-    largest[0] = largest[1] = NAN;
+static __device__ __forceinline__ void find_largest(float *largest, const tile_scores *tile) {
+    UNROLL
+    for (int r = 0; r < tile->N_ROWS; r++)
+        largest[r] = NAN;
     UNROLL
     for (int i = 0; i < 4 * tile->VECTORS; i++) {
         const int r = tile->row(i % 4);
@@ -103,8 +108,12 @@ static __device__ __forceinline__ void find_largest(float largest[2], const tile
 /* Takes from scores what their windows want to have taken, most often nothing. */
 template <class tile_scores>
 static __device__ __forceinline__ void make_near(tile_scores *tile,
-                                                 const struct num_window window[2]) {
-    if (!__any_sync(0xffffffffu, window[0].less != 0 || window[1].less != 0))
+                                                 const struct num_window *window) {
+    bool far = false;
+    UNROLL
+    for (int r = 0; r < tile->N_ROWS; r++)
+        far = far || window[r].less != 0;
+    if (!__any_sync(0xffffffffu, far))
         return;
     UNROLL
     for (int i = 0; i < 4 * tile->VECTORS; i++)
@@ -142,9 +151,9 @@ template <class tile_scores> static __device__ __forceinline__ bool leads_peers(
  * nobody sees. */
 template <bool VARIANT, class tile_scores>
 static __device__ __forceinline__ void
-weigh_values(tile_scores *tile, uint32_t units[2], uint32_t largest[2],
-             const struct num_window window[2], int n, const float *v_unit) {
-    const int STEP = tile->VECTORS / 4; /* vectors of 64 positions */
+weigh_values(tile_scores *tile, uint32_t *units, uint32_t *largest, const struct num_window *window,
+             int n, const float *v_unit) {
+    const int STEP = tile->STEP;
     UNROLL
     for (int c = 0; c < tile->VECTORS; c += STEP) {
         if (c && c * (TILE / tile->VECTORS) >= n) { /* nobody sees them */
@@ -155,7 +164,8 @@ weigh_values(tile_scores *tile, uint32_t units[2], uint32_t largest[2],
         }
         UNROLL
         for (int i = c; i < c + STEP; i++) {
-            const float2 unit = tile->units(v_unit, i);
+            float unit[4];
+            tile->units(unit, v_unit, i);
             UNROLL
             for (int j = 0; j < 4; j++) {
                 const int r = tile->row(j);
@@ -165,7 +175,7 @@ weigh_values(tile_scores *tile, uint32_t units[2], uint32_t largest[2],
                 /* num_probability_units; the bits of 2^23 come off below */
                 units[r] += num_bits(fmaf(p, 8388608.0f, 8388608.0f));
                 /* num_value_weight without the flush: what it flushes is snapped to 0 anyway */
-                *s = p * (tile->column(j) ? unit.y : unit.x);
+                *s = p * unit[j];
                 if (VARIANT) /* a unit may be a NaN, which counts if it is seen */
                     *s = hidden ? 0 : *s == *s ? *s : INFINITY;
             }
@@ -175,8 +185,8 @@ weigh_values(tile_scores *tile, uint32_t units[2], uint32_t largest[2],
                 largest[r] = max(largest[r], num_bits(tile->s[i][j]));
             }
         }
-        for (int r = 0; r < 2; r++)
-            units[r] -= STEP * 2 * num_bits(8388608.0f);
+        for (int r = 0; r < tile->N_ROWS; r++)
+            units[r] -= STEP * 4 / tile->N_ROWS * num_bits(8388608.0f);
     }
 }
 
@@ -188,13 +198,14 @@ weigh_values(tile_scores *tile, uint32_t units[2], uint32_t largest[2],
  */
 template <bool VARIANT, class tile_scores, class unit_of_row>
 static __device__ __forceinline__ void
-softmax(tile_scores *tile, float top[2], float scale[2], struct row_pair *rows, int tile_first,
+softmax(tile_scores *tile, float *top, float *scale, rows_of<tile_scores> *rows, int tile_first,
         int n, const float *v_unit, const struct item_task *t, unit_of_row query_unit) {
-    struct num_window window[2];
-    uint32_t units[2] = {0, 0}, largest[2] = {0, 0}; /* of weights, whose bits order like them */
-    bool bad[2];
+    const int N = tile_scores::N_ROWS;
+    struct num_window window[N];
+    uint32_t units[N] = {}, largest[N] = {}; /* of weights, whose bits order like them */
+    bool bad[N];
     UNROLL
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < N; r++) {
         struct num_score_unit unit = query_unit(r);
         if (VARIANT)
             unit = attention_score_unit(t->variant, unit);
@@ -208,7 +219,7 @@ softmax(tile_scores *tile, float top[2], float scale[2], struct row_pair *rows, 
     make_near(tile, window);
     weigh_values<VARIANT>(tile, units, largest, window, n, v_unit);
     UNROLL
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < N; r++) {
         int e = num_row_exponent(peer_max<tile_scores>(largest[r]));
         bad[r] = bad[r] || e > BFP_MAX_EXPONENT;
         if (bad[r] && leads_peers<tile_scores>())
@@ -221,9 +232,10 @@ softmax(tile_scores *tile, float top[2], float scale[2], struct row_pair *rows, 
 }
 
 /* What the tile and those before it count for. */
-static __device__ __forceinline__ void merge_sums(struct row_pair *rows, bool merges) {
+template <int N>
+static __device__ __forceinline__ void merge_sums(struct thread_rows<N> *rows, bool merges) {
     UNROLL
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < N; r++) {
         rows->old_factor[r] = rows->new_factor[r] = 1; /* what is not merged is added to 0 */
         if (merges && rows->sees[r])
             attention_merge_sums(&rows->m[r], &rows->l[r], rows->tile_m[r], rows->tile_l[r],
@@ -259,9 +271,9 @@ static __device__ __forceinline__ void keep_row(struct row_result to, const valu
 /* A tile whose result is not merged here: keeps it, as number `k` of the item. */
 template <int DIM, class tile_scores, class value_sums>
 static __device__ __forceinline__ void
-keep_tile(const struct item_task *t, const struct row_pair *rows, value_sums *sums, int k) {
-    for (int r = 0; r < 2; r++) {
-        int row = t->first_row + tile_scores::ROW_STEP * r;
+keep_tile(const struct item_task *t, const rows_of<tile_scores> *rows, value_sums *sums, int k) {
+    for (int r = 0; r < tile_scores::N_ROWS; r++) {
+        int row = t->first_row + r;
         if (row < t->item->list.n_rows)
             keep_row<tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place + k, t->kv_head, row),
                                   sums, r, rows->sees[r] ? rows->tile_m[r] : NAN, rows->tile_l[r]);
@@ -334,10 +346,10 @@ static __device__ __forceinline__ void finish_row(const struct item_task *t,
 /* The rows behind their last tile: finished, or kept. */
 template <int DIM, bool VARIANT, class tile_scores, class value_sums>
 static __device__ __forceinline__ void
-end_rows(const struct item_task *t, const struct row_pair *rows, const value_sums *sums) {
+end_rows(const struct item_task *t, const rows_of<tile_scores> *rows, const value_sums *sums) {
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        int row = t->first_row + tile_scores::ROW_STEP * r;
+    for (int r = 0; r < tile_scores::N_ROWS; r++) {
+        int row = t->first_row + r;
         if (row >= t->item->list.n_rows)
             continue;
         if (t->item->place < 0)

@@ -63,20 +63,18 @@ static __device__ __forceinline__ float dot_of(const struct digit_sums *s, int i
 /* What a lane holds of its warp's 8 rows by 256 positions: s[i][j] is position 16 i + g + j / 2 * 8
  * of row 2 t + j % 2, where lane = 4 g + t. First scores, then weights. */
 struct tile_scores {
-    static const int VECTORS = 16, ROW_STEP = 1, PEER_BEGIN = 4, PEER_END = 32;
+    static const int VECTORS = 16, STEP = 4, N_ROWS = 2, PEER_BEGIN = 4, PEER_END = 32;
     float s[VECTORS][4];
 
     static __device__ __forceinline__ constexpr int row(int j) {
         return j % 2;
     }
-    static __device__ __forceinline__ constexpr int column(int j) {
-        return j / 2;
-    }
     static __device__ __forceinline__ int position(int i, int j) {
         return 16 * i + j / 2 * 8 + (int)threadIdx.x % 32 / 4;
     }
-    static __device__ __forceinline__ float2 units(const float *x, int i) {
-        return make_float2(x[position(i, 0)], x[position(i, 2)]);
+    static __device__ __forceinline__ void units(float to[4], const float *x, int i) {
+        to[0] = to[1] = x[position(i, 0)];
+        to[2] = to[3] = x[position(i, 2)];
     }
 };
 
@@ -125,7 +123,7 @@ static __device__ __forceinline__ void score_32_keys(float s[2][4], const unsign
 
 /* Scores of positions that a row does not see become -infinity, which has weight 0. */
 static __device__ __forceinline__ void mask(struct tile_scores *tile, int tile_first,
-                                            const struct row_pair *rows) {
+                                            const rows_of<tile_scores> *rows) {
     UNROLL
     for (int i = 0; i < 64; i++)
         if (tile_first + tile->position(i / 4, i % 4) >= rows->query[i % 2].end)
@@ -158,7 +156,7 @@ snap_weights(struct weight_digits *out, const struct tile_scores *tile, const fl
  * positions of the tile that anybody sees. */
 static __device__ __forceinline__ void add_values(float *o, const struct weight_digits *w,
                                                   const unsigned char *values,
-                                                  const struct row_pair *rows, int n) {
+                                                  const rows_of<tile_scores> *rows, int n) {
     struct digit_sums sums[2] = {};
     int lane = (int)threadIdx.x % 32;
     const int column = column_bytes(VALUE_DIMS), low = 16 * VALUE_DIMS;
@@ -208,7 +206,7 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
 template <int DIM, bool VARIANT, class ring>
 static __device__ __forceinline__ void
 score_tile(struct tile_scores *scores, float top[2], ring *chunks, const struct block_memory *mem,
-           const struct item_task *t, const struct row_pair *rows, const double natural[2],
+           const struct item_task *t, const rows_of<tile_scores> *rows, const double natural[2],
            int first, int n) {
     const int KEYS = sizes<DIM>::KEYS;
     const unsigned char *queries = mem->queries + threadIdx.x / 32 * 8 * 16;
@@ -250,8 +248,8 @@ static __device__ __forceinline__ void run_item(const struct item_task *t,
     int n_tiles = item->n_tiles;
     size_t group = (size_t)t->kv_head * (size_t)in->n_groups + (size_t)item->rows;
     copy_queries<DIM>(mem, in, group);
-    struct row_pair rows;
-    begin_rows<VARIANT, tile_scores::ROW_STEP>(&rows, t);
+    rows_of<tile_scores> rows;
+    begin_rows<VARIANT>(&rows, t);
     int exponents_of_rows[2];
     UNROLL
     for (int r = 0; r < 2; r++)

@@ -1,14 +1,18 @@
 /*
  * products.h - for gpu/fast/prompt/wgmma.cu: exact products, by wgmma.
  *
- * The 64 rows of a block are multiplied with 64 columns, keys or dimensions of values. A product
- * of mantissas is four products of digits:
+ * A product of mantissas is four products of digits:
  *
  *     65536 high * high + 256 (high * low + low * high) + low * low
  *
- * The sums of the outer two come first; joined, in units of 256, they are what the inner ones are
- * added to. So a row holds two sums of a column and then one, not three, and the tensor cores have
- * the next columns' outer products to do while a sum is joined or used.
+ * The 64 rows of a wgmma are the digits of 32 rows, 16 of a warp's 8: g, the high digits of row g,
+ * and g + 8, its low ones. Multiplied with the high digits of columns, keys or dimensions of
+ * values, and then with their low ones, they are all four, and a thread has those of a single row.
+ * With rows of their own for high and low digits it had two, and twice the registers; so a
+ * processor has room for twice as many warps.
+ *
+ * All rows of a wgmma have signs, or none has. Queries have them: their low digits go from -128 to
+ * 127, as no mantissa is above 127 * 256 + 127. Weights are never negative, and have none.
  */
 #ifndef SAMEBITS_GPU_FAST_PROMPT_PRODUCTS_H
 #define SAMEBITS_GPU_FAST_PROMPT_PRODUCTS_H
@@ -16,160 +20,67 @@
 #include "gpu/fast/prompt/prompt.h"
 #include "gpu/ptx/warpgroup.h"
 
-enum { COLUMNS = 64 /* of a product: keys, or dimensions */ };
+/* Digits of a thread's row, 32 summands a step, as wgmma takes them: the high ones of 4 t ... 4 t +
+ * 3, their low ones, the high ones of 16 + 4 t ..., their low ones. */
+template <int STEPS> struct row_digits { uint32_t of[STEPS][4]; };
 
-/* Digits of a thread's rows, 32 summands a step, as wgmma takes them. */
-template <int STEPS> struct row_digits { uint32_t high[STEPS][4], low[STEPS][4]; };
-
-struct outer_sums {
-    int32_t high[32], low[32];
-};
-
-/* Where the digits of columns begin, in a chunk of CHUNK_COLUMNS. */
-struct column_digits {
-    shared_matrix high, low;
-};
-
+/* The columns of a chunk, of CHUNK_COLUMNS. */
 template <int CHUNK_COLUMNS>
-static __device__ __forceinline__ struct column_digits digits_at(const unsigned char *columns) {
-    const int step = column_bytes(CHUNK_COLUMNS);
-    return {shared_matrix_at(columns, step), shared_matrix_at(columns + 16 * CHUNK_COLUMNS, step)};
+static __device__ __forceinline__ shared_matrix columns_of(const unsigned char *chunk) {
+    return shared_matrix_at(chunk, column_bytes(CHUNK_COLUMNS));
 }
 
-template <int CHUNK_COLUMNS>
-static __device__ __forceinline__ shared_matrix digits_of_step(shared_matrix m, int k) {
-    return shared_matrix_skip(m, 2 * k, column_bytes(CHUNK_COLUMNS));
-}
-
-/* Products of the steps from `first` on. HALVES: not of the second half, if `half` says that all of
- * its summands are 0. (The compiler wants a beginning wherever ways meet.) */
-template <bool HALVES, int STEPS, class step>
-static __device__ __forceinline__ void add_steps(int first, bool half, step add) {
-    UNROLL
-    for (int k = first; k < (HALVES ? STEPS / 2 : STEPS); k++)
-        add(k);
+/* The products with one digit of the columns: of columns 8 i + 2 t and 8 i + 2 t + 1, sums[4 i] and
+ * the next are of the row's high digits, the two behind them of its low ones. HALVES, half: not
+ * those of the second half of the summands, which are 0. add(k, digits): starts a step. */
+template <bool HALVES, int CHUNK_COLUMNS, int STEPS, int REGISTERS, class step>
+static __device__ __forceinline__ void multiply_digits(int32_t (&sums)[REGISTERS],
+                                                       shared_matrix digits, bool half, step add) {
+    auto add_steps = [&](int first, int end) {
+        UNROLL
+        for (int k = first; k < end; k++)
+            add(k, shared_matrix_skip(digits, 2 * k, column_bytes(CHUNK_COLUMNS)));
+    };
+    wgmma_begin();
+    add_steps(0, HALVES ? STEPS / 2 : STEPS);
     if (HALVES && !half) {
         wgmma_begin();
-        UNROLL
-        for (int k = STEPS / 2; k < STEPS; k++)
-            add(k);
+        add_steps(STEPS / 2, STEPS);
     }
     if (HALVES)
-        wgmma_begin();
-}
-
-template <bool HALVES, int CHUNK_COLUMNS, int STEPS, class digits>
-static __device__ __forceinline__ void start_outer(struct outer_sums *s, const digits *rows,
-                                                   const unsigned char *columns, bool half) {
-    struct column_digits c = digits_at<CHUNK_COLUMNS>(columns);
-    wgmma_begin();
-    wgmma_s8_s8<false>(s->high, rows->high[0], c.high);
-    wgmma_u8_u8<false>(s->low, rows->low[0], c.low);
-    add_steps<HALVES, STEPS>(1, half, [&](int k) {
-        wgmma_s8_s8<true>(s->high, rows->high[k], digits_of_step<CHUNK_COLUMNS>(c.high, k));
-        wgmma_u8_u8<true>(s->low, rows->low[k], digits_of_step<CHUNK_COLUMNS>(c.low, k));
-    });
+        wgmma_begin(); /* the compiler wants one wherever ways meet */
     wgmma_end();
+    wgmma_wait();
+    wgmma_settle(sums);
 }
 
-template <bool HALVES, int CHUNK_COLUMNS, int STEPS, class digits>
-static __device__ __forceinline__ void start_inner(int32_t (&sums)[32], const digits *rows,
-                                                   const unsigned char *columns, bool half) {
-    struct column_digits c = digits_at<CHUNK_COLUMNS>(columns);
-    wgmma_begin();
-    add_steps<HALVES, STEPS>(0, half, [&](int k) {
-        wgmma_s8_u8<true>(sums, rows->high[k], digits_of_step<CHUNK_COLUMNS>(c.low, k));
-        wgmma_u8_s8<true>(sums, rows->low[k], digits_of_step<CHUNK_COLUMNS>(c.high, k));
+/* The products of a row with 4 N columns, in units of 256, rounded down: sums[2 i] and the next one
+ * with columns 8 i + 2 t and 8 i + 2 t + 1. One digit of the columns after the other, because there
+ * are no registers for both. */
+template <bool SIGNED, bool HALVES, int CHUNK_COLUMNS, int N, int STEPS>
+static __device__ __forceinline__ void multiply(int32_t (&sums)[N],
+                                                const struct row_digits<STEPS> *row,
+                                                shared_matrix columns, bool half) {
+    int32_t high[2 * N], low[2 * N];
+    multiply_digits<HALVES, CHUNK_COLUMNS, STEPS>(high, columns, half, [&](int k, shared_matrix m) {
+        if (SIGNED)
+            k ? wgmma_s8_s8<true>(high, row->of[k], m) : wgmma_s8_s8<false>(high, row->of[k], m);
+        else
+            k ? wgmma_u8_s8<true>(high, row->of[k], m) : wgmma_u8_s8<false>(high, row->of[k], m);
     });
-    wgmma_end();
-}
-
-static __device__ __forceinline__ void join(int32_t (&sums)[32], const struct outer_sums *outer) {
     UNROLL
-    for (int i = 0; i < 32; i++) /* low: of unsigned digits */
-        sums[i] = outer->high[i] * 256 + (int32_t)((uint32_t)outer->low[i] >> 8);
-}
-
-/* The products of rows, STEPS * 32 summands, with 64 columns after the other: parts. They are those
- * of the tile's chunks from number FIRST on. HALVES, half: add_steps. */
-template <bool HALVES, int FIRST, int CHUNK_COLUMNS, int STEPS, class digits, class tile>
-struct part_products {
-    enum { IN_CHUNK = CHUNK_COLUMNS / COLUMNS };
-    const digits *rows;
-    tile *chunks;
-    bool half;
-    const unsigned char *columns; /* of the part that was started last */
-    struct outer_sums outer;
-    int32_t sums[2][32]; /* of two parts in turns: in units of 256, rounded down */
-
-    /* Starts the outer products of a part. */
-    __device__ __forceinline__ void start(int part) {
-        columns = part % IN_CHUNK ? columns + 16 * COLUMNS : chunks->take(FIRST + part / IN_CHUNK);
-        start_outer<HALVES, CHUNK_COLUMNS, STEPS>(&outer, rows, columns, half);
-    }
-
-    /* Waits for them, and for the inner ones of the part before; starts this part's inner ones. */
-    __device__ __forceinline__ void go_on(int part) {
-        wgmma_wait();
-        wgmma_settle(outer.high);
-        wgmma_settle(outer.low);
-        if (part)
-            wgmma_settle(sums[(part + 1) % 2]);
-        join(sums[part % 2], &outer);
-        start_inner<HALVES, CHUNK_COLUMNS, STEPS>(sums[part % 2], rows, columns, half);
-        if (part && part % IN_CHUNK == 0)
-            chunks->replace(FIRST + part / IN_CHUNK - 1);
-    }
-
-    /* Waits for the last part. */
-    __device__ __forceinline__ void end(int part) {
-        wgmma_wait();
-        wgmma_settle(sums[part % 2]);
-        chunks->replace(FIRST + part / IN_CHUNK);
-    }
-};
-
-/* The products with PARTS times 64 columns; or, if `few` says so, with FEW times as many. use(part,
- * sums): what is done with them. meanwhile(): what else there is to do before, while the first
- * products run. leave_rest(): what is done with the parts that are left out. */
-template <bool HALVES, int PARTS, int FEW, int FIRST, int CHUNK_COLUMNS, int STEPS, class digits,
-          class tile, class work, class user, class rest>
-static __device__ __forceinline__ void multiply(const digits *rows, tile *chunks, bool half,
-                                                bool few, work meanwhile, user use,
-                                                rest leave_rest) {
-    struct part_products<HALVES, FIRST, CHUNK_COLUMNS, STEPS, digits, tile> p;
-    p.rows = rows;
-    p.chunks = chunks;
-    p.half = half;
-    auto end = [&](int part) {
-        if (part)
-            use(part - 1, p.sums[(part + 1) % 2]);
-        p.end(part);
-        use(part, p.sums[part % 2]);
-    };
-    p.start(0);
-    meanwhile();
+    for (int i = 0; i < N; i++)
+        sums[i] = high[i / 2 * 4 + i % 2] * 256 + high[i / 2 * 4 + i % 2 + 2];
+    shared_matrix lower = shared_matrix_skip(columns, CHUNK_COLUMNS, 16);
+    multiply_digits<HALVES, CHUNK_COLUMNS, STEPS>(low, lower, half, [&](int k, shared_matrix m) {
+        if (SIGNED)
+            k ? wgmma_s8_u8<true>(low, row->of[k], m) : wgmma_s8_u8<false>(low, row->of[k], m);
+        else
+            k ? wgmma_u8_u8<true>(low, row->of[k], m) : wgmma_u8_u8<false>(low, row->of[k], m);
+    });
     UNROLL
-    for (int part = 0; part < FEW; part++) {
-        p.go_on(part);
-        if (part + 1 == FEW)
-            break;
-        p.start(part + 1);
-        if (part)
-            use(part - 1, p.sums[(part + 1) % 2]);
-    }
-    if (FEW == PARTS || few) {
-        end(FEW - 1);
-        leave_rest();
-    } else {
-        UNROLL
-        for (int part = FEW; part < PARTS; part++) {
-            p.start(part);
-            use(part - 2, p.sums[part % 2]); /* the part before is not waited for yet */
-            p.go_on(part);
-        }
-        end(PARTS - 1);
-    }
+    for (int i = 0; i < N; i++)
+        sums[i] += low[i / 2 * 4 + i % 2] + (low[i / 2 * 4 + i % 2 + 2] >> 8);
 }
 
 #endif

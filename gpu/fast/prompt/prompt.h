@@ -13,11 +13,12 @@
 #define SAMEBITS_GPU_FAST_PROMPT_PROMPT_H
 
 #include "gpu/attention.h"
+#include "gpu/ptx/division.h"
 
 /* ---- operands as digits: gpu/fast/prompt/digits.cu
  * ---------------------------------------------------
  *
- * For versions 2 and 3. q = 256 * high + low, high signed, low unsigned. Rows of digits are cut
+ * For versions 2 and 3. m = 256 * high + low, high signed, low unsigned. Rows of digits are cut
  * into columns of 16 bytes, and rows into groups of R; within a group
  *
  *     column 0, high digits: row 0, row 1, ... row R-1, 16 bytes each
@@ -120,9 +121,22 @@ struct attention_work {
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
     int n_at_once;                     /* items of a kv head that blocks have at a time, or so */
+    int group;                         /* query heads of a kv head */
+    struct division by_group;
     bool overlaps; /* splitting may start while the kernel before runs, which has waited for those
                       before it */
 };
+
+/* Work, or, where that is NULL, none, with the number of query heads. */
+static inline struct attention_work attention_work_of(const struct attention_work *work,
+                                                      const struct attention_arguments *a) {
+    struct attention_work w = {};
+    if (work)
+        w = *work;
+    w.group = a->n_heads / a->n_kv_heads;
+    w.by_group = division_by(w.group);
+    return w;
+}
 
 /* What a row leaves of a tile, or of several. */
 struct row_result {
@@ -160,13 +174,12 @@ struct prompt_row {
 /* Row `row` of the list. */
 template <bool VARIANT>
 static __device__ __forceinline__ struct prompt_row
-prompt_row_of(const struct attention_arguments *a, const struct attention_variant *v,
-              const struct attention_work *work, const struct row_list *list, int kv_head,
-              int row) {
+prompt_row_of(const struct attention_variant *v, const struct attention_work *work,
+              const struct row_list *list, int kv_head, int row) {
     struct prompt_row r = {};
-    int group = a->n_heads / a->n_kv_heads, sequence = list->sequence, before = list->before;
-    r.i = (list->first_row + row) / group;
-    r.head = kv_head * group + (list->first_row + row) % group;
+    int number = list->first_row + row, sequence = list->sequence, before = list->before;
+    r.i = quotient(number, work->by_group);
+    r.head = kv_head * work->group + number - r.i * work->group;
     r.token = list->first_token + r.i;
     r.length = list->length;
     if (list->tokens >= 0) {

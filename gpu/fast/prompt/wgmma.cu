@@ -5,26 +5,28 @@
  *
  * What changed from version 2 (gpu/fast/prompt/mma.cu, read it first): there each of eight warps
  * loaded all keys and values into its registers, piece by piece, and the loads were the limit. Here
- * four warps share one load, and the processor's tensor cores run while its threads do something
- * else. Rows are the rows of the product, as in the textbook: 64 rows in 128 threads.
+ * all share one load, and the processor's tensor cores run while its threads do something else.
+ * Rows are the rows of the product, as in the textbook, but each takes two: one for either digit
+ * (products.h).
  *
- *     block   64 rows, one group of 4 warps; walks the tiles of 256 positions in ascending order.
- *             Two blocks share a processor: one multiplies while the other takes exponentials
+ *     block   64 rows, two groups of four warps; walks the tiles of 256 positions in ascending
+ *             order. Two blocks share a processor: some warps multiply while others take
+ *             exponentials
  *     queries are snapped and split by the threads that multiply them, and stay in registers
  *     memory  keys and values arrive in chunks, 128 keys or 64 dimensions of a tile's values: one
  *             is used while the next arrives
- *     scores  64 keys at a time; the 64 x 256 of a tile stay in registers, 128 per thread
+ *     scores  32 keys at a time; the 64 x 256 of a tile stay in registers, 64 per thread
  *     values  64 dimensions at a time; the weights come from registers
  *     output  its sums are in shared memory, where each thread keeps its own
  *
- * The idea of two groups that take turns: Shah et al., "FlashAttention-3", 2024.
+ * The idea of groups that take turns: Shah et al., "FlashAttention-3", 2024.
  */
 #include "gpu/fast/prompt/wgmma.h"
 
 /* The memory of a block. */
 struct block_memory {
     unsigned char *ring;
-    float4 *o; /* of this thread: [DIM / 8] every THREADS */
+    float4 *o; /* of this thread: [DIM / 16] every THREADS */
     float *k_unit, *v_unit;
     struct num_score_unit *q_unit;
     struct bulk_barrier *arrived;
@@ -36,15 +38,15 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
     m.ring = memory;
     float4 *o = (float4 *)(memory + STAGES * size::STAGE_BYTES);
     m.o = o + threadIdx.x;
-    m.k_unit = (float *)(o + DIM / 8 * THREADS);           /* [TILE] */
+    m.k_unit = (float *)(o + DIM / 16 * THREADS);          /* [TILE] */
     m.v_unit = m.k_unit + TILE;                            /* [TILE] */
     m.q_unit = (struct num_score_unit *)(m.v_unit + TILE); /* [ROWS] */
     m.arrived = (struct bulk_barrier *)(m.q_unit + ROWS);
     return m;
 }
 
-/* A thread's part of two rows of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
-template <int DIM> struct query_elements { float4 x[2][DIM / 16]; };
+/* A thread's part of a row of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
+template <int DIM> struct query_elements { float x[DIM / 16][4]; };
 
 /* Where a row's query begins. */
 static __device__ __forceinline__ const float *query_at(const struct attention_arguments *a,
@@ -54,72 +56,55 @@ static __device__ __forceinline__ const float *query_at(const struct attention_a
 }
 
 template <int DIM>
-static __device__ __forceinline__ void load_queries(struct query_elements<DIM> *out,
-                                                    const struct prompt_row query[2],
-                                                    const struct attention_arguments *a) {
+static __device__ __forceinline__ void load_query(struct query_elements<DIM> *out,
+                                                  const struct prompt_row *query,
+                                                  const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4, dim = a->head_dim;
     bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0, whole = vectors && dim == DIM;
+    const float *q = query_at(a, query) + 4 * t;
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        const float *q = query_at(a, &query[r]) + 4 * t;
-        UNROLL
-        for (int i = 0; i < DIM / 16 && whole; i++)
-            out->x[r][i] = *(const float4 *)(q + 16 * i);
-        UNROLL
-        for (int i = 0; i < DIM / 16 && !whole; i++, q += 16) {
-            int n = dim - 16 * i - 4 * t; /* that are left */
-            out->x[r][i] = vectors && n > 0 ? *(const float4 *)q
-                                            : make_float4(n > 0 ? q[0] : 0, n > 1 ? q[1] : 0,
-                                                          n > 2 ? q[2] : 0, n > 3 ? q[3] : 0);
-        }
+    for (int i = 0; i < DIM / 16; i++, q += 16) {
+        int n = whole ? 4 : dim - 16 * i - 4 * t; /* that are left */
+        float4 four = vectors && n > 0 ? *(const float4 *)q
+                                       : make_float4(n > 0 ? q[0] : 0, n > 1 ? q[1] : 0,
+                                                     n > 2 ? q[2] : 0, n > 3 ? q[3] : 0);
+        out->x[i][0] = four.x;
+        out->x[i][1] = four.y;
+        out->x[i][2] = four.z;
+        out->x[i][3] = four.w;
     }
 }
 
-/* Snaps and splits them. Their units go to q_unit[0] and [8]. A row that cannot be snapped is a
- * fault, and zeros. */
+/* Snaps and splits it. Its unit goes to q_unit. A row that cannot be snapped is a fault, and zeros.
+ */
 template <int DIM>
 static __device__ __forceinline__ void
-snap_queries(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
-             const struct query_elements<DIM> *in, const struct prompt_row query[2],
-             const struct attention_arguments *a) {
+snap_query(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
+           const struct query_elements<DIM> *in, const struct prompt_row *query,
+           const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4;
+    uint32_t largest = 0;
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        uint32_t largest = 0;
-        UNROLL
-        for (int i = 0; i < DIM / 16; i++) {
-            float4 four = in->x[r][i];
-            largest = max(max(largest, num_magnitude(four.x)), num_magnitude(four.y));
-            largest = max(max(largest, num_magnitude(four.z)), num_magnitude(four.w));
-        }
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        int e = num_row_exponent(largest);
-        bool bad = e > BFP_MAX_EXPONENT;
-        if (bad && t == 0)
-            gpu_fault(a->fault, a->site, query[r].token);
-        e = bad ? BFP_MIN_EXPONENT : e;
-        if (t == 0)
-            q_unit[8 * r] = num_score_unit_of(e, a->scale);
-        float scale = num_pow2f(15 - e);
-        UNROLL
-        for (int i = 0; i < DIM / 16; i++) {
-            uint32_t high, low;
-            float4 four = in->x[r][i];
-            split_four(&high, &low, four.x, four.y, four.z, four.w, scale);
-            out->high[i / 2][i % 2 * 2 + r] = high;
-            out->low[i / 2][i % 2 * 2 + r] = low;
-        }
-        if (!__any_sync(0xffffffffu, bad))
-            continue;
-        UNROLL
-        for (int i = 0; i < DIM / 16; i++) {
-            uint32_t *high = &out->high[i / 2][i % 2 * 2 + r],
-                     *low = &out->low[i / 2][i % 2 * 2 + r];
-            *high = bad ? 0 : *high;
-            *low = bad ? 0 : *low;
-        }
-    }
+    for (int i = 0; i < DIM / 4; i++)
+        largest = max(largest, num_magnitude(in->x[i / 4][i % 4]));
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    int e = num_row_exponent(largest);
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && t == 0)
+        gpu_fault(a->fault, a->site, query->token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    if (t == 0)
+        *q_unit = num_score_unit_of(e, a->scale);
+    float scale = num_pow2f(15 - e);
+    UNROLL
+    for (int i = 0; i < DIM / 16; i++)
+        split_four<true>(out->of[i / 2] + i % 2 * 2, in->x[i], scale);
+    if (!__any_sync(0xffffffffu, bad))
+        return;
+    UNROLL
+    for (int i = 0; i < DIM / 8; i++)
+        out->of[i / 4][i % 4] = bad ? 0 : out->of[i / 4][i % 4];
 }
 
 /* Asks for the queries of a later item, so that its block need not wait for memory. */
@@ -127,12 +112,11 @@ template <bool VARIANT>
 static __device__ __forceinline__ void
 prefetch_queries(const struct item_task *t, const struct attention_digits *in, int later) {
     struct row_list list = item_of(t->a, t->work, in, later).list;
-    int row = (int)threadIdx.x / 2;
+    int row = (int)threadIdx.x / 4;
     if (row >= list.n_rows)
         return;
-    struct prompt_row query =
-        prompt_row_of<VARIANT>(t->a, t->variant, t->work, &list, t->kv_head, row);
-    for (int d = (int)threadIdx.x % 2 * 32; d < t->a->head_dim; d += 64) /* a line is 32 floats */
+    struct prompt_row query = prompt_row_of<VARIANT>(t->variant, t->work, &list, t->kv_head, row);
+    for (int d = (int)threadIdx.x % 4 * 32; d < t->a->head_dim; d += 128) /* a line: 32 floats */
         prefetch_l2(query_at(t->a, &query) + d);
 }
 
@@ -151,33 +135,41 @@ chunks_of(const struct attention_digits *in, const struct prompt_item *item,
     return chunks;
 }
 
-/* The scores of a tile, of whose positions somebody sees the first n, and the largest of each row,
- * of this thread's. prepare(): what is to be done before they are used. */
-template <int DIM, bool VARIANT, class work>
-static __device__ __forceinline__ void
-score_tile(struct tile_scores *scores, float top[2], const struct row_digits<DIM / 32> *queries,
+/* The scores of a tile, of whose positions somebody sees the first n. Returns the largest of this
+ * thread's. */
+template <int DIM, bool VARIANT>
+static __device__ __forceinline__ float
+score_tile(struct tile_scores *scores, const struct row_digits<DIM / 32> *query,
            struct tile_chunks<DIM> *chunks, const struct block_memory *mem,
            const struct num_score_unit *q_unit, const struct item_task *t,
-           const struct row_pair *rows, int least_end, int first, int n, work prepare) {
-    int32_t top_bits[2] = {INT32_MIN, INT32_MIN};
-    auto score = [&](int part, const int32_t(&sums)[32]) {
-        score_keys(scores->s + part * COLUMNS / 8, top_bits, sums, mem->k_unit + part * COLUMNS);
-    };
-    multiply<false, TILE / COLUMNS, KEYS / COLUMNS, 0, KEYS, DIM / 32>(
-        queries, chunks, false, n <= KEYS, prepare, score, [&]() {
-            chunks->take(1); /* nothing */
-            chunks->replace(1);
-            leave_out<(TILE - KEYS) / 8>(scores->s + KEYS / 8);
-        });
-    if (VARIANT) {
-        const double natural[2] = {q_unit[0].natural, q_unit[8].natural};
-        vary(scores, first, rows, natural, t->variant);
-        find_largest(top, scores);
-    } else {
-        if (first + TILE > least_end)
-            mask(scores, top_bits, first, least_end, n, rows);
-        largest_of_bits(top, scores, top_bits, n);
+           const struct thread_rows<1> *rows, int first, int n) {
+    int32_t top_bits = INT32_MIN;
+    shared_matrix keys;
+    UNROLL
+    for (int at = 0; at < TILE; at += KEY_COLUMNS) {
+        float(*s)[4] = scores->s + at / 16;
+        if (at % KEYS == 0)
+            keys = columns_of<KEYS>(chunks->take(at / KEYS));
+        if (at < n) {
+            int32_t sums[KEY_COLUMNS / 4];
+            multiply<true, false, KEYS>(sums, query, shared_matrix_skip(keys, at % KEYS, 16),
+                                        false);
+            score_keys(s, &top_bits, sums, mem->k_unit + at);
+        } else {
+            leave_out<KEY_COLUMNS / 16>(s);
+        }
+        if ((at + KEY_COLUMNS) % KEYS == 0)
+            chunks->replace(at / KEYS);
     }
+    float top;
+    if (VARIANT) {
+        vary(scores, first, rows, &q_unit->natural, t->variant);
+        find_largest(&top, scores);
+        return top;
+    }
+    if (first + TILE > rows->query[0].end)
+        mask(scores, &top_bits, first, rows->query[0].end, n);
+    return largest_of_bits(scores, top_bits, n);
 }
 
 /* The tiles of an item, for the rows of a block. later: the item whose turn comes when this one is
@@ -186,13 +178,10 @@ template <int DIM, bool VARIANT>
 static __device__ __forceinline__ void
 run_item(const struct item_task *t, const struct attention_digits *in,
          const struct block_memory *mem, unsigned *rounds, int later) {
-    /* There are not enough registers to keep larger queries while values are multiplied. */
-    const bool AGAIN = DIM > 128;
     const struct prompt_item *item = t->item;
     int n_tiles = item->n_tiles;
-    struct row_pair rows;
-    begin_rows<VARIANT, tile_scores::ROW_STEP>(&rows, t);
-    int least_end = min(rows.query[0].end, rows.query[1].end);
+    struct thread_rows<1> row;
+    begin_rows<VARIANT>(&row, t);
     struct value_sums<DIM> values = {
         mem->o
     };
@@ -205,59 +194,51 @@ run_item(const struct item_task *t, const struct attention_digits *in,
     /* The kernel before this one began after whatever made the queries had ended; it writes the
      * digits, and may still be at work. */
     struct query_elements<DIM> elements;
-    if (!AGAIN)
-        load_queries<DIM>(&elements, rows.query, t->a);
+    load_query<DIM>(&elements, &row.query[0], t->a);
     wait_for_previous_kernel();
     for (int i = 0; i < STAGES && n_tiles; i++)
         chunks.start(i);
     if (later >= 0)
         prefetch_queries<VARIANT>(t, in, later);
-    /* The exponents of two positions a thread, fetched one tile ahead. */
-    const char4 *tile_exponents =
-        (const char4 *)(in->exponents + 2 * first_of_digits * TILE) + threadIdx.x;
-    char4 exponents = n_tiles ? tile_exponents[0] : make_char4(0, 0, 0, 0);
-    struct row_digits<DIM / 32> queries;
-    struct num_score_unit *q_unit = mem->q_unit + t->first_row; /* [8]: of the second row */
-    if (!AGAIN)
-        snap_queries<DIM>(&queries, q_unit, &elements, rows.query, t->a);
+    /* The exponents of a position a thread, fetched one tile ahead. */
+    const char2 *tile_exponents =
+        (const char2 *)(in->exponents + 2 * first_of_digits * TILE) + threadIdx.x;
+    char2 exponents = n_tiles ? tile_exponents[0] : make_char2(0, 0);
+    struct row_digits<DIM / 32> query;
+    struct num_score_unit *q_unit = mem->q_unit + t->first_row;
+    snap_query<DIM>(&query, q_unit, &elements, &row.query[0], t->a);
 
     for (int k = 0; k < n_tiles; k++) {
         int first = (item->first_tile + k) * TILE, n = chunks.left ? (int)TILE : n_last;
-        if (AGAIN) {
-            load_queries<DIM>(&elements, rows.query, t->a);
-            snap_queries<DIM>(&queries, q_unit, &elements, rows.query, t->a);
-        }
+        /* Nobody reads the units of the last tile any more: its values came after a barrier. */
+        set_units<VARIANT>(&mem->k_unit[threadIdx.x], &mem->v_unit[threadIdx.x], exponents.x,
+                           exponents.y);
+        if (k + 1 < n_tiles)
+            exponents = tile_exponents[(k + 1) * TILE];
+        __syncthreads();
         struct tile_scores scores;
-        float top[2], scale[2];
-        auto prepare = [&]() {
-            /* Nobody reads the units of the last tile any more: its values came after a barrier. */
-            int at = 2 * (int)threadIdx.x;
-            set_units<VARIANT>(&mem->k_unit[at], &mem->v_unit[at], exponents.x, exponents.y);
-            set_units<VARIANT>(&mem->k_unit[at + 1], &mem->v_unit[at + 1], exponents.z,
-                               exponents.w);
-            if (k + 1 < n_tiles)
-                exponents = tile_exponents[(k + 1) * (TILE / 2)];
-            __syncthreads();
-        };
-        score_tile<DIM, VARIANT>(&scores, top, &queries, &chunks, mem, q_unit, t, &rows, least_end,
-                                 first, n, prepare);
-        softmax<VARIANT>(&scores, top, scale, &rows, first, n, mem->v_unit, t,
-                         [&](int r) { return q_unit[8 * r]; });
+        float scale, top = score_tile<DIM, VARIANT>(&scores, &query, &chunks, mem, q_unit, t, &row,
+                                                    first, n);
+        softmax<VARIANT>(&scores, &top, &scale, &row, first, n, mem->v_unit, t,
+                         [&](int) { return *q_unit; });
         struct row_digits<TILE / 32> weights;
         snap_weights(&weights, &scores, scale);
-        auto add = [&](int part, const int32_t(&sums)[32]) {
-            add_values(mem->o + part * COLUMNS / 8 * THREADS, sums, &rows);
-        };
-        const int PARTS = DIM / COLUMNS;
-        multiply<true, PARTS, PARTS, TILE / KEYS, VALUE_DIMS, TILE / 32>(
-            &weights, &chunks, n <= TILE / 2, false, [&]() { merge_sums(&rows, item->merges); },
-            add, []() {});
+        merge_sums(&row, item->merges);
+        UNROLL
+        for (int part = 0; part < DIM / VALUE_DIMS; part++) {
+            int32_t sums[VALUE_DIMS / 4];
+            const unsigned char *values = chunks.take(TILE / KEYS + part);
+            multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(values),
+                                              n <= TILE / 2);
+            chunks.replace(TILE / KEYS + part);
+            add_values(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
+        }
         if (!item->merges)
-            keep_tile<DIM, tile_scores>(t, &rows, &values, k);
+            keep_tile<DIM, tile_scores>(t, &row, &values, k);
         chunks.next_tile();
     }
     *rounds = chunks.rounds;
-    end_rows<DIM, VARIANT, tile_scores>(t, &rows, &values);
+    end_rows<DIM, VARIANT, tile_scores>(t, &row, &values);
 }
 
 template <int DIM, bool VARIANT>
@@ -274,7 +255,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
         for (int i = 0; i < STAGES; i++)
             bulk_barrier_start(&mem.arrived[i]);
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
-    int row = (int)(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
+    int row = (int)threadIdx.x / 4;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
         __syncthreads(); /* the barriers are ready; all are done with the units of the item before
                           */

@@ -9,9 +9,10 @@
 #include "gpu/fast/prompt/products.h"
 
 enum {
-    KEYS = 128,      /* of a chunk */
-    VALUE_DIMS = 64, /* of one: dimensions of the values of a whole tile */
-    THREADS = 128,
+    KEYS = 128,       /* of a chunk */
+    VALUE_DIMS = 64,  /* of one: dimensions of the values of a whole tile */
+    KEY_COLUMNS = 32, /* of a product: there are no registers for more beside the scores */
+    THREADS = 256,
     STAGES = 2
 };
 
@@ -89,44 +90,53 @@ template <int DIM> struct tile_chunks {
     }
 };
 
-/* Four mantissas as digits: x * scale, rounded. In the low 16 bits, num_rint with the shift left
- * in. */
-static __device__ __forceinline__ void split_four(uint32_t *high, uint32_t *low, float x0, float x1,
-                                                  float x2, float x3, float scale) {
-    uint32_t two = __byte_perm(num_bits(fmaf(x0, scale, 12582912.0f)),
-                               num_bits(fmaf(x1, scale, 12582912.0f)), 0x5410);
-    uint32_t more = __byte_perm(num_bits(fmaf(x2, scale, 12582912.0f)),
-                                num_bits(fmaf(x3, scale, 12582912.0f)), 0x5410);
-    *low = __byte_perm(two, more, 0x6420);
-    *high = __byte_perm(two, more, 0x7531);
+/* Four mantissas, x * scale rounded, as digits: to[0] has the high ones, to[1] the low ones. In the
+ * low 16 bits, num_rint with the shift left in. SIGNED: low digits from -128 to 127; m + 0x8080 is
+ * not negative, and its bytes are the digits and 128. */
+template <bool SIGNED>
+static __device__ __forceinline__ void split_four(uint32_t to[2], const float x[4], float scale) {
+    const float shift = 12582912.0f + (SIGNED ? 0x8080 : 0);
+    uint32_t two =
+        __byte_perm(num_bits(fmaf(x[0], scale, shift)), num_bits(fmaf(x[1], scale, shift)), 0x5410);
+    uint32_t more =
+        __byte_perm(num_bits(fmaf(x[2], scale, shift)), num_bits(fmaf(x[3], scale, shift)), 0x5410);
+    to[0] = __byte_perm(two, more, 0x7531);
+    to[1] = __byte_perm(two, more, 0x6420);
+    if (SIGNED) {
+        to[0] ^= 0x80808080;
+        to[1] ^= 0x80808080;
+    }
 }
 
 /* ---- a tile --------------------------------------------------------------------------------- */
 
 /*
- * What a thread holds of its block's 64 rows by 256 positions, where lane = 4 g + t: s[i][j] is
- * position 8 i + 2 t + j % 2 of row g + j / 2 * 8 of its warp. First scores, then weights.
+ * What a thread holds of its row by 256 positions, where lane = 4 g + t, and g the row of its warp:
+ * s[i][j] is position 16 i + j / 2 * 8 + 2 t + j % 2. First scores, then weights.
  */
 struct tile_scores {
-    static const int VECTORS = 32, ROW_STEP = 8, PEER_BEGIN = 1, PEER_END = 4;
+    static const int VECTORS = 16, STEP = KEY_COLUMNS / 16, N_ROWS = 1;
+    static const int PEER_BEGIN = 1, PEER_END = 4;
     float s[VECTORS][4];
 
-    static __device__ __forceinline__ constexpr int row(int j) {
-        return j / 2;
-    }
-    static __device__ __forceinline__ constexpr int column(int j) {
-        return j % 2;
+    static __device__ __forceinline__ constexpr int row(int) {
+        return 0;
     }
     static __device__ __forceinline__ int position(int i, int j) {
-        return 8 * i + (int)threadIdx.x % 4 * 2 + j % 2;
+        return 16 * i + j / 2 * 8 + (int)threadIdx.x % 4 * 2 + j % 2;
     }
-    static __device__ __forceinline__ float2 units(const float *x, int i) {
-        return *(const float2 *)(x + position(i, 0));
+    static __device__ __forceinline__ void units(float to[4], const float *x, int i) {
+        UNROLL
+        for (int j = 0; j < 4; j += 2) {
+            const float2 two = *(const float2 *)(x + position(i, j));
+            to[j] = two.x;
+            to[j + 1] = two.y;
+        }
     }
 };
 
-/* A thread's part of the values of its rows, in shared memory: o[i * THREADS] has dimensions
- * 8 i + 2 t and 8 i + 2 t + 1 of both. */
+/* A thread's part of the values of its row, in shared memory: o[i * THREADS] has dimensions
+ * 16 i + 2 t, the next one, and those 8 further on. */
 template <int DIM> struct value_sums {
     static const int PAIRS = DIM / 8, STEP = 8, NEXT = 1;
     float4 *o;
@@ -134,106 +144,94 @@ template <int DIM> struct value_sums {
     static __device__ __forceinline__ int first() {
         return (int)threadIdx.x % 4 * 2;
     }
-    __device__ __forceinline__ float2 pair(int i, int r) const {
-        return *(const float2 *)((const float *)&o[i * THREADS] + 2 * r);
+    __device__ __forceinline__ float2 pair(int i, int) const {
+        return ((const float2 *)&o[i / 2 * THREADS])[i % 2];
     }
     __device__ __forceinline__ void clear() {
-        for (int i = 0; i < PAIRS; i++)
+        for (int i = 0; i < PAIRS / 2; i++)
             o[i * THREADS] = make_float4(0, 0, 0, 0);
     }
 };
 
 /* The largest of scores and those before: its bits as a signed integer, which order like numbers if
  * one of them is not negative. The hardware compares three integers at a time, and two floats. */
-static __device__ __forceinline__ void note_largest(int32_t largest[2], const float s[8][4]) {
-    UNROLL
-    for (int i = 0; i < 16; i++)
-        largest[i % 2] = max(max(largest[i % 2], (int32_t)num_bits(s[i / 2][i % 2 * 2])),
-                             (int32_t)num_bits(s[i / 2][i % 2 * 2 + 1]));
+static __device__ __forceinline__ void note_largest(int32_t *largest, const float s[4]) {
+    *largest = max(max(*largest, (int32_t)num_bits(s[0])), (int32_t)num_bits(s[1]));
+    *largest = max(max(*largest, (int32_t)num_bits(s[2])), (int32_t)num_bits(s[3]));
 }
 
-/* The scores of 64 keys, but for the queries' units: s[0..7] of a tile_scores. */
-static __device__ __forceinline__ void score_keys(float s[8][4], int32_t largest[2],
-                                                  const int32_t (&sums)[32], const float *k_unit) {
+/* The scores of KEY_COLUMNS keys, but for the query's unit: some vectors of a tile_scores. */
+static __device__ __forceinline__ void score_keys(float (*s)[4], int32_t *largest,
+                                                  const int32_t *sums, const float *k_unit) {
     UNROLL
-    for (int i = 0; i < 8; i++) {
-        const float2 unit = *(const float2 *)(k_unit + 8 * i + threadIdx.x % 4 * 2);
+    for (int i = 0; i < KEY_COLUMNS / 16; i++) {
+        float unit[4];
+        tile_scores::units(unit, k_unit, i);
         UNROLL
         for (int j = 0; j < 4; j++)
-            s[i][j] = num_score((float)sums[4 * i + j], j % 2 ? unit.y : unit.x);
+            s[i][j] = num_score((float)sums[4 * i + j], unit[j]);
+        note_largest(largest, s[i]);
     }
-    note_largest(largest, s);
 }
 
-/* Scores of positions that a row does not see become -infinity, which has weight 0. least_end:
- * every row sees the positions before it; n: none sees position n of the tile. largest: of
- * score_keys, once more. */
-static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t largest[2],
-                                            int tile_first, int least_end, int n,
-                                            const struct row_pair *rows) {
-    largest[0] = largest[1] = INT32_MIN;
+/* Scores of positions from `end` on, which the row does not see, become -infinity, which has weight
+ * 0. n: no row sees position n of the tile. largest: of score_keys, once more. */
+static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t *largest,
+                                            int tile_first, int end, int n) {
+    *largest = INT32_MIN;
     UNROLL
-    for (int part = 0; part < TILE; part += COLUMNS) {
-        float(*s)[4] = tile->s + part / 8;
-        int first = tile_first + part + (int)threadIdx.x % 4 * 2;
+    for (int part = 0; part < TILE; part += KEY_COLUMNS) {
         if (part >= n)
             continue;
         UNROLL
-        for (int i = 0; i < COLUMNS / 2 && tile_first + part + COLUMNS > least_end; i++)
-            if (first + i / 4 * 8 + i % 2 >= rows->query[i % 4 / 2].end)
-                s[i / 4][i % 4] = -INFINITY;
-        note_largest(largest, s);
+        for (int i = part / 16; i < (part + KEY_COLUMNS) / 16; i++) {
+            UNROLL
+            for (int j = 0; j < 4 && tile_first + part + KEY_COLUMNS > end; j++)
+                if (tile_first + tile->position(i, j) >= end)
+                    tile->s[i][j] = -INFINITY;
+            note_largest(largest, tile->s[i]);
+        }
     }
 }
 
 /* find_largest of the positions before n, from what score_keys or mask has found. Where all of a
  * thread's scores are negative, it was not the largest: that one has the least bits as an unsigned
  * integer. */
-static __device__ __forceinline__ void
-largest_of_bits(float largest[2], const struct tile_scores *tile, const int32_t bits[2], int n) {
-    largest[0] = num_float((uint32_t)bits[0]);
-    largest[1] = num_float((uint32_t)bits[1]);
-    if (!__any_sync(0xffffffffu, (bits[0] | bits[1]) < 0))
-        return;
-    uint32_t least[2] = {UINT32_MAX, UINT32_MAX};
+static __device__ __forceinline__ float largest_of_bits(const struct tile_scores *tile,
+                                                        int32_t bits, int n) {
+    uint32_t least = UINT32_MAX;
+    if (!__any_sync(0xffffffffu, bits < 0))
+        return num_float((uint32_t)bits);
     UNROLL
-    for (int i = 0; i < 64 && i / 16 * COLUMNS < n; i++)
-        least[i % 2] = min(min(least[i % 2], num_bits(tile->s[i / 2][i % 2 * 2])),
-                           num_bits(tile->s[i / 2][i % 2 * 2 + 1]));
-    UNROLL
-    for (int r = 0; r < 2; r++)
-        largest[r] = bits[r] < 0 ? num_float(least[r]) : largest[r];
+    for (int i = 0; i < 64; i++)
+        if (i / 8 * KEY_COLUMNS < n)
+            least = min(least, num_bits(tile->s[i / 4][i % 4]));
+    return num_float(bits < 0 ? least : (uint32_t)bits);
 }
 
-/* The snapped weights of a tile as digits. */
+/* The snapped weights of a tile as digits: of 32 positions two vectors, in the order of value_slot.
+ */
 static __device__ __forceinline__ void snap_weights(struct row_digits<TILE / 32> *out,
-                                                    const struct tile_scores *tile,
-                                                    const float scale[2]) {
+                                                    const struct tile_scores *tile, float scale) {
     UNROLL
-    for (int i = 0; i < TILE / 32; i++)
-        UNROLL
-    for (int j = 0; j < 4; j++) {
-        /* Element j: row g + j % 2 * 8, its positions in two neighbours of the scores. */
-        const float *s = tile->s[4 * i + j / 2 * 2] + j % 2 * 2;
-        const float *t = tile->s[4 * i + j / 2 * 2 + 1] + j % 2 * 2;
-        split_four(&out->high[i][j], &out->low[i][j], s[0], s[1], t[0], t[1], scale[j % 2]);
-    }
+    for (int i = 0; i < tile->VECTORS; i++)
+        split_four<false>(out->of[i / 2] + i % 2 * 2, tile->s[i], scale);
 }
 
-/* Merges a tile's weighted sums of 64 dimensions into those of value_sums from `o` on. */
-static __device__ __forceinline__ void add_values(float4 *o, const int32_t (&sums)[32],
-                                                  const struct row_pair *rows) {
+/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on. */
+static __device__ __forceinline__ void add_values(float4 *o, const int32_t *sums,
+                                                  const struct thread_rows<1> *rows) {
     UNROLL
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < VALUE_DIMS / 16; i++) {
         float4 old = o[i * THREADS], sum;
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
-            x[j] = (float)sums[4 * i + j] * rows->unit[j / 2];
+            x[j] = (float)sums[4 * i + j] * rows->unit[0];
         sum.x = num_merge(old.x, rows->old_factor[0], x[0], rows->new_factor[0]);
         sum.y = num_merge(old.y, rows->old_factor[0], x[1], rows->new_factor[0]);
-        sum.z = num_merge(old.z, rows->old_factor[1], x[2], rows->new_factor[1]);
-        sum.w = num_merge(old.w, rows->old_factor[1], x[3], rows->new_factor[1]);
+        sum.z = num_merge(old.z, rows->old_factor[0], x[2], rows->new_factor[0]);
+        sum.w = num_merge(old.w, rows->old_factor[0], x[3], rows->new_factor[0]);
         o[i * THREADS] = sum;
     }
 }

@@ -150,13 +150,11 @@ void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_ker
                                  const struct attention_variant *variant,
                                  const struct attention_work *work) {
     struct attention_digits d = {};
-    struct attention_work all = {};
+    struct attention_work all = attention_work_of(work, a);
     d.dim = k->dim;
     d.keys = k->keys;
     d.value_dims = k->value_dims;
     d.without_queries = k->splits_queries;
-    if (work)
-        all = *work;
     all.n_at_once = max(2 * gpu->n_processors / a->n_kv_heads, 1);
     if (!gpu_attention_digits(gpu, a, kv, work, &d) ||
         !gpu_ok(gpu,
