@@ -68,9 +68,9 @@ static __device__ __forceinline__ void set_units(float *k_unit, float *v_unit, i
 
 /* ---- a tile's softmax ----------------------------------------------------------------------- */
 
-/* What positions that no row sees have instead of scores: anything, mask and vary hide them. For
- * the compiler: registers that are not set on every way through the loop would be kept all the way
- * round it. */
+/* What positions that no row sees have instead of scores: anything: mask, vary or weigh_values
+ * hides them. For the compiler: registers that are not set on every way through the loop would be
+ * kept all the way round it. */
 template <int N> static __device__ __forceinline__ void leave_out(float s[N][4]) {
     UNROLL
     for (int i = 0; i < 4 * N; i++)

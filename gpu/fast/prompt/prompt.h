@@ -18,8 +18,9 @@
 /* ---- operands as digits: gpu/fast/prompt/digits.cu
  * ---------------------------------------------------
  *
- * For versions 2 and 3. m = 256 * high + low, high signed, low unsigned. Rows of digits are cut
- * into columns of 16 bytes, and rows into groups of R; within a group
+ * For versions 2 and 3. m = 256 * high + low, high signed, low unsigned (but for the queries of
+ * version 3, which stay in registers: products.h). Rows of digits are cut into columns of 16 bytes,
+ * and rows into groups of R; within a group
  *
  *     column 0, high digits: row 0, row 1, ... row R-1, 16 bytes each
  *     column 0, low digits:  the same
@@ -121,13 +122,13 @@ struct attention_work {
     int n_row_lists, n_tiles, n_items; /* the counts, on the host */
     int most_row_lists, most_tiles;    /* that there is room for */
     int n_at_once;                     /* items of a kv head that blocks have at a time, or so */
-    int group;                         /* query heads of a kv head */
+    int group;                         /* query heads of a kv head: of attention_work_of */
     struct division by_group;
     bool overlaps; /* splitting may start while the kernel before runs, which has waited for those
                       before it */
 };
 
-/* Work, or, where that is NULL, none, with the number of query heads. */
+/* The work, or an empty one where that is NULL, with the query heads of a kv head. */
 static inline struct attention_work attention_work_of(const struct attention_work *work,
                                                       const struct attention_arguments *a) {
     struct attention_work w = {};

@@ -10,8 +10,8 @@
  * (products.h).
  *
  *     block   64 rows, two groups of four warps; walks the tiles of 256 positions in ascending
- *             order. Two blocks share a processor: some warps multiply while others take
- *             exponentials
+ *             order. Two blocks share a processor (one, if the head dimension is above 128): some
+ *             warps multiply while others take exponentials
  *     queries are snapped and split by the threads that multiply them, and stay in registers
  *     memory  keys and values arrive in chunks, 128 keys or 64 dimensions of a tile's values: one
  *             is used while the next arrives
