@@ -1,6 +1,7 @@
 #include "model/files/safetensors.h"
 
 #include "model/files/json.h"
+#include "model/numerics.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -316,10 +317,9 @@ int tensor_read_f32(float *dst, const struct tensor *t, int64_t first, int64_t c
     const unsigned char *from = t->data + first * 2;
     bool is_bf16 = t->dtype == DTYPE_BF16;
     for (int64_t i = 0; i < count; i++) {
-        uint16_t half;
-        memcpy(&half, from + i * 2, sizeof half); /* the format aligns nothing */
-        uint32_t bits = is_bf16 ? (uint32_t)half << 16 : widen_f16(half);
-        memcpy(&dst[i], &bits, sizeof bits);
+        /* By bytes: the format aligns nothing, and ThreadSanitizer is slow with what is not aligned. */
+        uint16_t half = (uint16_t)(from[2 * i] | from[2 * i + 1] << 8);
+        dst[i] = num_float(is_bf16 ? (uint32_t)half << 16 : widen_f16(half));
     }
     return 0;
 }

@@ -11,7 +11,7 @@
 #include "gpu/fast/linear/linear.h"
 #include "gpu/ptx/digit_sums.h"
 
-enum { MAX_K = 1 << 18, WARPS = 8, STEP = 64 };
+enum { MAX_K = 1 << 18, LEAST_WARPS = 8, STEP = 64 };
 
 /* The matrices of a launch: one after the other, whole blocks of each. */
 struct weights {
@@ -28,7 +28,8 @@ struct weight_list {
 /*
  * A thread's sums of 8 rows of x by 8 rows of W: products with the high and with the low digits of
  * W. Of each, elements 0 and 1 are those with the high digits of x, 2 and 3 those with the low
- * ones. A product is at most 2^14, and a warp has MAX_K / WARPS = 2^15 columns: none is above 2^29.
+ * ones. A product is at most 2^14, and a warp has at most MAX_K / LEAST_WARPS = 2^15 columns: none
+ * is above 2^29.
  */
 struct tile_sums {
     int32_t by_high[4], by_low[4];
@@ -87,7 +88,7 @@ static __device__ __forceinline__ void load_x(uint4 x[GROUPS][2], const struct r
  * Starts copying a thread's weights of a step: for each tile 16 high and 16 low digits. They wait
  * in shared memory at [stage][which][thread]; no thread reads what another has copied.
  */
-template <int TILES>
+template <int WARPS, int TILES>
 static __device__ __forceinline__ void copy_weights(uint4 *stage, const struct row_task *t,
                                                     int column) {
     if (column < t->padded) {
@@ -112,19 +113,22 @@ static __device__ __forceinline__ struct weights weights_of_block(const struct w
 }
 
 /* Blocks on a processor, as registers allow: those of the next kernel begin beside them. */
-static constexpr int blocks_with(int groups, int tiles, int ahead) {
+static constexpr int blocks_with(int warps, int groups, int tiles, int ahead) {
+    if (warps == 16)
+        return groups * tiles * ahead == 1 ? 2 : 1;
     return groups == 4 ? 1 : groups == 2 || (ahead == 2 && tiles == 3) ? 2 : ahead == 2 ? 3 : 4;
 }
 
 /*
- * A block: 8 * TILES rows of W and 8 * GROUPS rows of x. Its warps take every eighth step of 64
- * columns and add up at the end. STAGES steps of every warp are on their way at once, so that
- * memory always has work, and the first ones before the kernel that makes x has ended; x is loaded
- * AHEAD steps before it is used. More tiles read x less often; fewer give more blocks, which is
- * good while all of them run at once: two on a processor, or one with 4 groups.
+ * A block: 8 * TILES rows of W and 8 * GROUPS rows of x. Its warps take steps of 64 columns in
+ * turns and add up at the end. STAGES steps of every warp are on their way at once, so that memory
+ * always has work, and the first ones before the kernel that makes x has ended; x is loaded AHEAD
+ * steps before it is used. More tiles read x less often; fewer give more blocks, which is good
+ * while all of them run at once. Where one on each processor is enough, it has 16 warps: with 8,
+ * each would wait for x twice as often, one step after the other.
  */
-template <int GROUPS, int TILES, int STAGES, int AHEAD>
-__global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, AHEAD))
+template <int WARPS, int GROUPS, int TILES, int STAGES, int AHEAD>
+__global__ static void __launch_bounds__(WARPS * 32, blocks_with(WARPS, GROUPS, TILES, AHEAD))
     linear_4(struct weight_list list, struct bfp_rows x, int n_tokens, int k, int padded) {
     SHARED_DYNAMIC(uint4, ring);
     struct weights w = weights_of_block(&list);
@@ -144,7 +148,7 @@ __global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, 
                                   k,
                                   padded};
     uint4 *mine = ring + warp * 32 + lane;
-    /* Sum number warp + 8 i is added up by this thread; sum number s is element s % 2 of group
+    /* Sum number warp + WARPS i is added up by this thread; sum number s is element s % 2 of group
      * s / 2 % GROUPS of rows of x and of tile s / 2 / GROUPS. */
     const int SUMS = 2 * GROUPS * TILES, EACH = (SUMS + WARPS - 1) / WARPS;
     const int OUTS_ON = WARPS / 2 / GROUPS * 8; /* from one sum of this thread to the next */
@@ -157,7 +161,7 @@ __global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, 
         exponents[i] = w.exponents[min(first_out + i * OUTS_ON, w.n - 1)];
     UNROLL
     for (int i = 0; i < STAGES; i++)
-        copy_weights<TILES>(mine + i * vectors, &task, (warp + i * WARPS) * STEP);
+        copy_weights<WARPS, TILES>(mine + i * vectors, &task, (warp + i * WARPS) * STEP);
     wait_for_previous_kernel();
     uint4 next[AHEAD][GROUPS][2];
     UNROLL
@@ -182,7 +186,7 @@ __global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, 
         for (int j = 0; j < TILES * GROUPS; j++)
             add_columns(&sums[j / GROUPS][j % GROUPS], digits[j % GROUPS],
                         at[j / GROUPS * 2 * WARPS * 32], at[(j / GROUPS * 2 + 1) * WARPS * 32]);
-        copy_weights<TILES>(mine + stage * vectors, &task, column + STAGES * WARPS * STEP);
+        copy_weights<WARPS, TILES>(mine + stage * vectors, &task, column + STAGES * WARPS * STEP);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     __syncthreads();                     /* the ring is free: it takes the sums of the warps */
@@ -205,7 +209,7 @@ __global__ static void __launch_bounds__(WARPS * 32, blocks_with(GROUPS, TILES, 
     }
 }
 
-template <int GROUPS, int TILES, int STAGES, int AHEAD>
+template <int WARPS, int GROUPS, int TILES, int STAGES, int AHEAD>
 static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                         struct bfp_rows x, int n_tokens) {
     int n_blocks = 0, k = parts->w->k, padded = gpu_padded(k);
@@ -222,40 +226,49 @@ static void launch_rows(struct gpu_device *gpu, const struct linear_part *parts,
         n_blocks += (int)gpu_blocks((size_t)w->n, 8 * TILES);
     }
     dim3 grid((unsigned)n_blocks, gpu_blocks((size_t)n_tokens, 8 * GROUPS));
+    auto kernel = linear_4<WARPS, GROUPS, TILES, STAGES, AHEAD>;
     if (gpu_ok(gpu,
-               cudaFuncSetAttribute((const void *)linear_4<GROUPS, TILES, STAGES, AHEAD>,
+               cudaFuncSetAttribute((const void *)kernel,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "the linear layer's shared memory"))
-        GPU_LAUNCH_EARLY(gpu, (linear_4<GROUPS, TILES, STAGES, AHEAD>), grid, dim3(32, WARPS),
-                         bytes, list, x, n_tokens, k, padded);
+        GPU_LAUNCH_EARLY(gpu, kernel, grid, dim3(32, WARPS), bytes, list, x, n_tokens, k, padded);
 }
 
 bool gpu_linear_few_rows_fits(const struct gpu_device *gpu, const struct matrix *w) {
     return gpu_padded(w->k) <= MAX_K && w->k % 8 == 0 && gpu->has_mma;
 }
 
-template <int TILES, int STAGES>
-static void launch_16_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
-                           struct bfp_rows x, int n_tokens) {
-    auto launch = n_tokens > 8                         ? launch_rows<2, TILES, STAGES, 1>
-                  : n_tokens > 4 && parts->w->k < 4096 ? launch_rows<1, TILES, STAGES, 1>
-                                                       : launch_rows<1, TILES, STAGES, 2>;
+template <int WARPS, int TILES, int STAGES>
+static void launch_8_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
+                          struct bfp_rows x, int n_tokens) {
+    auto launch = n_tokens > 4 && parts->w->k < 4096 ? launch_rows<WARPS, 1, TILES, STAGES, 1>
+                                                     : launch_rows<WARPS, 1, TILES, STAGES, 2>;
     launch(gpu, parts, n_parts, x, n_tokens);
 }
 
 void gpu_linear_few_rows(struct gpu_device *gpu, const struct linear_part *parts, int n_parts,
                          struct bfp_rows x, int n_tokens) {
-    auto all_run = [&](int tiles) {
-        unsigned n = 0, on_each = n_tokens > 16 ? 1 : 2;
+    /* Whether blocks of so many tiles are at most so many on each processor. */
+    auto fit = [&](unsigned on_each, int tiles) {
+        unsigned n = 0;
         for (int i = 0; i < n_parts; i++)
             n += gpu_blocks((size_t)parts[i].w->n, (size_t)(8 * tiles));
         return n <= on_each * (unsigned)gpu->n_processors;
     };
-    auto launch = n_tokens > 16 ? (all_run(1)   ? launch_rows<4, 1, 6, 1>
-                                   : all_run(2) ? launch_rows<4, 2, 6, 1>
-                                                : launch_rows<4, 4, 4, 1>)
-                  : all_run(1)  ? launch_16_rows<1, 6>
-                  : all_run(2)  ? launch_16_rows<2, 3>
-                                : launch_16_rows<3, 3>;
+    /* The same of blocks of 16 warps, each of which has a step. */
+    auto wide_fit = [&](int tiles) { return parts->w->k >= 16 * STEP && fit(1, tiles); };
+    auto launch = n_tokens > 16  ? (fit(1, 1)   ? launch_rows<8, 4, 1, 6, 1>
+                                    : fit(1, 2) ? launch_rows<8, 4, 2, 6, 1>
+                                                : launch_rows<8, 4, 4, 4, 1>)
+                  : n_tokens > 8 ? (wide_fit(1) ? launch_rows<16, 2, 1, 6, 1>
+                                    : fit(2, 1) ? launch_rows<8, 2, 1, 6, 1>
+                                    : fit(2, 2) ? launch_rows<8, 2, 2, 3, 1>
+                                                : launch_rows<8, 2, 3, 3, 1>)
+                  : wide_fit(1)  ? launch_8_rows<16, 1, 6>
+                  : wide_fit(2)  ? launch_8_rows<16, 2, 3>
+                  : wide_fit(4)  ? launch_8_rows<16, 4, 3>
+                  : fit(2, 1)    ? launch_8_rows<8, 1, 6>
+                  : fit(2, 2)    ? launch_8_rows<8, 2, 3>
+                                 : launch_8_rows<8, 3, 3>;
     launch(gpu, parts, n_parts, x, n_tokens);
 }
