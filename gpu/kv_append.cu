@@ -75,10 +75,6 @@ __global__ static void __launch_bounds__(MOST_WARPS * 32)
     }
 }
 
-static bool is_row(const struct kv_view *v) {
-    return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x;
-}
-
 void gpu_kv_append(struct device *dev, const struct kv_views *kv,
                    const float *k,       /* [n_tokens, n_kv_heads, head_dim] */
                    const float *v,       /* [n_tokens, n_kv_heads, head_dim] */
@@ -86,7 +82,7 @@ void gpu_kv_append(struct device *dev, const struct kv_views *kv,
                    int n_tokens, int page_size, int n_kv_heads, int head_dim, int site_k,
                    int site_v) {
     struct gpu_device *gpu = gpu_of(dev);
-    bool rows = is_row(&kv->k) && is_row(&kv->v);
+    bool rows = kv_view_has_bfp16_rows(&kv->k) && kv_view_has_bfp16_rows(&kv->v);
     auto kv_append = rows ? kv_append_1<true> : kv_append_1<false>;
     if (n_tokens)
         GPU_LAUNCH_EARLY(gpu, kv_append, dim3((unsigned)n_tokens, 2),

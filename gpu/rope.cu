@@ -3,11 +3,13 @@
  * the token's angle, in place. Memory-bound: 4 bytes read and 4 written per element; the tables are
  * shared by all heads of a token and come from cache.
  *
- * norm_rope: queries and keys, each head normalised before it is rotated.
+ * norm_rope: queries and keys, each head normalised before it is rotated; and keys, with values,
+ * may be stored in the cache.
  *
- * 1  up to four ops: rmsnorm and rope (a thread per pair), for each of the two
- * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). In a step of
- *    decoding these are few rows: what it saves is the way from kernel to kernel
+ * 1  up to four ops: rmsnorm and rope (a thread per pair), for each of the two; then kv_append
+ * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256; to store, a cache
+ * of bfp16 whose rows are in one piece; others by kv_append). In a step of decoding these are few
+ * rows: what it saves is the way from kernel to kernel
  */
 #include "gpu/fast/vector/norm.h"
 #include "gpu/ptx/tensor_core.h"
@@ -38,16 +40,50 @@ void gpu_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
                    sin_table, n_pairs, n_heads, half);
 }
 
-/* PAIRS pairs a lane. */
+/* Where the row of a token's head is stored, which is not if the slot is negative. */
+struct stored_row {
+    int64_t slot, page, position;
+};
+
+/* Snaps a head and stores it there; a head that cannot be snapped is a fault, and zeros. */
 template <int PAIRS>
-__global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const int32_t *positions,
+static __device__ __forceinline__ void
+store_pairs(const struct kv_view *to, const struct stored_row *at, int head,
+            const float (&a)[PAIRS], const float (&b)[PAIRS], int half, int lane, int site,
+            int token, unsigned long long *fault) {
+    int e = num_row_exponent(largest_of_pairs(a, b));
+    bool bad = e > BFP_MAX_EXPONENT;
+    if (bad && lane == 0)
+        gpu_fault(fault, site, token);
+    e = bad ? BFP_MIN_EXPONENT : e;
+    float scale = num_pow2f(15 - e);
+    int16_t *row = (int16_t *)to->data + kv_view_row(to, at->page, at->position, head);
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        int d = lane + 32 * i;
+        if (d >= half)
+            continue;
+        row[d] = bad ? (int16_t)0 : (int16_t)near_mantissa(a[i], scale);
+        row[half + d] = bad ? (int16_t)0 : (int16_t)near_mantissa(b[i], scale);
+    }
+    if (lane == 0)
+        to->exponents[kv_view_exponent(to, at->page, at->position, head)] = (int8_t)e;
+}
+
+/* PAIRS pairs a lane. STORES: keys and values go to the cache; the heads of values come behind
+ * those of queries and keys, and are only stored. */
+template <int PAIRS, bool STORES>
+__global__ static void norm_rope_2(struct head_rows q, struct head_rows k, struct head_rows v,
+                                   struct kv_target to, const int32_t *positions,
                                    const float *cos_table, const float *sin_table, int n_tokens,
                                    int half, double eps, unsigned long long *fault) {
     let_next_kernel_start();
     int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), lane = (int)threadIdx.x;
     bool is_key = row >= n_tokens * q.n_heads;
-    struct head_rows rows = is_key ? k : q;
     row -= is_key ? n_tokens * q.n_heads : 0;
+    bool is_value = STORES && is_key && row >= n_tokens * k.n_heads;
+    row -= is_value ? n_tokens * k.n_heads : 0;
+    struct head_rows rows = is_value ? v : is_key ? k : q;
     bool exists = row < n_tokens * rows.n_heads;
     int token = exists ? row / rows.n_heads : 0;
     /* What no kernel writes is read before the one that makes x has ended. */
@@ -61,6 +97,13 @@ __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const
         c[i] = cos_table[at + (size_t)d];
         s[i] = sin_table[at + (size_t)d];
     }
+    struct stored_row at_slot = {};
+    if (STORES && is_key) {
+        int64_t slot = to.slots[token]; /* which a copy has brought, no kernel */
+        at_slot.slot = slot;
+        at_slot.page = slot <= INT32_MAX ? (int)slot / to.page_size : slot / to.page_size;
+        at_slot.position = slot - at_slot.page * to.page_size;
+    }
     wait_for_previous_kernel();
     if (!exists)
         return;
@@ -71,36 +114,52 @@ __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, const
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
         int d = lane + 32 * i;
-        if (d >= half)
+        if (!is_value)
+            rotate(&a[i], &b[i], c[i], s[i]);
+        if (d >= half || (STORES && is_key))
             continue;
-        rotate(&a[i], &b[i], c[i], s[i]);
         x0[d] = a[i];
         x1[d] = b[i];
     }
+    if (STORES && is_key && at_slot.slot >= 0)
+        store_pairs(is_value ? &to.kv.v : &to.kv.k, &at_slot, row - token * rows.n_heads, a, b,
+                    half, lane, is_value ? to.site_v : to.site_k, token, fault);
 }
 
 void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
                    const struct head_rows *k,                     /* host */
-                   const int32_t *positions,                      /* [n_tokens] */
-                   const float *cos_table,                        /* [n_positions, head_dim/2] */
-                   const float *sin_table,                        /* [n_positions, head_dim/2] */
+                   const float *v,             /* [n_tokens, k->n_heads, head_dim] */
+                   const struct kv_target *to, /* host; NULL: nothing is stored */
+                   const int32_t *positions,   /* [n_tokens] */
+                   const float *cos_table,     /* [n_positions, head_dim/2] */
+                   const float *sin_table,     /* [n_positions, head_dim/2] */
                    int n_tokens, int head_dim, double eps) {
     struct gpu_device *gpu = gpu_of(dev);
-    size_t n_rows = (size_t)n_tokens * (size_t)(q->n_heads + k->n_heads);
-    int half = head_dim / 2;
-    if (!n_rows)
+    bool in_registers = gpu->version[GPU_NORM_ROPE] != 1 && head_dim <= 256;
+    bool stores = in_registers && to && kv_view_has_bfp16_rows(&to->kv.k) &&
+                  kv_view_has_bfp16_rows(&to->kv.v);
+    int heads = q->n_heads + k->n_heads * (stores ? 2 : 1), half = head_dim / 2;
+    unsigned blocks = gpu_blocks((size_t)n_tokens * (size_t)heads, 4);
+    auto norm_rope = half <= 32   ? stores ? norm_rope_2<1, true> : norm_rope_2<1, false>
+                       : half <= 64 ? stores ? norm_rope_2<2, true> : norm_rope_2<2, false>
+                       : stores ? norm_rope_2<4, true>
+                                  : norm_rope_2<4, false>;
+    struct head_rows values = {(float *)v, NULL, k->n_heads, 0}; /* only read */
+    if (!blocks)
         return;
-    if (gpu->version[GPU_NORM_ROPE] == 1 || head_dim > 256) {
-        for (const struct head_rows *rows : {q, k}) {
-            if (rows->gain)
-                gpu_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
-                            rows->n_heads, eps, rows->site);
-            gpu_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads,
-                     head_dim);
-        }
-        return;
+    if (in_registers)
+        GPU_LAUNCH_EARLY(gpu, norm_rope, blocks, dim3(32, 4), 0, *q, *k, values,
+                         stores ? *to : kv_target{}, positions, cos_table, sin_table, n_tokens,
+                         half, eps, gpu->fault);
+    for (const struct head_rows *rows : {q, k}) {
+        if (in_registers)
+            break;
+        if (rows->gain)
+            gpu_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
+                        rows->n_heads, eps, rows->site);
+        gpu_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads, head_dim);
     }
-    auto norm_rope = half <= 32 ? norm_rope_2<1> : half <= 64 ? norm_rope_2<2> : norm_rope_2<4>;
-    GPU_LAUNCH_EARLY(gpu, norm_rope, gpu_blocks(n_rows, 4), dim3(32, 4), 0, *q, *k, positions,
-                     cos_table, sin_table, n_tokens, half, eps, gpu->fault);
+    if (to && !stores)
+        gpu_kv_append(dev, &to->kv, k->x, v, to->slots, n_tokens, to->page_size, k->n_heads,
+                      head_dim, to->site_k, to->site_v);
 }

@@ -120,6 +120,7 @@ struct pass {
     const struct probe *probe;
     struct device *dev;
     const struct ops *ops;
+    int page_size; /* of batch->pages, as this rank stores it; 0: it has none */
     int layer;
 };
 
@@ -159,14 +160,34 @@ static void norm_and_snap(const struct pass *p, const float *x, const float *gai
     p->ops->snap_rows(p->dev, p->ws->snapped, p->ws->normed, n_rows, hidden, site(p, id));
 }
 
-/* The rows of q and k: normalised per head (Qwen3), then rotated. */
+/* This layer of the cache that all sequences share (phase 8). */
+static struct kv_views paged_views(const struct pass *p) {
+    const struct model_config *c = &p->model->config;
+    const struct kv_cache *cache = p->batch->caches[0];
+    return kv_layer_views(&cache->layers[p->layer], cache->type, p->page_size, c->n_kv_heads,
+                          c->head_dim);
+}
+
+/* Whether keys and values are stored by the op that rotates the keys: if nobody wants to see them.
+ */
+static bool stores_at_once(const struct pass *p) {
+    return p->batch->pages && !p->probe;
+}
+
+/* The rows of q and k: normalised per head (Qwen3), then rotated; the keys may be stored. */
 static void norm_and_rotate(const struct pass *p, const struct layer_weights *w) {
     const struct model_config *c = &p->model->config;
     struct head_rows q = {p->ws->q, w->q_norm, c->n_heads, site(p, TENSOR_Q)};
     struct head_rows k = {p->ws->k, w->k_norm, c->n_kv_heads, site(p, TENSOR_K)};
     int n = p->batch->n_tokens;
-    p->ops->norm_rope(p->dev, &q, &k, p->ws->positions, p->model->rope_cos, p->model->rope_sin, n,
-                      c->head_dim, c->rms_eps);
+    struct kv_target to = {.slots = p->ws->slots,
+                           .page_size = p->page_size,
+                           .site_k = site(p, TENSOR_K_ROTATED),
+                           .site_v = site(p, TENSOR_V)};
+    if (stores_at_once(p))
+        to.kv = paged_views(p);
+    p->ops->norm_rope(p->dev, &q, &k, p->ws->v, stores_at_once(p) ? &to : NULL, p->ws->positions,
+                      p->model->rope_cos, p->model->rope_sin, n, c->head_dim, c->rms_eps);
     see(p, TENSOR_Q_ROTATED, q.x, n, c->n_heads * c->head_dim);
     see(p, TENSOR_K_ROTATED, k.x, n, c->n_kv_heads * c->head_dim);
 }
@@ -194,14 +215,11 @@ static void append(const struct pass *p, const struct kv_views *kv, int page_siz
 
 /* All sequences at once, through the page table (phase 8). */
 static void attend_together(const struct pass *p) {
-    const struct model_config *c = &p->model->config;
-    const struct kv_cache *cache = p->batch->caches[0];
-    int page_size = context_stored(p->model, p->batch->pages->page_size);
-    struct attention_variant variant = attention_variant_of(c, p->layer);
+    struct attention_variant variant = attention_variant_of(&p->model->config, p->layer);
     const struct attention_plan *plan = p->ws->plans.together[variant.window_left >= 0];
-    struct kv_views kv = kv_layer_views(&cache->layers[p->layer], cache->type, page_size,
-                                        c->n_kv_heads, c->head_dim);
-    append(p, &kv, page_size, 0, p->batch->n_tokens);
+    struct kv_views kv = paged_views(p);
+    if (!stores_at_once(p))
+        append(p, &kv, p->page_size, 0, p->batch->n_tokens);
     if (context_is_shared(p->model)) {
         context_attend(p->ws->plans.context, p->model, p->ws->attention, p->ws->q, &kv,
                        site(p, TENSOR_ATTENTION));
@@ -331,7 +349,8 @@ static void output_block(const struct pass *p) {
 /* All of it, from token ids to logits. probe may be NULL. */
 static void run_ops(struct model *model, struct workspace *ws, const struct batch *batch,
                     const struct probe *probe) {
-    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
+    int page_size = batch->pages ? context_stored(model, batch->pages->page_size) : 0;
+    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, page_size, 0};
     shared_embed(model, ws, batch->n_tokens);
     see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
     run_layers(&p);

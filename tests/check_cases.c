@@ -228,7 +228,7 @@ static void run_norm_rope(const struct ops *ops, struct device *dev, const int *
     bool has_norms = size[0] * size[1] % 3;
     struct head_rows q = {at[0], has_norms ? at[2] : NULL, size[1], CHECK_SITE};
     struct head_rows k = {at[1], has_norms ? at[3] : NULL, (size[1] + 1) / 2, CHECK_SITE + 1};
-    ops->norm_rope(dev, &q, &k, at[4], at[5], at[6], size[0], size[2], 1e-6);
+    ops->norm_rope(dev, &q, &k, NULL, NULL, at[4], at[5], at[6], size[0], size[2], 1e-6);
 }
 
 /* Every token its own slot, in random order, some skipped; three slots stay free. */

@@ -67,20 +67,6 @@ static void rope(struct device *dev, float *x, const int32_t *positions, const f
     oracle_rope(x, positions, cos_table, sin_table, n_tokens, n_heads, head_dim);
 }
 
-static void norm_rope(struct device *dev, const struct head_rows *q, const struct head_rows *k,
-                      const int32_t *positions, const float *cos_table, const float *sin_table,
-                      int n_tokens, int head_dim, double eps) {
-    const struct head_rows *const both[2] = {q, k};
-    (void)dev;
-    for (int i = 0; i < 2; i++) {
-        int n = n_tokens * both[i]->n_heads;
-        if (both[i]->gain)
-            oracle_rmsnorm(both[i]->x, both[i]->x, both[i]->gain, n, head_dim, eps);
-        oracle_rope(both[i]->x, positions, cos_table, sin_table, n_tokens, both[i]->n_heads,
-                    head_dim);
-    }
-}
-
 /* For a contiguous bfp16 cache. */
 static void kv_append(struct device *dev, const struct kv_views *kv, const float *k, const float *v,
                       const int64_t *slots, int n_tokens, int page_size, int n_kv_heads,
@@ -97,6 +83,24 @@ static void kv_append(struct device *dev, const struct kv_views *kv, const float
         oracle_snap_rows((struct bfp_rows){values + row * head_dim, kv->v.exponents + row},
                          v + from, n_kv_heads, head_dim);
     }
+}
+
+static void norm_rope(struct device *dev, const struct head_rows *q, const struct head_rows *k,
+                      const float *v, const struct kv_target *to, const int32_t *positions,
+                      const float *cos_table, const float *sin_table, int n_tokens, int head_dim,
+                      double eps) {
+    const struct head_rows *const both[2] = {q, k};
+    (void)dev;
+    for (int i = 0; i < 2; i++) {
+        int n = n_tokens * both[i]->n_heads;
+        if (both[i]->gain)
+            oracle_rmsnorm(both[i]->x, both[i]->x, both[i]->gain, n, head_dim, eps);
+        oracle_rope(both[i]->x, positions, cos_table, sin_table, n_tokens, both[i]->n_heads,
+                    head_dim);
+    }
+    if (to)
+        kv_append(dev, &to->kv, k->x, v, to->slots, n_tokens, to->page_size, k->n_heads, head_dim,
+                  to->site_k, to->site_v);
 }
 
 static void attention(struct device *dev, float *y, const float *q, const struct kv_layer *kv,

@@ -171,8 +171,9 @@ static void test_norm_rope_looks_at_both(void **state) {
                                       norms & 1 ? gain : NULL, HEADS, 6};
                 struct head_rows k = {put_rows_with(t, INFINITY, n_k, &at_k, bad >> 1),
                                       norms & 2 ? gain : NULL, KV_HEADS, 7};
-                t->ops->norm_rope(t->dev, &q, &k, device_put(t, positions, sizeof positions), table,
-                                  table, TOKENS, dim, 1e-6);
+                t->ops->norm_rope(t->dev, &q, &k, NULL, NULL,
+                                  device_put(t, positions, sizeof positions), table, table, TOKENS,
+                                  dim, 1e-6);
                 int seen = bad & norms;
                 device_expect_fault(t, seen & 1 ? 6 : seen ? 7 : -1, seen & 1 ? 3 : seen ? 1 : 0);
                 device_clear(t);

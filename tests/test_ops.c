@@ -587,7 +587,8 @@ static void check_norm_rope(struct test_device *t, struct random *r, int dim, in
             device_put(t, x[i], float_bytes(TOKENS * n_heads[i], dim)),
             norms >> i & 1 ? device_put(t, gain[i], float_bytes(1, dim)) : NULL, n_heads[i], i};
     }
-    t->ops->norm_rope(t->dev, &rows[0], &rows[1], device_put(t, positions, sizeof positions),
+    t->ops->norm_rope(t->dev, &rows[0], &rows[1], NULL, NULL,
+                      device_put(t, positions, sizeof positions),
                       device_put(t, c, float_bytes(POSITIONS, half)),
                       device_put(t, s, float_bytes(POSITIONS, half)), TOKENS, dim, 1e-6);
     for (int i = 0; i < 2; i++) {
@@ -617,6 +618,107 @@ static void test_norm_rope(void **state) {
 /* ---- kv_append ------------------------------------------------------------------------------- */
 
 enum { SLOTS = 19 };
+
+/* What norm_rope reads and writes where it stores keys and values. */
+enum { NEW_TOKENS = 7, NEW_POSITIONS = 9, NEW_PAGE = 4, NEW_PAGES = 5 };
+struct new_heads {
+    int dim, heads[3], norms; /* heads of q, k, v; bit i of norms: x[i] has one */
+    enum kv_order orders[2];  /* of keys, of values */
+    float *x[3], *gain, *cos, *sin;
+};
+static const int64_t new_slots[NEW_TOKENS] = {5, -1, 0, 18, INT64_MIN, 7, 3};
+
+/* One op, or two. out: device memory, the queries, then keys, values and the exponents of both. */
+static void append_new_heads(struct test_device *t, const struct new_heads *h, bool at_once,
+                             void *out[5]) {
+    static const int32_t positions[NEW_TOKENS] = {0, NEW_POSITIONS - 1, 1, 1, 0, 4, 3};
+    size_t n_rows = (size_t)(NEW_PAGES * NEW_PAGE * h->heads[1]);
+    size_t table = float_bytes(NEW_POSITIONS, h->dim / 2);
+    struct error err;
+    float *x[3];
+    for (int i = 0; i < 3; i++)
+        x[i] = device_put(t, h->x[i], float_bytes(NEW_TOKENS * h->heads[i], h->dim));
+    out[0] = x[0];
+    for (int i = 1; i < 5; i++)
+        out[i] = device_poisoned(t, i < 3 ? sizeof(int16_t) * n_rows * (size_t)h->dim : n_rows);
+    struct kv_target to = {.slots = device_put(t, new_slots, sizeof new_slots),
+                           .page_size = NEW_PAGE,
+                           .site_k = 3,
+                           .site_v = 4};
+    for (int i = 0; i < 2; i++) {
+        struct kv_layout layout =
+            kv_layout_of(h->orders[i], false, NEW_PAGES, NEW_PAGE, h->heads[1], h->dim);
+        struct kv_views views;
+        if (kv_views_of(&views, &layout, out[1], out[2], out[3], out[4], &err))
+            fail_msg("%s", err.text);
+        *(i ? &to.kv.v : &to.kv.k) = i ? views.v : views.k;
+    }
+    const float *gain = device_put(t, h->gain, float_bytes(1, h->dim));
+    const float *c = device_put(t, h->cos, table), *s = device_put(t, h->sin, table);
+    const int32_t *at = device_put(t, positions, sizeof positions);
+    struct head_rows q = {x[0], h->norms & 1 ? gain : NULL, h->heads[0], 1};
+    struct head_rows k = {x[1], h->norms & 2 ? gain : NULL, h->heads[1], 2};
+    t->ops->norm_rope(t->dev, &q, &k, at_once ? x[2] : NULL, at_once ? &to : NULL, at, c, s,
+                      NEW_TOKENS, h->dim, 1e-6);
+    if (!at_once)
+        t->ops->kv_append(t->dev, &to.kv, x[1], x[2], to.slots, NEW_TOKENS, NEW_PAGE, h->heads[1],
+                          h->dim, to.site_k, to.site_v);
+}
+
+/* norm_rope that stores, beside the two ops: the same queries, and every byte of a poisoned cache.
+ * bad: an element of q, k or v (0, 1, 2) of a token is not finite; -1: none. */
+static void check_norm_rope_stores(struct test_device *t, struct random *r, struct new_heads *h,
+                                   int bad) {
+    enum { BAD_TOKEN = 2 };
+    int half = h->dim / 2, n_rows = NEW_PAGES * NEW_PAGE * h->heads[1];
+    h->cos = random_rows(r, NEW_POSITIONS, half, NORMAL);
+    h->sin = random_rows(r, NEW_POSITIONS, half, NORMAL);
+    h->gain = random_rows(r, 1, h->dim, NORMAL);
+    for (int i = 0; i < 3; i++)
+        h->x[i] = random_rows(r, NEW_TOKENS * h->heads[i], h->dim, N_DISTRIBUTIONS);
+    if (bad >= 0)
+        h->x[bad][(BAD_TOKEN + 1) * h->heads[bad] * h->dim - 1] = bad ? INFINITY : NAN;
+    /* Where there is no norm, nobody looks at q; at k, who stores it. */
+    int site = bad == 2 ? 4 : bad >= 0 && h->norms >> bad & 1 ? bad + 1 : bad == 1 ? 3 : -1;
+    void *by_two[5], *at_once[5];
+    append_new_heads(t, h, false, by_two);
+    device_expect_fault(t, site, site < 0 ? 0 : BAD_TOKEN);
+    append_new_heads(t, h, true, at_once);
+    device_expect_fault(t, site, site < 0 ? 0 : BAD_TOKEN);
+    float *q = device_get(t, by_two[0], float_bytes(NEW_TOKENS * h->heads[0], h->dim));
+    device_expect_floats(t, "stored q", q, at_once[0], NEW_TOKENS * h->heads[0], h->dim);
+    free(q);
+    for (int i = 1; i < 3; i++) {
+        size_t n = (size_t)n_rows;
+        struct bfp_rows want = {device_get(t, by_two[i], sizeof(int16_t) * n * (size_t)h->dim),
+                                device_get(t, by_two[i + 2], n)};
+        device_expect_rows(t, i == 1 ? "stored k" : "stored v", want,
+                           (struct bfp_rows){at_once[i], at_once[i + 2]}, n_rows, h->dim);
+        free_host_rows(want);
+    }
+    for (int i = 0; i < 3; i++)
+        free(h->x[i]);
+    free(h->gain);
+    free(h->sin);
+    free(h->cos);
+    device_clear(t);
+}
+
+static void test_norm_rope_stores(void **state) {
+    struct random r = {29};
+    static const int dims[] = {2, 62, 64, 66, 128, 130, 256, 258};
+    static const int heads[][2] = {{1, 1}, {4, 2}, {7, 1}, {3, 3}};
+    static const enum kv_order orders[] = {KV_NHD, KV_HND, KV_VLLM};
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (int j = 0; j < 12; j++) {
+            const int *n = heads[j % 4], n_orders = dims[i] % 8 ? 2 : 3; /* vLLM's has groups */
+            struct new_heads h = {.dim = dims[i],
+                                  .heads = {n[0], n[1], n[1]},
+                                  .norms = (int)(i + (size_t)j) % 4,
+                                  .orders = {orders[j % n_orders], orders[j / 2 % n_orders]}};
+            check_norm_rope_stores(*state, &r, &h, j < 6 ? -1 : j % 3);
+        }
+}
 
 /* Appends n_tokens rows to a poisoned cache; the host's cache, poisoned too, says what must be in
  * every byte of it afterwards. */
@@ -690,6 +792,7 @@ int main(void) {
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_norm_rope),
         cmocka_unit_test(test_kv_append),
+        cmocka_unit_test(test_norm_rope_stores),
     };
     return cmocka_run_group_tests(tests, device_group_open, device_group_close);
 }

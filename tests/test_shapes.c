@@ -287,7 +287,7 @@ static void test_norm_rope(void **state) {
                     norms >> j & 1 ? pair_put(t, gain[j], (size_t)dim, sizeof *gain[j]) : NULL,
                     n_heads[j], j};
             }
-            t->ops->norm_rope(t->dev, &rows[0], &rows[1],
+            t->ops->norm_rope(t->dev, &rows[0], &rows[1], NULL, NULL,
                               pair_put(t, positions, (size_t)n_tokens, sizeof *positions),
                               pair_put(t, c, n_table, sizeof *c),
                               pair_put(t, s, n_table, sizeof *s), n_tokens, dim, 1e-6);
@@ -343,6 +343,53 @@ static void test_kv_append(void **state) {
         }
         pair_expect_rows(p, "keys", keys, n_slots * heads, dim);
         pair_expect_rows(p, "values", values, n_slots * heads, dim);
+    }
+    pair_report(p);
+}
+
+static void test_norm_rope_stores(void **state) {
+    struct pair *p = *state;
+    for (pair_begin(p, "norm_rope", 17); p->n_shapes < N_SHAPES; pair_next(p)) {
+        struct random *r = &p->random;
+        int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)], half = dim / 2;
+        int most = (p->is_small ? 4500 : 200000) / dim, heads = random_size(r, smaller(most, 64));
+        int kv_heads = random_size(r, heads),
+            n_tokens = random_size(r, smaller(most / heads, 1100));
+        int n_slots = n_tokens + random_int(r, 0, 9), n_positions = random_size(r, most);
+        size_t n_rows = (size_t)(n_slots * kv_heads), n_table = (size_t)(n_positions * half);
+        float *c = random_table(p, n_positions, half), *s = random_table(p, n_positions, half);
+        float *q = pair_floats(p, n_tokens * heads, dim, 60), *gain = pair_floats(p, 1, dim, 10);
+        float *k = pair_floats(p, n_tokens * kv_heads, dim, 60);
+        float *v = pair_floats(p, n_tokens * kv_heads, dim, 122), *queries[N_SIDES];
+        int32_t *positions = pair_ids(p, n_tokens, n_positions);
+        int64_t *slots = random_slots(p, n_tokens, n_slots);
+        int norms = random_int(r, 0, 3);
+        size_t n = (size_t)n_tokens * (size_t)dim;
+        struct bfp_rows keys[N_SIDES], values[N_SIDES];
+        for (int i = 0; i < N_SIDES; i++) {
+            struct test_device *t = &p->side[i];
+            const float *norm = pair_put(t, gain, (size_t)dim, sizeof *gain);
+            queries[i] = pair_put(t, q, n * (size_t)heads, sizeof *q);
+            struct head_rows both[2] = {{queries[i], norms & 1 ? norm : NULL, heads, 1},
+                                        {pair_put(t, k, n * (size_t)kv_heads, sizeof *k),
+                                         norms & 2 ? norm : NULL, kv_heads, 2}};
+            for (int j = 0; j < 2; j++)
+                (j ? values : keys)[i] =
+                    (struct bfp_rows){pair_output(t, n_rows * (size_t)dim, sizeof(int16_t)),
+                                      pair_output(t, n_rows, 1)};
+            struct kv_layer kv = {keys[i].mantissas, values[i].mantissas, keys[i].exponents,
+                                  values[i].exponents};
+            struct kv_target to = {kv_layer_views(&kv, KV_BFP16, 3, kv_heads, dim),
+                                   pair_put(t, slots, (size_t)n_tokens, sizeof *slots), 3, 3, 4};
+            t->ops->norm_rope(t->dev, &both[0], &both[1],
+                              pair_put(t, v, n * (size_t)kv_heads, sizeof *v), &to,
+                              pair_put(t, positions, (size_t)n_tokens, sizeof *positions),
+                              pair_put(t, c, n_table, sizeof *c),
+                              pair_put(t, s, n_table, sizeof *s), n_tokens, dim, 1e-6);
+        }
+        pair_expect_floats(p, "queries", queries, n_tokens * heads, dim);
+        pair_expect_rows(p, "keys", keys, n_slots * kv_heads, dim);
+        pair_expect_rows(p, "values", values, n_slots * kv_heads, dim);
     }
     pair_report(p);
 }
@@ -488,14 +535,23 @@ static void test_sample(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_embed),       cmocka_unit_test(test_take_rows),
-        cmocka_unit_test(test_snap_rows),   cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_add_bias),    cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_rope),        cmocka_unit_test(test_kv_append),
-        cmocka_unit_test(test_attention),   cmocka_unit_test(test_silu_mul),
-        cmocka_unit_test(test_add),         cmocka_unit_test(test_sample),
-        cmocka_unit_test(test_add_rmsnorm), cmocka_unit_test(test_linear_parts),
-        cmocka_unit_test(test_norm_rope),   cmocka_unit_test(test_silu_mul_snap),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_take_rows),
+        cmocka_unit_test(test_snap_rows),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_add_bias),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_kv_append),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_add),
+        cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_add_rmsnorm),
+        cmocka_unit_test(test_linear_parts),
+        cmocka_unit_test(test_norm_rope),
+        cmocka_unit_test(test_silu_mul_snap),
+        cmocka_unit_test(test_norm_rope_stores),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]); /* as test_faults */

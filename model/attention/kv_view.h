@@ -20,8 +20,8 @@
 #ifndef SAMEBITS_MODEL_ATTENTION_KV_VIEW_H
 #define SAMEBITS_MODEL_ATTENTION_KV_VIEW_H
 
-#include "model/error.h"
 #include "model/attention/kv_type.h"
+#include "model/error.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -93,6 +93,11 @@ int kv_views_of(struct kv_views *out, const struct kv_layout *l, void *k, void *
 /* Where the row of a head at a position of a page begins. */
 KV_VIEW_FN int64_t kv_view_row(const struct kv_view *v, int64_t page, int64_t position, int head) {
     return page * v->page_step + position * v->position_step + head * v->head_step;
+}
+
+/* Whether its rows are of bfp16, each in one piece. */
+static inline bool kv_view_has_bfp16_rows(const struct kv_view *v) {
+    return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x;
 }
 
 /* Where its exponent is. */

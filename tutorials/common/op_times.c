@@ -29,9 +29,10 @@
        int heads, int dim),                                                                        \
       (d, x, at, c, s, n, heads, dim))                                                             \
     X(norm_rope,                                                                                   \
-      (struct device * d, const struct head_rows *q, const struct head_rows *k, const int32_t *at, \
-       const float *c, const float *s, int n, int dim, double eps),                                \
-      (d, q, k, at, c, s, n, dim, eps))                                                            \
+      (struct device * d, const struct head_rows *q, const struct head_rows *k, const float *v,    \
+       const struct kv_target *to, const int32_t *at, const float *c, const float *s, int n,       \
+       int dim, double eps),                                                                       \
+      (d, q, k, v, to, at, c, s, n, dim, eps))                                                     \
     X(kv_append,                                                                                   \
       (struct device * d, const struct kv_views *kv, const float *k, const float *v,               \
        const int64_t *slots, int n, int page, int heads, int dim, int site_k, int site_v),         \
