@@ -70,8 +70,8 @@ store_pairs(const struct kv_view *to, const struct stored_row *at, int head,
         to->exponents[kv_view_exponent(to, at->page, at->position, head)] = (int8_t)e;
 }
 
-/* PAIRS pairs a lane. STORES: keys and values go to the cache; the heads of values come behind
- * those of queries and keys, and are only stored. */
+/* PAIRS pairs a lane. STORES: keys and values go to the cache, too; the heads of values come behind
+ * those of queries and keys, and nothing else becomes of them. */
 template <int PAIRS, bool STORES>
 __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, struct head_rows v,
                                    struct kv_target to, const int32_t *positions,
@@ -116,7 +116,7 @@ __global__ static void norm_rope_2(struct head_rows q, struct head_rows k, struc
         int d = lane + 32 * i;
         if (!is_value)
             rotate(&a[i], &b[i], c[i], s[i]);
-        if (d >= half || (STORES && is_key))
+        if (d >= half || is_value)
             continue;
         x0[d] = a[i];
         x1[d] = b[i];

@@ -120,7 +120,6 @@ struct pass {
     const struct probe *probe;
     struct device *dev;
     const struct ops *ops;
-    int page_size; /* of batch->pages, as this rank stores it; 0: it has none */
     int layer;
 };
 
@@ -160,33 +159,24 @@ static void norm_and_snap(const struct pass *p, const float *x, const float *gai
     p->ops->snap_rows(p->dev, p->ws->snapped, p->ws->normed, n_rows, hidden, site(p, id));
 }
 
-/* This layer of the cache that all sequences share (phase 8). */
-static struct kv_views paged_views(const struct pass *p) {
+/* Where all sequences store the keys and values of this layer (phase 8). */
+static struct kv_target paged_target(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     const struct kv_cache *cache = p->batch->caches[0];
-    return kv_layer_views(&cache->layers[p->layer], cache->type, p->page_size, c->n_kv_heads,
-                          c->head_dim);
+    int size = context_stored(p->model, p->batch->pages->page_size);
+    return (struct kv_target){
+        kv_layer_views(&cache->layers[p->layer], cache->type, size, c->n_kv_heads, c->head_dim),
+        p->ws->slots, size, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V)};
 }
 
-/* Whether keys and values are stored by the op that rotates the keys: if nobody wants to see them.
- */
-static bool stores_at_once(const struct pass *p) {
-    return p->batch->pages && !p->probe;
-}
-
-/* The rows of q and k: normalised per head (Qwen3), then rotated; the keys may be stored. */
+/* The rows of q and k: normalised per head (Qwen3), then rotated, and in phase 8 stored. */
 static void norm_and_rotate(const struct pass *p, const struct layer_weights *w) {
     const struct model_config *c = &p->model->config;
     struct head_rows q = {p->ws->q, w->q_norm, c->n_heads, site(p, TENSOR_Q)};
     struct head_rows k = {p->ws->k, w->k_norm, c->n_kv_heads, site(p, TENSOR_K)};
+    struct kv_target to = p->batch->pages ? paged_target(p) : (struct kv_target){0};
     int n = p->batch->n_tokens;
-    struct kv_target to = {.slots = p->ws->slots,
-                           .page_size = p->page_size,
-                           .site_k = site(p, TENSOR_K_ROTATED),
-                           .site_v = site(p, TENSOR_V)};
-    if (stores_at_once(p))
-        to.kv = paged_views(p);
-    p->ops->norm_rope(p->dev, &q, &k, p->ws->v, stores_at_once(p) ? &to : NULL, p->ws->positions,
+    p->ops->norm_rope(p->dev, &q, &k, p->ws->v, p->batch->pages ? &to : NULL, p->ws->positions,
                       p->model->rope_cos, p->model->rope_sin, n, c->head_dim, c->rms_eps);
     see(p, TENSOR_Q_ROTATED, q.x, n, c->n_heads * c->head_dim);
     see(p, TENSOR_K_ROTATED, k.x, n, c->n_kv_heads * c->head_dim);
@@ -204,29 +194,17 @@ static struct kv_layer kv_of(const struct pass *p, int i) {
                              all->k_exponents + row, all->v_exponents + row};
 }
 
-/* The keys and values of the rows first ... first + n - 1 go to their slots. */
-static void append(const struct pass *p, const struct kv_views *kv, int page_size, int first,
-                   int n) {
-    const struct model_config *c = &p->model->config;
-    size_t at = (size_t)first * (size_t)c->n_kv_heads * (size_t)c->head_dim;
-    p->ops->kv_append(p->dev, kv, p->ws->k + at, p->ws->v + at, p->ws->slots + first, n, page_size,
-                      c->n_kv_heads, c->head_dim, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
-}
-
 /* All sequences at once, through the page table (phase 8). */
 static void attend_together(const struct pass *p) {
     struct attention_variant variant = attention_variant_of(&p->model->config, p->layer);
     const struct attention_plan *plan = p->ws->plans.together[variant.window_left >= 0];
-    struct kv_views kv = paged_views(p);
-    if (!stores_at_once(p))
-        append(p, &kv, p->page_size, 0, p->batch->n_tokens);
-    if (context_is_shared(p->model)) {
+    struct kv_views kv = paged_target(p).kv;
+    if (context_is_shared(p->model))
         context_attend(p->ws->plans.context, p->model, p->ws->attention, p->ws->q, &kv,
                        site(p, TENSOR_ATTENTION));
-        return;
-    }
-    p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, plan, &variant,
-                   site(p, TENSOR_ATTENTION));
+    else
+        p->ops->attend(p->dev, p->ws->attention, p->ws->q, &kv, plan, &variant,
+                       site(p, TENSOR_ATTENTION));
 }
 
 /* One sequence after the other. */
@@ -241,7 +219,9 @@ static void attend_each(const struct pass *p) {
         int kv_len = batch_kv_len(p->batch, i);
         struct kv_layer layer = kv_of(p, i);
         struct kv_views kv = kv_layer_views(&layer, KV_BFP16, 1, c->n_kv_heads, c->head_dim);
-        append(p, &kv, 1, first, n);
+        size_t at = (size_t)first * (size_t)c->n_kv_heads * (size_t)c->head_dim;
+        p->ops->kv_append(p->dev, &kv, ws->k + at, ws->v + at, ws->slots + first, n, 1,
+                          c->n_kv_heads, c->head_dim, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V));
         if (paged_slots) { /* attention wants one piece */
             p->ops->kv_gather(p->dev, &ws->gathered, &layer, paged_slots, kv_len, c->n_kv_heads,
                               c->head_dim);
@@ -349,8 +329,7 @@ static void output_block(const struct pass *p) {
 /* All of it, from token ids to logits. probe may be NULL. */
 static void run_ops(struct model *model, struct workspace *ws, const struct batch *batch,
                     const struct probe *probe) {
-    int page_size = batch->pages ? context_stored(model, batch->pages->page_size) : 0;
-    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, page_size, 0};
+    struct pass p = {model, ws, batch, probe, model->dev, model->dev->ops, 0};
     shared_embed(model, ws, batch->n_tokens);
     see(&p, TENSOR_EMBEDDING, ws->x, batch->n_tokens, model->config.hidden);
     run_layers(&p);

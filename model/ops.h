@@ -78,14 +78,6 @@ struct head_rows {
     int site; /* of its faults: rows that the norm finds not finite, or too large */
 };
 
-/* Where the keys and values of a pass are stored, and what kv_append says of faults. */
-struct kv_target {
-    struct kv_views kv;
-    const int64_t *slots; /* device [n_tokens] */
-    int page_size;
-    int site_k, site_v; /* rows that the cache's type cannot hold */
-};
-
 /* Rows of activations snapped to BFP16: row i stands for mantissas[i] * 2^(exponents[i]-15). */
 struct bfp_rows {
     int16_t *mantissas; /* [n_rows, n_cols] */
@@ -275,14 +267,11 @@ struct ops {
                  int n_tokens, int n_heads, int head_dim);
 
     /* What becomes of the queries and keys of a pass, in place, in one op: rmsnorm per head where
-     * there is a gain (Qwen3), then rope by positions [n_tokens] and tables [n_positions,
-     * head_dim/2]. With `to`, the keys and v [n_tokens, k->n_heads, head_dim] are stored as
-     * kv_append does it, and what k->x holds afterwards is not said; NULL: nobody looks at v. q, k,
-     * to: host. */
+     * there is a gain (Qwen3), then rope, by its tables. With `to` (host), the keys and v [n_tokens,
+     * k->n_heads, head_dim] are stored, too, as kv_append does it; NULL: nobody looks at v. */
     void (*norm_rope)(struct device *dev, const struct head_rows *q, const struct head_rows *k,
                       const float *v, const struct kv_target *to, const int32_t *positions,
-                      const float *cos_table, const float *sin_table, int n_tokens, int head_dim,
-                      double eps);
+                      const float *cos, const float *sin, int n_tokens, int head_dim, double eps);
 
     /* Makes each key row and value row what the cache's type holds (model/attention/kv_type.h: rows
      * of bfp are snapped, of fp8 divided by the scale, rounded and saturated, of other floats

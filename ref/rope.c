@@ -1,6 +1,5 @@
 /* rope: rotates the pairs (d, d + head_dim/2) of each head by the token's angle. norm_rope: the
- * same for queries and keys, each head normalised before; and the keys may be stored with the
- * values. */
+ * same for queries and keys, each head normalised before; keys and values may be stored, too. */
 #include "ref/ref.h"
 
 struct call {
@@ -37,11 +36,10 @@ void ref_rope(struct device *dev, float *x, /* [n_tokens, n_heads, head_dim] */
 
 void ref_norm_rope(struct device *dev, const struct head_rows *q, /* host */
                    const struct head_rows *k,                     /* host */
-                   const float *v,             /* [n_tokens, k->n_heads, head_dim] */
-                   const struct kv_target *to, /* host; NULL: nothing is stored */
-                   const int32_t *positions,   /* [n_tokens] */
-                   const float *cos_table,     /* [n_positions, head_dim/2] */
-                   const float *sin_table,     /* [n_positions, head_dim/2] */
+                   const float *v, const struct kv_target *to, /* host; NULL: nothing is stored */
+                   const int32_t *positions,                   /* [n_tokens] */
+                   const float *cos_table,                     /* [n_positions, head_dim/2] */
+                   const float *sin_table,                     /* [n_positions, head_dim/2] */
                    int n_tokens, int head_dim, double eps) {
     const struct head_rows *const both[2] = {q, k};
     for (int i = 0; i < 2; i++) {

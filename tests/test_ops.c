@@ -628,9 +628,10 @@ struct new_heads {
 };
 static const int64_t new_slots[NEW_TOKENS] = {5, -1, 0, 18, INT64_MIN, 7, 3};
 
-/* One op, or two. out: device memory, the queries, then keys, values and the exponents of both. */
+/* One op, or two. out: device memory, the queries, then stored keys, values and the exponents of
+ * both, and the keys. */
 static void append_new_heads(struct test_device *t, const struct new_heads *h, bool at_once,
-                             void *out[5]) {
+                             void *out[6]) {
     static const int32_t positions[NEW_TOKENS] = {0, NEW_POSITIONS - 1, 1, 1, 0, 4, 3};
     size_t n_rows = (size_t)(NEW_PAGES * NEW_PAGE * h->heads[1]);
     size_t table = float_bytes(NEW_POSITIONS, h->dim / 2);
@@ -639,6 +640,7 @@ static void append_new_heads(struct test_device *t, const struct new_heads *h, b
     for (int i = 0; i < 3; i++)
         x[i] = device_put(t, h->x[i], float_bytes(NEW_TOKENS * h->heads[i], h->dim));
     out[0] = x[0];
+    out[5] = x[1];
     for (int i = 1; i < 5; i++)
         out[i] = device_poisoned(t, i < 3 ? sizeof(int16_t) * n_rows * (size_t)h->dim : n_rows);
     struct kv_target to = {.slots = device_put(t, new_slots, sizeof new_slots),
@@ -665,7 +667,8 @@ static void append_new_heads(struct test_device *t, const struct new_heads *h, b
                           h->dim, to.site_k, to.site_v);
 }
 
-/* norm_rope that stores, beside the two ops: the same queries, and every byte of a poisoned cache.
+/* norm_rope that stores, beside the two ops: the same queries and keys, and
+ * every byte of a poisoned cache.
  * bad: an element of q, k or v (0, 1, 2) of a token is not finite; -1: none. */
 static void check_norm_rope_stores(struct test_device *t, struct random *r, struct new_heads *h,
                                    int bad) {
@@ -680,14 +683,17 @@ static void check_norm_rope_stores(struct test_device *t, struct random *r, stru
         h->x[bad][(BAD_TOKEN + 1) * h->heads[bad] * h->dim - 1] = bad ? INFINITY : NAN;
     /* Where there is no norm, nobody looks at q; at k, who stores it. */
     int site = bad == 2 ? 4 : bad >= 0 && h->norms >> bad & 1 ? bad + 1 : bad == 1 ? 3 : -1;
-    void *by_two[5], *at_once[5];
+    void *by_two[6], *at_once[6];
     append_new_heads(t, h, false, by_two);
     device_expect_fault(t, site, site < 0 ? 0 : BAD_TOKEN);
     append_new_heads(t, h, true, at_once);
     device_expect_fault(t, site, site < 0 ? 0 : BAD_TOKEN);
-    float *q = device_get(t, by_two[0], float_bytes(NEW_TOKENS * h->heads[0], h->dim));
-    device_expect_floats(t, "stored q", q, at_once[0], NEW_TOKENS * h->heads[0], h->dim);
-    free(q);
+    for (int i = 0; i < 6; i += 5) {
+        int n = NEW_TOKENS * h->heads[i / 5];
+        float *want = device_get(t, by_two[i], float_bytes(n, h->dim));
+        device_expect_floats(t, i ? "keys" : "queries", want, at_once[i], n, h->dim);
+        free(want);
+    }
     for (int i = 1; i < 3; i++) {
         size_t n = (size_t)n_rows;
         struct bfp_rows want = {device_get(t, by_two[i], sizeof(int16_t) * n * (size_t)h->dim),

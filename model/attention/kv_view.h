@@ -58,6 +58,14 @@ struct kv_views {
     struct kv_view k, v;
 };
 
+/* Where the keys and values of a pass are stored, and the sites of their faults. */
+struct kv_target {
+    struct kv_views kv;
+    const int64_t *slots; /* device [n_tokens] */
+    int page_size;
+    int site_k, site_v; /* rows that the cache's type cannot hold */
+};
+
 /* "bfp16", "bfp8", "e4m3", ...: as in --kv-type. Static. */
 const char *kv_type_name(enum kv_type type);
 
