@@ -7,9 +7,9 @@
  * may be stored in the cache.
  *
  * 1  up to four ops: rmsnorm and rope (a thread per pair), for each of the two; then kv_append
- * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256; to store, a cache
- * of bfp16 whose rows are in one piece; others by kv_append). In a step of decoding these are few
- * rows: what it saves is the way from kernel to kernel
+ * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). It stores rows of
+ *    bfp16 in one piece; kv_append all others. In a step of decoding these are few rows: what it
+ *    saves is the way from kernel to kernel
  */
 #include "gpu/fast/vector/norm.h"
 #include "gpu/ptx/tensor_core.h"
@@ -140,24 +140,28 @@ void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
                   kv_view_has_bfp16_rows(&to->kv.v);
     int heads = q->n_heads + k->n_heads * (stores ? 2 : 1), half = head_dim / 2;
     unsigned blocks = gpu_blocks((size_t)n_tokens * (size_t)heads, 4);
-    auto norm_rope = half <= 32   ? stores ? norm_rope_2<1, true> : norm_rope_2<1, false>
-                       : half <= 64 ? stores ? norm_rope_2<2, true> : norm_rope_2<2, false>
-                       : stores ? norm_rope_2<4, true>
-                                  : norm_rope_2<4, false>;
     struct head_rows values = {(float *)v, NULL, k->n_heads, 0}; /* only read */
+    auto plain = half <= 32   ? norm_rope_2<1, false>
+                 : half <= 64 ? norm_rope_2<2, false>
+                              : norm_rope_2<4, false>;
+    auto storing = half <= 32   ? norm_rope_2<1, true>
+                   : half <= 64 ? norm_rope_2<2, true>
+                                : norm_rope_2<4, true>;
+    auto norm_rope = stores ? storing : plain;
     if (!blocks)
         return;
-    if (in_registers)
+    if (in_registers) {
         GPU_LAUNCH_EARLY(gpu, norm_rope, blocks, dim3(32, 4), 0, *q, *k, values,
                          stores ? *to : kv_target{}, positions, cos_table, sin_table, n_tokens,
                          half, eps, gpu->fault);
-    for (const struct head_rows *rows : {q, k}) {
-        if (in_registers)
-            break;
-        if (rows->gain)
-            gpu_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
-                        rows->n_heads, eps, rows->site);
-        gpu_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads, head_dim);
+    } else {
+        for (const struct head_rows *rows : {q, k}) {
+            if (rows->gain)
+                gpu_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
+                            rows->n_heads, eps, rows->site);
+            gpu_rope(dev, rows->x, positions, cos_table, sin_table, n_tokens, rows->n_heads,
+                     head_dim);
+        }
     }
     if (to && !stores)
         gpu_kv_append(dev, &to->kv, k->x, v, to->slots, n_tokens, to->page_size, k->n_heads,

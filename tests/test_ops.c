@@ -667,9 +667,8 @@ static void append_new_heads(struct test_device *t, const struct new_heads *h, b
                           h->dim, to.site_k, to.site_v);
 }
 
-/* norm_rope that stores, beside the two ops: the same queries and keys, and
- * every byte of a poisoned cache.
- * bad: an element of q, k or v (0, 1, 2) of a token is not finite; -1: none. */
+/* norm_rope that stores, beside the two ops: the same queries and keys, and every byte of a
+ * poisoned cache. bad: an element of q, k or v (0, 1, 2) of a token is not finite; -1: none. */
 static void check_norm_rope_stores(struct test_device *t, struct random *r, struct new_heads *h,
                                    int bad) {
     enum { BAD_TOKEN = 2 };
