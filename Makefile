@@ -140,7 +140,7 @@ help:
 	@echo "make phase13       build ./demo: receipts of answers, exact scores, drafts that change no bit"
 	@echo "make phase14       build ./demo: one model on several processes, which add integers (MPI)"
 	@echo "make test          the tests, as release and under ASan and UBSan (6 minutes on 2 slow cores)"
-	@echo "make test-all      all of them, in every version of the kernels (35 minutes there)"
+	@echo "make test-all      all of them, in every version of the kernels (about 20 minutes on 2 cores)"
 	@echo "make test-slow     the long ones: exp, 2^t, tanh, log of every float, 50 workloads, long tables (minutes)"
 	@echo "make test-threads  what has threads of its own, under ThreadSanitizer (a part of test-all)"
 	@echo "make test-arm64    the same bits on ARM: the engine and its tests under qemu (Debian)"
