@@ -51,11 +51,8 @@ static __device__ __forceinline__ void
 store_pairs(const struct kv_view *to, const struct stored_row *at, int head,
             const float (&a)[PAIRS], const float (&b)[PAIRS], int half, int lane, int site,
             int token, unsigned long long *fault) {
-    int e = num_row_exponent(largest_of_pairs(a, b));
-    bool bad = e > BFP_MAX_EXPONENT;
-    if (bad && lane == 0)
-        gpu_fault(fault, site, token);
-    e = bad ? BFP_MIN_EXPONENT : e;
+    bool bad;
+    int e = exponent_of_pairs(&bad, a, b, lane, site, token, fault);
     float scale = num_pow2f(15 - e);
     int16_t *row = (int16_t *)to->data + kv_view_row(to, at->page, at->position, head);
     UNROLL

@@ -250,16 +250,25 @@ static __device__ __forceinline__ uint32_t largest_of_pairs(const float (&a)[PAI
     return warp_max(largest);
 }
 
+/* The exponent of a head; a fault and the smallest one, if it cannot be snapped, which is bad. */
+template <int PAIRS>
+static __device__ __forceinline__ int exponent_of_pairs(bool *bad, const float (&a)[PAIRS],
+                                                        const float (&b)[PAIRS], int lane, int site,
+                                                        int token, unsigned long long *fault) {
+    int e = num_row_exponent(largest_of_pairs(a, b));
+    *bad = e > BFP_MAX_EXPONENT;
+    if (*bad && lane == 0)
+        gpu_fault(fault, site, token);
+    return *bad ? BFP_MIN_EXPONENT : e;
+}
+
 /* rmsnorm of the head, whose gains the lane has for its pairs. */
 template <int PAIRS>
 static __device__ __forceinline__ void
 norm_pairs(float (&a)[PAIRS], float (&b)[PAIRS], const float (&gain)[2][PAIRS], int half, int lane,
            double eps, int site, int token, unsigned long long *fault) {
-    int e = num_row_exponent(largest_of_pairs(a, b));
-    bool bad = e > BFP_MAX_EXPONENT;
-    if (bad && lane == 0)
-        gpu_fault(fault, site, token);
-    e = bad ? BFP_MIN_EXPONENT : e;
+    bool bad;
+    int e = exponent_of_pairs(&bad, a, b, lane, site, token, fault);
     float scale = num_pow2f(15 - e);
     long long sum = 0;
     UNROLL
