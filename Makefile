@@ -39,7 +39,8 @@ asan_FLAGS    := -O1 $(SANITIZERS)
 release_TEST_FLAGS := -O1
 asan_TEST_FLAGS    := -O0
 tsan_FLAGS    := -O1 -g1 -fsanitize=thread
-# The integer kernels share nothing, and calls for their long vectors took two thirds of the time.
+# Integer kernels write what is one thread's alone; calls for their long vectors took two thirds of the
+# time.
 tsan_ISA      := -fno-sanitize=thread
 # Without calls at every comparison, which take half of the time: more inputs find more.
 fuzz_FLAGS    := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \

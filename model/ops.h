@@ -267,8 +267,9 @@ struct ops {
                  int n_tokens, int n_heads, int head_dim);
 
     /* What becomes of the queries and keys of a pass, in place, in one op: rmsnorm per head where
-     * there is a gain (Qwen3), then rope, by its tables. With `to` (host), keys and v [n_tokens,
-     * k->n_heads, head_dim] are stored, too, as kv_append does it; NULL: v is not looked at. */
+     * there is a gain (Qwen3), then rope, which has the shapes of positions and tables. With `to`,
+     * keys and v [n_tokens, k->n_heads, head_dim] are stored, too, as kv_append does it; NULL: v is
+     * not looked at. q, k, to: host. */
     void (*norm_rope)(struct device *dev, const struct head_rows *q, const struct head_rows *k,
                       const float *v, const struct kv_target *to, const int32_t *positions,
                       const float *cos, const float *sin, int n_tokens, int head_dim, double eps);

@@ -41,9 +41,8 @@ void ref_norm_rope(struct device *dev, const struct head_rows *q, /* host */
                    const float *cos_table,                     /* [n_positions, head_dim/2] */
                    const float *sin_table,                     /* [n_positions, head_dim/2] */
                    int n_tokens, int head_dim, double eps) {
-    const struct head_rows *const both[2] = {q, k};
     for (int i = 0; i < 2; i++) {
-        const struct head_rows *rows = both[i];
+        const struct head_rows *rows = i ? k : q;
         if (rows->gain)
             ref_rmsnorm(dev, rows->x, rows->x, rows->gain, n_tokens * rows->n_heads, head_dim,
                         rows->n_heads, eps, rows->site);

@@ -100,10 +100,13 @@ static struct bfp_rows random_mantissas(struct random *r, int n_rows, int n_cols
  * -128; the unsigned low digit of 32511 is 255. Around the lengths at which they no longer fit into
  * 32 bits. */
 static void test_digit_sums(void **state) {
-    static const int ks[] = {65536, 65544, 70000, 131008, 131009, 262144, 262145, 1 << 21};
-    enum { M = 4, N = 4 }; /* version 3 takes even N */
+    static const int ks[] = {65536, 65544, 70000, 131008, 131009, 262144, 262145, 1 << 20, 1 << 21};
+    /* Version 3 takes even N. Version 4 shares a sum among fewer warps where rows are more than 16:
+     * at the most columns that it takes, each row comes five times. */
+    enum { PATTERNS = 4, N = 4, TIMES = 5, MOST_OF_4 = 262144 };
     for (size_t i = 0; i < COUNT(ks); i++) {
-        struct bfp_rows x = host_rows(M, ks[i]), w = host_rows(N, ks[i]);
+        int m = ks[i] == MOST_OF_4 ? TIMES * PATTERNS : PATTERNS;
+        struct bfp_rows x = host_rows(m, ks[i]), w = host_rows(N, ks[i]);
         for (int j = 0; j < ks[i]; j++) {
             w.mantissas[3 * ks[i] + j] = 32511;
             x.mantissas[j] = w.mantissas[j] = 32639;
@@ -111,9 +114,15 @@ static void test_digit_sums(void **state) {
             x.mantissas[2 * ks[i] + j] = w.mantissas[ks[i] + j] = -32639;
             x.mantissas[3 * ks[i] + j] = w.mantissas[2 * ks[i] + j] = 32384;
         }
-        for (int j = 0; j < M; j++)
-            x.exponents[j] = w.exponents[j] = (int8_t)j;
-        check_linear(*state, x, w, M, N, ks[i]);
+        for (int j = PATTERNS; j < m; j++)
+            memcpy(x.mantissas + (size_t)j * (size_t)ks[i],
+                   x.mantissas + (size_t)(j % PATTERNS) * (size_t)ks[i],
+                   sizeof *x.mantissas * (size_t)ks[i]);
+        for (int j = 0; j < m; j++)
+            x.exponents[j] = (int8_t)j;
+        for (int j = 0; j < N; j++)
+            w.exponents[j] = (int8_t)j;
+        check_linear(*state, x, w, m, N, ks[i]);
         free_host_rows(x);
         free_host_rows(w);
     }

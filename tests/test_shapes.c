@@ -353,14 +353,14 @@ static void test_norm_rope_stores(void **state) {
         struct random *r = &p->random;
         int dim = head_dims[random_int(r, 0, COUNT(head_dims) - 1)], half = dim / 2;
         int most = (p->is_small ? 4500 : 200000) / dim, heads = random_size(r, smaller(most, 64));
-        int kv_heads = random_size(r, heads),
-            n_tokens = random_size(r, smaller(most / heads, 1100));
+        int kv_heads = random_size(r, heads);
+        int n_tokens = random_size(r, smaller(most / heads, 1100));
         int n_slots = n_tokens + random_int(r, 0, 9), n_positions = random_size(r, most);
         size_t n_rows = (size_t)(n_slots * kv_heads), n_table = (size_t)(n_positions * half);
         float *c = random_table(p, n_positions, half), *s = random_table(p, n_positions, half);
         float *q = pair_floats(p, n_tokens * heads, dim, 60), *gain = pair_floats(p, 1, dim, 10);
         float *k = pair_floats(p, n_tokens * kv_heads, dim, 60);
-        float *v = pair_floats(p, n_tokens * kv_heads, dim, 122), *queries[N_SIDES];
+        float *v = pair_floats(p, n_tokens * kv_heads, dim, 122), *rotated[2][N_SIDES];
         int32_t *positions = pair_ids(p, n_tokens, n_positions);
         int64_t *slots = random_slots(p, n_tokens, n_slots);
         int norms = random_int(r, 0, 3);
@@ -369,10 +369,10 @@ static void test_norm_rope_stores(void **state) {
         for (int i = 0; i < N_SIDES; i++) {
             struct test_device *t = &p->side[i];
             const float *norm = pair_put(t, gain, (size_t)dim, sizeof *gain);
-            queries[i] = pair_put(t, q, n * (size_t)heads, sizeof *q);
-            struct head_rows both[2] = {{queries[i], norms & 1 ? norm : NULL, heads, 1},
-                                        {pair_put(t, k, n * (size_t)kv_heads, sizeof *k),
-                                         norms & 2 ? norm : NULL, kv_heads, 2}};
+            rotated[0][i] = pair_put(t, q, n * (size_t)heads, sizeof *q);
+            rotated[1][i] = pair_put(t, k, n * (size_t)kv_heads, sizeof *k);
+            struct head_rows both[2] = {{rotated[0][i], norms & 1 ? norm : NULL, heads, 1},
+                                        {rotated[1][i], norms & 2 ? norm : NULL, kv_heads, 2}};
             for (int j = 0; j < 2; j++)
                 (j ? values : keys)[i] =
                     (struct bfp_rows){pair_output(t, n_rows * (size_t)dim, sizeof(int16_t)),
@@ -387,9 +387,10 @@ static void test_norm_rope_stores(void **state) {
                               pair_put(t, c, n_table, sizeof *c),
                               pair_put(t, s, n_table, sizeof *s), n_tokens, dim, 1e-6);
         }
-        pair_expect_floats(p, "queries", queries, n_tokens * heads, dim);
-        pair_expect_rows(p, "keys", keys, n_slots * kv_heads, dim);
-        pair_expect_rows(p, "values", values, n_slots * kv_heads, dim);
+        pair_expect_floats(p, "queries", rotated[0], n_tokens * heads, dim);
+        pair_expect_floats(p, "keys", rotated[1], n_tokens * kv_heads, dim);
+        pair_expect_rows(p, "stored keys", keys, n_slots * kv_heads, dim);
+        pair_expect_rows(p, "stored values", values, n_slots * kv_heads, dim);
     }
     pair_report(p);
 }

@@ -255,7 +255,7 @@ void gpu_linear_few_rows(struct gpu_device *gpu, const struct linear_part *parts
             n += gpu_blocks((size_t)parts[i].w->n, (size_t)(8 * tiles));
         return n <= on_each * (unsigned)gpu->n_processors;
     };
-    /* The same of blocks of 16 warps, each of which has a step. */
+    /* Whether one of 16 warps on each is enough, and each warp has a step. */
     auto wide_fit = [&](int tiles) { return parts->w->k >= 16 * STEP && fit(1, tiles); };
     auto launch = n_tokens > 16  ? (fit(1, 1)   ? launch_rows<8, 4, 1, 6, 1>
                                     : fit(1, 2) ? launch_rows<8, 4, 2, 6, 1>
