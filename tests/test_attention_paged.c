@@ -191,8 +191,8 @@ static int one_of(struct random *r, const int *values, size_t n) {
 }
 #define ONE_OF(r, array) one_of(r, array, COUNT(array))
 
-static const int boundaries[] = {0,  1,   2,   15,  16,  17,  63,  64,
-                                 65, 255, 256, 257, 511, 512, 513, 700};
+static const int boundaries[] = {0,   1,   2,   15,  16,  17,  63,  64,  65, 127,
+                                 128, 129, 255, 256, 257, 511, 512, 513, 700};
 
 /* A length up to `most`, every other one at a boundary of something. */
 static int random_length(struct random *r, int most) {
@@ -462,6 +462,31 @@ static void test_prompts_behind_long_contexts(void **state) {
     t->ops->attention_plan_free(t->dev, plan);
 }
 
+/* Prompts of at most 128 positions, of all lengths about its boundaries, several for each thread
+ * block: in one batch without anything before them, and behind others' tokens. 16 heads share a kv
+ * head, so that five tokens are a prompt. */
+static void test_short_prompts(void **state) {
+    struct test_device *t = *state;
+    struct random r = {309};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    static const int lengths[] = {5, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129};
+    static const int dims[] = {64, 72, 128};
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        struct problem p = {
+            .shape = {16, 1, dims[i], 0.1, KV_BFP16}, .n = COUNT(lengths), .page_size = 16};
+        for (int k = 0; k < p.n; k++) {
+            p.kv_len[k] = lengths[k];
+            p.qo_len[k] = i == 1 && lengths[k] > 32 ? 17 : lengths[k];
+        }
+        lay_out_pages(&r, &p);
+        fill(&r, &p, i == 2 ? WILD_VALUES : ORDINARY);
+        check(t, &p, plan);
+        free_problem(&p);
+    }
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
 /* Appends keys and values of all sequences to a pool at the slots of other pages: numbers[i] is
  * what page i is called there. */
 static void append_all(struct test_device *t, const struct problem *p, const struct kv_layer *pool,
@@ -593,6 +618,7 @@ int main(void) {
         cmocka_unit_test(test_split_sequences),
         cmocka_unit_test(test_prompts_of_many_sequences),
         cmocka_unit_test(test_prompts_behind_long_contexts),
+        cmocka_unit_test(test_short_prompts),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_a_pool_beyond_32_bits),
     };

@@ -21,7 +21,8 @@
  * - Products run in the background: wgmma_begin, products, wgmma_end. Until wgmma_wait, which waits
  *   for all that were begun, nobody may touch d, the registers of a, or the shared memory of b.
  *   wgmma_wait_but_last leaves those that were begun last at work.
- * - b comes to shared memory by bulk_copy. (wgmma does not see what threads wrote.)
+ * - b comes to shared memory by bulk_copy; or threads store it, and call wgmma_sees_stores and then
+ *   __syncthreads.
  *
  * Bulk copies. A bulk_barrier stands for a series of rounds; in each, one thread starts a copy, and
  * bulk_wait lets everybody wait for it.
@@ -105,6 +106,8 @@ static inline void wgmma_wait(void) {
 static inline void wgmma_wait_but_last(void) {
 }
 template <int N> static inline void wgmma_settle(int32_t (&)[N]) {
+}
+static inline void wgmma_sees_stores(void) {
 }
 
 template <int N>
@@ -207,6 +210,10 @@ static __device__ __forceinline__ void wgmma_wait(void) {
 }
 static __device__ __forceinline__ void wgmma_wait_but_last(void) {
     SAMEBITS_PTX("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+/* What this thread has stored in shared memory, b may hold behind the next __syncthreads. */
+static __device__ __forceinline__ void wgmma_sees_stores(void) {
+    SAMEBITS_PTX("fence.proxy.async.shared::cta;" ::: "memory");
 }
 /* After wgmma_wait: the compiler must not read d before it. */
 template <int N> static __device__ __forceinline__ void wgmma_settle(int32_t (&d)[N]) {

@@ -6,9 +6,10 @@
 #define SAMEBITS_GPU_FAST_PROMPT_DIGITS_H
 
 #include "gpu/fast/plan/plan.h"
+#include "gpu/fast/prompt/split.h"
 #include "gpu/ptx/tensor_core.h"
 
-enum { TILE = ATTENTION_TILE, SIDE_DIMS = 32, THREADS = 256, WARPS = THREADS / 32 };
+enum { TILE = ATTENTION_TILE, THREADS = 256, WARPS = THREADS / 32 };
 
 /* Four mantissas as digits at byte 4 * word of a row. first: the row's column 0, high digits. */
 static __device__ __forceinline__ void put_digits(uint8_t *first, int rows, int word,
@@ -137,13 +138,6 @@ static __host__ __device__ constexpr int piece_dims(int dim) {
 /* The pieces of a tile's keys, and of its values. */
 static __host__ __device__ constexpr int pieces_of_tile(int dim) {
     return (dim + piece_dims(dim) - 1) / piece_dims(dim) * (TILE * piece_dims(dim) / PIECE);
-}
-
-/* Whether rows are that. */
-static inline bool is_in_pieces(const struct kv_view *v, int head_dim) {
-    return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x &&
-           head_dim % 8 == 0 && v->page_step % 8 == 0 && v->position_step % 8 == 0 &&
-           v->head_step % 8 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 
 /* Splits them: digits_rows.cu. */

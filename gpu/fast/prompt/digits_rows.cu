@@ -6,6 +6,7 @@
  * values are split by one kernel. The blocks of all kv heads go side by side: so do their rows.
  */
 #include "gpu/fast/prompt/digits.h"
+#include "gpu/fast/prompt/split.h"
 
 /* A piece in shared memory, with 16 bytes behind each row, so that neighbouring ones lie in
  * different banks. */
@@ -16,14 +17,6 @@ template <int DIMS> struct rows_memory {
     const int16_t *rows[PIECES][PIECE / DIMS];
     struct piece_rows<DIMS> pieces[PIECES];
 };
-
-/* The digits of eight mantissas of 16 bytes: their high ones, and their low ones. */
-static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uint4 m) {
-    high->x = __byte_perm(m.x, m.y, 0x7531);
-    high->y = __byte_perm(m.z, m.w, 0x7531);
-    low->x = __byte_perm(m.x, m.y, 0x6420);
-    low->y = __byte_perm(m.z, m.w, 0x6420);
-}
 
 /* Where the row of a position begins; NULL: there is none. */
 static __device__ __forceinline__ const int16_t *
@@ -110,8 +103,7 @@ static __device__ __forceinline__ void split_key_piece(const struct split_argume
     }
 }
 
-/* Turns a piece of values on its side: ldmatrix hands a lane two positions of a dimension, and
- * value_slot orders them just so. A warp has 32 positions of SIDE_DIMS dimensions. */
+/* Turns a piece of values on its side. A warp has 32 positions of SIDE_DIMS dimensions. */
 template <int DIMS>
 static __device__ __forceinline__ void split_value_piece(const struct split_arguments *s,
                                                          int kv_head, int first_row, int first,
@@ -122,21 +114,10 @@ static __device__ __forceinline__ void split_value_piece(const struct split_argu
     int d = warp / SPANS * SIDE_DIMS, column = column_bytes(out->value_dims);
     if (first + d >= out->dim)
         return;
-    /* Lane 4 g + t has bytes 4 t ... of dimension g of two columns. */
     uint8_t *begin = tile_of(out, kv_head, first_row / TILE) + group_bytes(TILE, out->dim);
-    uint8_t *to = row_of(begin, out->value_dims, TILE, first + d + lane / 4) +
-                  (first_row % TILE / 16 + 2 * span) * column + lane % 4 * 4;
-    UNROLL
-    for (int vector = 0; vector < SIDE_DIMS / 8; vector++) {
-        uint32_t m[4]; /* of 8 positions each */
-        ldmatrix_x4_trans(m, &values->row[32 * span + lane][d / 8 + vector]);
-        UNROLL
-        for (int c = 0; c < 2; c++) {
-            uint8_t *at_column = to + c * column + vector * 8 * 16;
-            *(uint32_t *)at_column = __byte_perm(m[2 * c], m[2 * c + 1], 0x7531);
-            *(uint32_t *)(at_column + column / 2) = __byte_perm(m[2 * c], m[2 * c + 1], 0x6420);
-        }
-    }
+    uint8_t *to = row_of(begin, out->value_dims, TILE, first + d) +
+                  (first_row % TILE / 16 + 2 * span) * column;
+    split_side(to, column, &values->row[32 * span + lane][d / 8]);
 }
 
 /* The keys, or the values, of a kv head: a piece is written while the next is on its way, and where

@@ -4,7 +4,8 @@
  * divide the work:
  *
  *     tile_scores      what a thread holds of its rows by 256 positions: s[i][j], VECTORS times
- *                      four, of the same positions of all its rows
+ *                      four, of the same positions of all its rows, which are
+ *                      among positions 16 i ... 16 i + 15
  *         N_ROWS               rows of a thread, neighbours
  *         STEP                 vectors that are left out together
  *         PEER_BEGIN, PEER_END  lanes that share rows: their numbers differ in these bits
@@ -156,7 +157,7 @@ weigh_values(tile_scores *tile, uint32_t *units, uint32_t *largest, const struct
     const int STEP = tile->STEP;
     UNROLL
     for (int c = 0; c < tile->VECTORS; c += STEP) {
-        if (c && c * (TILE / tile->VECTORS) >= n) { /* nobody sees them */
+        if (c && 16 * c >= n) { /* nobody sees them */
             UNROLL
             for (int i = 0; i < STEP * 4; i++)
                 ZERO_HERE(tile->s[c + i / 4][i % 4]);

@@ -5,6 +5,7 @@
  *     digits.cu   splits queries, keys and values into 8-bit digits
  *     mma.cu      version 2 of attention: a warp's products (compute capability 8.0 and later)
  *     wgmma.cu    version 3: products of four warps together (9.0)
+ *     short.cu    the same for sequences of few positions, which it splits itself
  *     item.h      what these two do alike: a tile's softmax, the end of a row, the launch
  *     work.cu     their work for a batch: prompts.cu, whole prompts; cascade.cu, shared tiles
  *     chains.cu   merges what they kept
@@ -29,7 +30,7 @@
  * so that 8 neighbouring rows of a column are 128 bytes in a row: what tensor cores load in one go
  * without a bank conflict, and what a wgmma descriptor can describe.
  */
-enum { QUERY_ROWS = 64 };
+enum { QUERY_ROWS = 64, SHORT_POSITIONS = 128 /* of sequences for short.cu */ };
 
 struct attention_digits {
     uint8_t *queries; /* [n_kv_heads, n_groups] of QUERY_ROWS rows of dim; rows behind the end: 0.
@@ -124,6 +125,7 @@ struct attention_work {
     int n_at_once;                     /* items of a kv head that blocks have at a time, or so */
     int group;                         /* query heads of a kv head: of attention_work_of */
     struct division by_group;
+    bool is_short; /* its sequences have up to SHORT_POSITIONS positions */
     bool overlaps; /* splitting may start while the kernel before runs, which has waited for those
                       before it */
 };

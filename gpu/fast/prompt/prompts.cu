@@ -16,6 +16,7 @@
  * lengths in one launch: Ye et al., "FlashInfer", 2025.
  */
 #include "gpu/fast/plan/plan.h"
+#include "gpu/fast/prompt/short.h"
 
 #include <algorithm>
 #include <stdlib.h>
@@ -150,9 +151,16 @@ static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,
     }
 }
 
+/* Whether it is for the kernel for short ones, which has a work of its own. */
+static bool prompt_is_short(const struct prompt *s) {
+    return s->length <= SHORT_POSITIONS;
+}
+
 /* Those with most to do first: others fill the time in which the last ones end. */
 static bool is_longer(const struct prompt &a, const struct prompt &b) {
     int of_a = min(a.longest, a.each), of_b = min(b.longest, b.each);
+    if (prompt_is_short(&a) != prompt_is_short(&b))
+        return prompt_is_short(&b);
     return of_a != of_b ? of_a > of_b : a.first_token < b.first_token;
 }
 
@@ -169,14 +177,17 @@ static int fill_work(struct attention_plan *p, const struct prompt *all, int fir
     struct work_arrays *f = &prompts->plan.host;
     struct work_sizes base = f->n;
     int i = first;
-    while (i < n_prompts && (i == first || f->n.tiles - base.tiles + all[i].n_tiles <= most_tiles))
+    bool is_short = prompt_is_short(&all[first]);
+    while (i < n_prompts && prompt_is_short(&all[i]) == is_short &&
+           (i == first || f->n.tiles - base.tiles + all[i].n_tiles <= most_tiles))
         fill_sequence(f, &base, p, &all[i++]);
     std::sort(f->items + base.items, f->items + f->n.items, is_longer_item);
     int32_t *counts = f->counts + base.counts;
     counts[COUNT_ROW_LISTS] = f->n.row_lists - base.row_lists;
     counts[COUNT_TILES] = f->n.tiles - base.tiles;
     counts[COUNT_ITEMS] = f->n.items - base.items;
-    prompts->work[prompts->n_work++] = work_plan_work(&prompts->plan, &base, &p->arrays);
+    prompts->work[prompts->n_work] = work_plan_work(&prompts->plan, &base, &p->arrays);
+    prompts->work[prompts->n_work++].is_short = is_short;
     f->n.counts += N_COUNTS;
     return i;
 }
@@ -236,8 +247,13 @@ void gpu_attention_prompts(struct gpu_device *gpu, const struct attention_argume
                            const struct attention_plan *plan) {
     struct attention_arguments all = *a;
     all.page_size = plan->arrays.page_size;
-    for (int i = 0; i < plan->prompts.n_work; i++)
-        gpu_attention_prompt(gpu, &all, kv, variant, &plan->prompts.work[i]);
+    for (int i = 0; i < plan->prompts.n_work; i++) {
+        const struct attention_work *work = &plan->prompts.work[i];
+        if (gpu_attention_short_fits(gpu, &all, kv, variant, work))
+            gpu_attention_short(gpu, &all, kv, work);
+        else
+            gpu_attention_prompt(gpu, &all, kv, variant, work);
+    }
     if (plan->prompts.chains)
         gpu_attention_chains(gpu, a, variant, plan->n_tokens, &plan->prompts.plan, NULL);
 }

@@ -21,7 +21,7 @@
  *
  * The idea of groups that take turns: Shah et al., "FlashAttention-3", 2024.
  */
-#include "gpu/fast/prompt/wgmma.h"
+#include "gpu/fast/prompt/queries.h"
 
 /* The memory of a block. */
 struct block_memory {
@@ -45,81 +45,6 @@ template <int DIM> static __device__ struct block_memory cut_memory(unsigned cha
     return m;
 }
 
-/* A thread's part of a row of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
-template <int DIM> struct query_elements { float x[DIM / 16][4]; };
-
-/* Where a row's query begins. */
-static __device__ __forceinline__ const float *query_at(const struct attention_arguments *a,
-                                                        const struct prompt_row *row) {
-    return a->q +
-           ((size_t)row->token * (size_t)a->n_heads + (size_t)row->head) * (size_t)a->head_dim;
-}
-
-template <int DIM>
-static __device__ __forceinline__ void load_query(struct query_elements<DIM> *out,
-                                                  const struct prompt_row *query,
-                                                  const struct attention_arguments *a) {
-    int t = (int)threadIdx.x % 4, dim = a->head_dim;
-    bool vectors = dim % 4 == 0 && (uintptr_t)a->q % 16 == 0, whole = vectors && dim == DIM;
-    const float *q = query_at(a, query) + 4 * t;
-    UNROLL
-    for (int i = 0; i < DIM / 16; i++, q += 16) {
-        int n = whole ? 4 : dim - 16 * i - 4 * t; /* that are left */
-        float4 four = vectors && n > 0 ? *(const float4 *)q
-                                       : make_float4(n > 0 ? q[0] : 0, n > 1 ? q[1] : 0,
-                                                     n > 2 ? q[2] : 0, n > 3 ? q[3] : 0);
-        out->x[i][0] = four.x;
-        out->x[i][1] = four.y;
-        out->x[i][2] = four.z;
-        out->x[i][3] = four.w;
-    }
-}
-
-/* Snaps and splits it. Its unit goes to q_unit. A row that cannot be snapped is a fault, and zeros.
- */
-template <int DIM>
-static __device__ __forceinline__ void
-snap_query(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
-           const struct query_elements<DIM> *in, const struct prompt_row *query,
-           const struct attention_arguments *a) {
-    int t = (int)threadIdx.x % 4;
-    uint32_t largest = 0;
-    UNROLL
-    for (int i = 0; i < DIM / 4; i++)
-        largest = max(largest, num_magnitude(in->x[i / 4][i % 4]));
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    int e = num_row_exponent(largest);
-    bool bad = e > BFP_MAX_EXPONENT;
-    if (bad && t == 0)
-        gpu_fault(a->fault, a->site, query->token);
-    e = bad ? BFP_MIN_EXPONENT : e;
-    if (t == 0)
-        *q_unit = num_score_unit_of(e, a->scale);
-    float scale = num_pow2f(15 - e);
-    UNROLL
-    for (int i = 0; i < DIM / 16; i++)
-        split_four<true>(out->of[i / 2] + i % 2 * 2, in->x[i], scale);
-    if (!__any_sync(0xffffffffu, bad))
-        return;
-    UNROLL
-    for (int i = 0; i < DIM / 8; i++)
-        out->of[i / 4][i % 4] = bad ? 0 : out->of[i / 4][i % 4];
-}
-
-/* Asks for the queries of a later item, so that its block need not wait for memory. */
-template <bool VARIANT>
-static __device__ __forceinline__ void
-prefetch_queries(const struct item_task *t, const struct attention_digits *in, int later) {
-    struct row_list list = item_of(t->a, t->work, in, later).list;
-    int row = (int)threadIdx.x / 4;
-    if (row >= list.n_rows)
-        return;
-    struct prompt_row query = prompt_row_of<VARIANT>(t->variant, t->work, &list, t->kv_head, row);
-    for (int d = (int)threadIdx.x % 4 * 32; d < t->a->head_dim; d += 128) /* a line: 32 floats */
-        prefetch_l2(query_at(t->a, &query) + d);
-}
-
 /* The digits of an item's tiles: they begin at tile number `tile`, counted over all kv heads. */
 template <int DIM>
 static __device__ __forceinline__ struct tile_chunks<DIM>
@@ -139,7 +64,7 @@ chunks_of(const struct attention_digits *in, const struct prompt_item *item,
  * thread's. */
 template <int DIM, bool VARIANT>
 static __device__ __forceinline__ float
-score_tile(struct tile_scores *scores, const struct row_digits<DIM / 32> *query,
+score_tile(tile_scores *scores, const struct row_digits<DIM / 32> *query,
            struct tile_chunks<DIM> *chunks, const struct block_memory *mem,
            const struct num_score_unit *q_unit, const struct item_task *t,
            const struct thread_rows<1> *rows, int first, int n) {
@@ -216,7 +141,7 @@ run_item(const struct item_task *t, const struct attention_digits *in,
         if (k + 1 < n_tiles)
             exponents = tile_exponents[(k + 1) * TILE];
         __syncthreads();
-        struct tile_scores scores;
+        tile_scores scores;
         float scale, top = score_tile<DIM, VARIANT>(&scores, &query, &chunks, mem, q_unit, t, &row,
                                                     first, n);
         softmax<VARIANT>(&scores, &top, &scale, &row, first, n, mem->v_unit, t,
@@ -231,7 +156,7 @@ run_item(const struct item_task *t, const struct attention_digits *in,
             multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(values),
                                               n <= TILE / 2);
             chunks.replace(TILE / KEYS + part);
-            add_values(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
+            add_values<false>(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
         }
         if (!item->merges)
             keep_tile<DIM, tile_scores>(t, &row, &values, k);

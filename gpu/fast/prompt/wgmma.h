@@ -111,11 +111,12 @@ static __device__ __forceinline__ void split_four(uint32_t to[2], const float x[
 /* ---- a tile --------------------------------------------------------------------------------- */
 
 /*
- * What a thread holds of its row by 256 positions, where lane = 4 g + t, and g the row of its warp:
- * s[i][j] is position 16 i + j / 2 * 8 + 2 t + j % 2. First scores, then weights.
+ * What a thread holds of its row by 256 positions, or the first of them, where lane = 4 g + t, and
+ * g the row of its warp: s[i][j] is position 16 i + j / 2 * 8 + 2 t + j % 2. First scores, then
+ * weights.
  */
-struct tile_scores {
-    static const int VECTORS = 16, STEP = KEY_COLUMNS / 16, N_ROWS = 1;
+template <int OF> struct position_scores {
+    static const int VECTORS = OF / 16, STEP = KEY_COLUMNS / 16, N_ROWS = 1;
     static const int PEER_BEGIN = 1, PEER_END = 4;
     float s[VECTORS][4];
 
@@ -134,6 +135,7 @@ struct tile_scores {
         }
     }
 };
+typedef position_scores<TILE> tile_scores;
 
 /* A thread's part of the values of its row, in shared memory: o[i * THREADS] has dimensions
  * 16 i + 2 t, the next one, and those 8 further on. */
@@ -176,11 +178,12 @@ static __device__ __forceinline__ void score_keys(float (*s)[4], int32_t *larges
 
 /* Scores of positions from `end` on, which the row does not see, become -infinity, which has weight
  * 0. n: no row sees position n of the tile. largest: of score_keys, once more. */
-static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t *largest,
-                                            int tile_first, int end, int n) {
+template <int POSITIONS>
+static __device__ __forceinline__ void mask(struct position_scores<POSITIONS> *tile,
+                                            int32_t *largest, int tile_first, int end, int n) {
     *largest = INT32_MIN;
     UNROLL
-    for (int part = 0; part < TILE; part += KEY_COLUMNS) {
+    for (int part = 0; part < POSITIONS; part += KEY_COLUMNS) {
         if (part >= n)
             continue;
         UNROLL
@@ -197,13 +200,14 @@ static __device__ __forceinline__ void mask(struct tile_scores *tile, int32_t *l
 /* find_largest of the positions before n, from what score_keys or mask has found. Where all of a
  * thread's scores are negative, it was not the largest: that one has the least bits as an unsigned
  * integer. */
-static __device__ __forceinline__ float largest_of_bits(const struct tile_scores *tile,
-                                                        int32_t bits, int n) {
+template <int POSITIONS>
+static __device__ __forceinline__ float
+largest_of_bits(const struct position_scores<POSITIONS> *tile, int32_t bits, int n) {
     uint32_t least = UINT32_MAX;
     if (!__any_sync(0xffffffffu, bits < 0))
         return num_float((uint32_t)bits);
     UNROLL
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < POSITIONS / 4; i++)
         if (i / 8 * KEY_COLUMNS < n)
             least = min(least, num_bits(tile->s[i / 4][i % 4]));
     return num_float(bits < 0 ? least : (uint32_t)bits);
@@ -211,19 +215,23 @@ static __device__ __forceinline__ float largest_of_bits(const struct tile_scores
 
 /* The snapped weights of a tile as digits: of 32 positions two vectors, in the order of value_slot.
  */
-static __device__ __forceinline__ void snap_weights(struct row_digits<TILE / 32> *out,
-                                                    const struct tile_scores *tile, float scale) {
+template <int POSITIONS>
+static __device__ __forceinline__ void snap_weights(struct row_digits<POSITIONS / 32> *out,
+                                                    const struct position_scores<POSITIONS> *tile,
+                                                    float scale) {
     UNROLL
     for (int i = 0; i < tile->VECTORS; i++)
         split_four<false>(out->of[i / 2] + i % 2 * 2, tile->s[i], scale);
 }
 
-/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on. */
+/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on.
+ * FIRST: into zeros. */
+template <bool FIRST>
 static __device__ __forceinline__ void add_values(float4 *o, const int32_t *sums,
                                                   const struct thread_rows<1> *rows) {
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 16; i++) {
-        float4 old = o[i * THREADS], sum;
+        float4 old = FIRST ? make_float4(0, 0, 0, 0) : o[i * THREADS], sum;
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)

@@ -1,0 +1,271 @@
+/*
+ * attention, version 3, for prompts of up to 128 positions: computes what ../../attention.cu does;
+ * gains a fifth of the time over wgmma.cu (64 prompts of 128 tokens, 32 heads of 128, H200: 137 µs,
+ * not 172).
+ *
+ * What changed from wgmma.cu (read it first): all keys and values of such a sequence fit into
+ * shared memory, as digits. So a block splits them itself, straight from the pages, and takes row
+ * list after row list of the sequence. No kernel before it writes digits to memory, nobody waits
+ * for chunks, and the block's two groups of four warps need not wait for each other.
+ */
+#include "gpu/fast/prompt/queries.h"
+#include "gpu/fast/prompt/short.h"
+#include "gpu/fast/prompt/split.h"
+
+enum {
+    POSITIONS = SHORT_POSITIONS,
+    WARPS = THREADS / 32,
+    SPAN = 32, /* positions of a warp that splits values */
+    SPANS = POSITIONS / SPAN,
+    MOST_EACH = 16 /* items of a block */
+};
+
+/* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
+template <int DIM> struct short_sizes {
+    static const int KEY_BYTES = group_bytes(POSITIONS, DIM);
+    static const int VALUE_BYTES =
+        group_bytes(VALUE_DIMS, POSITIONS);     /* of VALUE_DIMS dimensions */
+    static const int STAGED_ROW = 2 * DIM + 16; /* neighbouring rows in different banks */
+    static const int SHARED_BYTES = KEY_BYTES + DIM / VALUE_DIMS * VALUE_BYTES +
+                                    POSITIONS * (STAGED_ROW + 8 + 2 * (int)sizeof(void *)) +
+                                    ROWS * (int)sizeof(struct num_score_unit);
+};
+
+/* The memory of a block. */
+struct short_memory {
+    unsigned char *keys, *values;     /* digits */
+    unsigned char *staged;            /* [POSITIONS] rows of values, until they are split; then
+                                         what each thread keeps of its row, as in wgmma.cu */
+    const int16_t **k_rows, **v_rows; /* [POSITIONS] where they lie in the cache */
+    float *k_unit, *v_unit;           /* [POSITIONS] */
+    struct num_score_unit *q_unit;    /* [ROWS] */
+};
+
+template <int DIM> static __device__ struct short_memory cut_memory(unsigned char *memory) {
+    typedef struct short_sizes<DIM> size;
+    struct short_memory m;
+    m.keys = memory;
+    m.values = m.keys + size::KEY_BYTES;
+    m.staged = m.values + DIM / VALUE_DIMS * size::VALUE_BYTES;
+    m.k_rows = (const int16_t **)(m.staged + POSITIONS * size::STAGED_ROW);
+    m.v_rows = m.k_rows + POSITIONS;
+    m.q_unit = (struct num_score_unit *)(m.v_rows + POSITIONS);
+    m.k_unit = (float *)(m.q_unit + ROWS);
+    m.v_unit = m.k_unit + POSITIONS;
+    return m;
+}
+
+/* Looks up where the rows of a sequence of n positions lie, and their exponents. Behind its end,
+ * the last row again. */
+static __device__ __forceinline__ void find_rows(const struct short_memory *m,
+                                                 const struct attention_arguments *a,
+                                                 const struct kv_views *kv, const int32_t *pages,
+                                                 int n, int kv_head) {
+    int i = (int)threadIdx.x, at = min(i, n - 1);
+    if (i >= POSITIONS)
+        return;
+    int64_t page = pages[at / a->page_size], in_page = at % a->page_size;
+    m->k_rows[i] = (const int16_t *)kv->k.data + kv_view_row(&kv->k, page, in_page, kv_head);
+    m->v_rows[i] = (const int16_t *)kv->v.data + kv_view_row(&kv->v, page, in_page, kv_head);
+    set_units<false>(&m->k_unit[i], &m->v_unit[i],
+                     kv->k.exponents[kv_view_exponent(&kv->k, page, in_page, kv_head)],
+                     kv->v.exponents[kv_view_exponent(&kv->v, page, in_page, kv_head)]);
+}
+
+/* Positions whose digits products read; behind the end they are zeros. */
+static __device__ __forceinline__ int read_of(int n) {
+    return n <= POSITIONS / 2 ? POSITIONS / 2 : (int)POSITIONS;
+}
+
+/* Splits keys: a thread takes 16 mantissas of a row, neighbours those of neighbouring rows. */
+template <int DIM>
+static __device__ __forceinline__ void split_keys(const struct short_memory *m, int head_dim,
+                                                  int n) {
+    enum { PARTS = DIM / 16 };
+    UNROLL
+    for (int i = 0; i < POSITIONS * PARTS / THREADS; i++) {
+        int j = (int)threadIdx.x + i * THREADS, row = j % POSITIONS, d = j / POSITIONS * 16;
+        if (row >= read_of(n))
+            continue;
+        const uint4 *from = (const uint4 *)(m->k_rows[row] + d);
+        uint4 first = make_uint4(0, 0, 0, 0), second = first;
+        if (row < n && d < head_dim)
+            first = from[0];
+        if (row < n && d + 8 < head_dim)
+            second = from[1];
+        uint2 high[2], low[2];
+        split_vector(&high[0], &low[0], first);
+        split_vector(&high[1], &low[1], second);
+        unsigned char *to = m->keys + d / 16 * column_bytes(POSITIONS) + row * 16;
+        *(uint4 *)to = make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
+        *(uint4 *)(to + column_bytes(POSITIONS) / 2) =
+            make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
+    }
+}
+
+/* Starts to copy the values of n positions. */
+template <int DIM>
+static __device__ __forceinline__ void stage_values(const struct short_memory *m, int head_dim,
+                                                    int n) {
+    enum { VECTORS = DIM / 8 };
+    UNROLL
+    for (int i = 0; i < POSITIONS * VECTORS / THREADS; i++) {
+        int j = (int)threadIdx.x + i * THREADS, row = j / VECTORS, d = j % VECTORS * 8;
+        bool exists = row < n && d < head_dim;
+        if (row < read_of(n))
+            cp_async_16_or_zero(m->staged + row * short_sizes<DIM>::STAGED_ROW + 2 * d,
+                                m->v_rows[row] + (exists ? d : 0), exists);
+    }
+    cp_async_commit();
+}
+
+/* Turns them on their side. A warp has SPAN positions. */
+template <int DIM>
+static __device__ __forceinline__ void split_values(const struct short_memory *m, int n) {
+    typedef struct short_sizes<DIM> size;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, span = warp % SPANS;
+    if (SPAN * span >= read_of(n))
+        return;
+    UNROLL
+    for (int d = warp / SPANS * SIDE_DIMS; d < DIM; d += WARPS / SPANS * SIDE_DIMS)
+        split_side(m->values + d / VALUE_DIMS * size::VALUE_BYTES + d % VALUE_DIMS * 16 +
+                       2 * span * column_bytes(VALUE_DIMS),
+                   column_bytes(VALUE_DIMS),
+                   m->staged + (SPAN * span + lane) * size::STAGED_ROW + 2 * d);
+}
+
+/* The digits of the keys and values of a sequence, and their units, for all threads. */
+template <int DIM>
+static __device__ __forceinline__ void
+load_sequence(const struct short_memory *m, const struct attention_arguments *a,
+              const struct kv_views *kv, const struct attention_work *work,
+              const struct digit_tile *sequence, int kv_head) {
+    int n = sequence->n;
+    __syncthreads(); /* nobody uses those of the one before */
+    find_rows(m, a, kv, work->pages + sequence->pages, n, kv_head);
+    __syncthreads();
+    stage_values<DIM>(m, a->head_dim, n);
+    split_keys<DIM>(m, a->head_dim, n);
+    cp_async_wait<0>();
+    __syncthreads();
+    split_values<DIM>(m, n);
+    wgmma_sees_stores();
+    __syncthreads();
+}
+
+typedef position_scores<POSITIONS> short_scores;
+
+/* The scores of a row, which sees positions before `end`; of those before n somebody's. Returns the
+ * largest of this thread's. */
+template <int DIM>
+static __device__ __forceinline__ float
+score_positions(short_scores *scores, const struct row_digits<DIM / 32> *query,
+                const struct short_memory *m, int end, int n) {
+    int32_t top_bits = INT32_MIN;
+    shared_matrix keys = columns_of<POSITIONS>(m->keys);
+    UNROLL
+    for (int at = 0; at < POSITIONS; at += KEY_COLUMNS) {
+        float(*s)[4] = scores->s + at / 16;
+        if (at < n) {
+            int32_t sums[KEY_COLUMNS / 4];
+            multiply<true, false, POSITIONS>(sums, query, shared_matrix_skip(keys, at, 16), false);
+            score_keys(s, &top_bits, sums, m->k_unit + at);
+        } else {
+            leave_out<KEY_COLUMNS / 16>(s);
+        }
+    }
+    mask(scores, &top_bits, 0, end, n);
+    return largest_of_bits(scores, top_bits, n);
+}
+
+/* The rows of a row list, one for each quad of threads. */
+template <int DIM>
+static __device__ __forceinline__ void run_rows(const struct item_task *t,
+                                                const struct short_memory *m) {
+    struct thread_rows<1> row;
+    begin_rows<false>(&row, t);
+    struct value_sums<DIM> values = {
+        (float4 *)m->staged + threadIdx.x
+    };
+    int n = t->item->end;
+    if (!t->item->n_tiles) { /* they see nothing */
+        values.clear();
+        return end_rows<DIM, false, short_scores>(t, &row, &values);
+    }
+    struct query_elements<DIM> elements;
+    load_query<DIM>(&elements, &row.query[0], t->a);
+    struct row_digits<DIM / 32> query;
+    struct num_score_unit *q_unit = m->q_unit + t->first_row;
+    __syncwarp(); /* nobody reads the unit of the row before any more */
+    snap_query<DIM>(&query, q_unit, &elements, &row.query[0], t->a);
+    __syncwarp();
+    short_scores scores;
+    float scale, top = score_positions<DIM>(&scores, &query, m, row.query[0].end, n);
+    softmax<false>(&scores, &top, &scale, &row, 0, n, m->v_unit, t, [&](int) { return *q_unit; });
+    struct row_digits<POSITIONS / 32> weights;
+    snap_weights(&weights, &scores, scale);
+    merge_sums(&row, true);
+    UNROLL
+    for (int part = 0; part < DIM / VALUE_DIMS; part++) {
+        int32_t sums[VALUE_DIMS / 4];
+        const unsigned char *columns = m->values + part * short_sizes<DIM>::VALUE_BYTES;
+        multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(columns),
+                                          n <= POSITIONS / 2);
+        add_values<true>(values.o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
+    }
+    end_rows<DIM, false, short_scores>(t, &row, &values);
+}
+
+/* Block y has items number each * y ... each * y + each - 1: neighbours are of the same sequence.
+ */
+template <int DIM>
+__global__ static void __launch_bounds__(THREADS, 2)
+    attention_3_short(struct attention_arguments a, struct kv_views kv, struct attention_work work,
+                      int each) {
+    SHARED_DYNAMIC(unsigned char, memory);
+    if (!compiles_wgmma)
+        return;
+    let_next_kernel_start();
+    struct short_memory m = cut_memory<DIM>(memory);
+    int n = work.counts[COUNT_ITEMS], first = (int)blockIdx.y * each, tile = -1;
+    wait_for_previous_kernel();
+    for (int i = first; i < min(first + each, n); i++) {
+        struct prompt_item item = work.items[i];
+        if (item.n_tiles && item.tile != tile) {
+            tile = item.tile;
+            load_sequence<DIM>(&m, &a, &kv, &work, &work.tiles[tile], (int)blockIdx.x);
+        }
+        struct item_task task = {&a, NULL, &work, &item, (int)blockIdx.x, (int)threadIdx.x / 4};
+        run_rows<DIM>(&task, &m);
+    }
+}
+
+bool gpu_attention_short_fits(const struct gpu_device *gpu, const struct attention_arguments *a,
+                              const struct kv_views *kv, const struct attention_variant *v,
+                              const struct attention_work *work) {
+    int dim = a->head_dim;
+    /* With fewer items it is the splitting that takes the time, which has more blocks by itself. */
+    bool pays = work->n_items * a->n_kv_heads > gpu->n_processors;
+    return pays && work->is_short && gpu->has_wgmma && gpu->version[GPU_ATTENTION] != 2 &&
+           dim <= 128 && gpu_attention_is_plain(kv, v) && is_in_pieces(&kv->k, dim) &&
+           is_in_pieces(&kv->v, dim);
+}
+
+void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
+                         const struct kv_views *kv, const struct attention_work *work) {
+    bool small = a->head_dim <= 64;
+    auto kernel = small ? attention_3_short<64> : attention_3_short<128>;
+    int bytes = small ? short_sizes<64>::SHARED_BYTES : short_sizes<128>::SHARED_BYTES;
+    if (!gpu_ok(gpu,
+                cudaFuncSetAttribute((const void *)kernel,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                "attention's shared memory"))
+        return;
+    struct attention_work all = attention_work_of(work, a);
+    /* As many as keep all processors busy: each item more is one sequence less to be split. */
+    int each = 1, blocks = work->n_items * a->n_kv_heads;
+    while (each < MOST_EACH && blocks > 2 * gpu->n_processors * each)
+        each *= 2;
+    dim3 grid((unsigned)a->n_kv_heads, gpu_blocks((size_t)work->n_items, (size_t)each));
+    GPU_LAUNCH_EARLY(gpu, kernel, grid, THREADS, bytes, *a, *kv, all, each);
+}
