@@ -4,8 +4,7 @@
  * divide the work:
  *
  *     tile_scores      what a thread holds of its rows by 256 positions: s[i][j], VECTORS times
- *                      four, of the same positions of all its rows, which are
- *                      among positions 16 i ... 16 i + 15
+ *                      four, of the same positions of all its rows, among 16 i ... 16 i + 15
  *         N_ROWS               rows of a thread, neighbours
  *         STEP                 vectors that are left out together
  *         PEER_BEGIN, PEER_END  lanes that share rows: their numbers differ in these bits

@@ -17,7 +17,7 @@ enum {
     WARPS = THREADS / 32,
     SPAN = 32, /* positions of a warp that splits values */
     SPANS = POSITIONS / SPAN,
-    MOST_EACH = 16 /* items of a block */
+    MOST_EACH = 16 /* items of a block, as long as a grid can be so large */
 };
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
@@ -262,9 +262,11 @@ void gpu_attention_short(struct gpu_device *gpu, const struct attention_argument
                 "attention's shared memory"))
         return;
     struct attention_work all = attention_work_of(work, a);
-    /* As many as keep all processors busy: each item more is one sequence less to be split. */
+    /* Rows of the same sequence share what was split; but all processors shall be busy, and a grid
+     * has a bound. */
     int each = 1, blocks = work->n_items * a->n_kv_heads;
-    while (each < MOST_EACH && blocks > 2 * gpu->n_processors * each)
+    while ((each < MOST_EACH && blocks > 2 * gpu->n_processors * each) ||
+           work->n_items / each >= MOST_ITEM_BLOCKS)
         each *= 2;
     dim3 grid((unsigned)a->n_kv_heads, gpu_blocks((size_t)work->n_items, (size_t)each));
     GPU_LAUNCH_EARLY(gpu, kernel, grid, THREADS, bytes, *a, *kv, all, each);

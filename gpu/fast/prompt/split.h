@@ -4,12 +4,13 @@
  */
 #ifndef SAMEBITS_GPU_FAST_PROMPT_SPLIT_H
 #define SAMEBITS_GPU_FAST_PROMPT_SPLIT_H
+
 #include "gpu/fast/prompt/prompt.h"
 #include "gpu/ptx/tensor_core.h"
 
 enum { SIDE_DIMS = 32 }; /* dimensions of values that a warp turns on their side together */
 
-/* Whether rows are that. */
+/* Whether rows are of bfp16, each in one piece that vectors of 16 bytes can load. */
 static inline bool is_in_pieces(const struct kv_view *v, int head_dim) {
     return v->type == KV_BFP16 && v->element_step == 1 && v->group_step == v->x &&
            head_dim % 8 == 0 && v->page_step % 8 == 0 && v->position_step % 8 == 0 &&
