@@ -178,46 +178,105 @@ score_positions(short_scores *scores, const struct row_digits<DIM / 32> *query,
     return largest_of_bits(scores, top_bits, n);
 }
 
-/* The rows of a row list, one for each quad of threads. */
-template <int DIM>
-static __device__ __forceinline__ void run_rows(const struct item_task *t,
-                                                const struct short_memory *m) {
-    struct thread_rows<1> row;
-    begin_rows<false>(&row, t);
-    struct value_sums<DIM> values = {
-        (float4 *)m->staged + threadIdx.x
-    };
-    int n = t->item->end;
-    if (!t->item->n_tiles) { /* they see nothing */
-        values.clear();
-        return end_rows<DIM, false, short_scores>(t, &row, &values);
+/* The outputs of a row: `first` + 2 t and the next one of every 8 dimensions, from the sums of a
+ * product. A row has a single tile, so its sums are divided as they are: they are near in the sense
+ * of num_divide_near, and their unit, a power of 2, is multiplied later. */
+static __device__ __forceinline__ void finish_dims(const struct attention_arguments *a,
+                                                   const struct thread_rows<1> *row,
+                                                   const int32_t (&sums)[VALUE_DIMS / 4],
+                                                   int first) {
+    const struct prompt_row *query = &row->query[0];
+    float l = row->tile_l[0], unit = row->unit[0], reciprocal = 1 / l, factor = unit * a->v_scale;
+    bool near = l > 0 && max(farness_of(unit), farness_of(factor)) <= farness_of(0x1p60f);
+    float x[VALUE_DIMS / 4];
+    UNROLL
+    for (int i = 0; i < VALUE_DIMS / 4; i++)
+        x[i] = num_divide_near((float)sums[i], l, reciprocal) * factor;
+    if (!near) {
+        UNROLL
+        for (int i = 0; i < VALUE_DIMS / 4; i++) {
+            float sum = num_merge(0, 0, (float)sums[i] * unit, 1);
+            x[i] = (l > 0 ? sum / l : sum) * a->v_scale;
+        }
     }
-    struct query_elements<DIM> elements;
-    load_query<DIM>(&elements, &row.query[0], t->a);
-    struct row_digits<DIM / 32> query;
-    struct num_score_unit *q_unit = m->q_unit + t->first_row;
-    __syncwarp(); /* nobody reads the unit of the row before any more */
-    snap_query<DIM>(&query, q_unit, &elements, &row.query[0], t->a);
-    __syncwarp();
+    int d = first + (int)threadIdx.x % 4 * 2;
+    float *y =
+        a->y +
+        ((size_t)query->token * (size_t)a->n_heads + (size_t)query->head) * (size_t)a->head_dim + d;
+    UNROLL
+    for (int i = 0; i < VALUE_DIMS / 8; i++)
+        if (d + 8 * i < a->head_dim)
+            *(float2 *)(y + 8 * i) = make_float2(x[2 * i], x[2 * i + 1]);
+}
+
+/* Where a thread's part of a row of queries waits: slot[i * THREADS] has vector i. */
+static __device__ __forceinline__ float4 *query_slot(const struct short_memory *m) {
+    return (float4 *)m->staged + threadIdx.x;
+}
+
+/* Starts to copy a row's query there. */
+template <int DIM>
+static __device__ __forceinline__ void stage_query(const struct short_memory *m,
+                                                   const struct attention_arguments *a,
+                                                   const struct prompt_row *row) {
+    int d = (int)threadIdx.x % 4 * 4;
+    const float *q = query_at(a, row);
+    UNROLL
+    for (int i = 0; i < DIM / 16; i++, d += 16)
+        cp_async_16_or_zero(query_slot(m) + i * THREADS, q + (d < a->head_dim ? d : 0),
+                            d < a->head_dim);
+    cp_async_commit();
+}
+
+template <int DIM>
+static __device__ __forceinline__ void take_query(struct query_elements<DIM> *out,
+                                                  const struct short_memory *m) {
+    cp_async_wait<0>();
+    UNROLL
+    for (int i = 0; i < DIM / 16; i++) {
+        float4 four = query_slot(m)[i * THREADS];
+        out->x[i][0] = four.x;
+        out->x[i][1] = four.y;
+        out->x[i][2] = four.z;
+        out->x[i][3] = four.w;
+    }
+}
+
+/* The row of a quad of threads, whose query is snapped. */
+template <int DIM>
+static __device__ __forceinline__ void
+run_row(const struct item_task *t, struct thread_rows<1> *row,
+        const struct row_digits<DIM / 32> *query, const struct short_memory *m) {
+    int n = t->item->end;
     short_scores scores;
-    float scale, top = score_positions<DIM>(&scores, &query, m, row.query[0].end, n);
-    softmax<false>(&scores, &top, &scale, &row, 0, n, m->v_unit, t, [&](int) { return *q_unit; });
+    float scale, top = score_positions<DIM>(&scores, query, m, row->query[0].end, n);
+    softmax<false>(&scores, &top, &scale, row, 0, n, m->v_unit, t,
+                   [&](int) { return m->q_unit[t->first_row]; });
     struct row_digits<POSITIONS / 32> weights;
     snap_weights(&weights, &scores, scale);
-    merge_sums(&row, true);
     UNROLL
     for (int part = 0; part < DIM / VALUE_DIMS; part++) {
         int32_t sums[VALUE_DIMS / 4];
         const unsigned char *columns = m->values + part * short_sizes<DIM>::VALUE_BYTES;
         multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(columns),
                                           n <= POSITIONS / 2);
-        add_values<true>(values.o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
+        if (t->first_row < t->item->list.n_rows)
+            finish_dims(t->a, row, sums, part * VALUE_DIMS);
     }
-    end_rows<DIM, false, short_scores>(t, &row, &values);
 }
 
-/* Block y has items number each * y ... each * y + each - 1: neighbours are of the same sequence.
- */
+/* A row that sees nothing. */
+template <int DIM>
+static __device__ __forceinline__ void clear_row(const struct item_task *t,
+                                                 struct thread_rows<1> *row) {
+    const int32_t zeros[VALUE_DIMS / 4] = {};
+    row->tile_l[0] = row->unit[0] = 0;
+    for (int d = 0; d < DIM && t->first_row < t->item->list.n_rows; d += VALUE_DIMS)
+        finish_dims(t->a, row, zeros, d);
+}
+
+/* Block y has items number each * y ... each * y + each - 1: neighbours are of the same sequence,
+ * and then the next one's queries are on their way while one is at work. */
 template <int DIM>
 __global__ static void __launch_bounds__(THREADS, 2)
     attention_3_short(struct attention_arguments a, struct kv_views kv, struct attention_work work,
@@ -227,16 +286,41 @@ __global__ static void __launch_bounds__(THREADS, 2)
         return;
     let_next_kernel_start();
     struct short_memory m = cut_memory<DIM>(memory);
-    int n = work.counts[COUNT_ITEMS], first = (int)blockIdx.y * each, tile = -1;
+    int i = (int)blockIdx.y * each, end = min(i + each, work.counts[COUNT_ITEMS]), tile = -1;
+    bool staged = false;
     wait_for_previous_kernel();
-    for (int i = first; i < min(first + each, n); i++) {
-        struct prompt_item item = work.items[i];
-        if (item.n_tiles && item.tile != tile) {
-            tile = item.tile;
-            load_sequence<DIM>(&m, &a, &kv, &work, &work.tiles[tile], (int)blockIdx.x);
+    struct prompt_item item = work.items[i], next = item;
+    struct item_task task = {&a, NULL, &work, &item, (int)blockIdx.x, (int)threadIdx.x / 4};
+    struct item_task later = task;
+    later.item = &next;
+    struct thread_rows<1> row, next_row;
+    begin_rows<false>(&row, &task);
+    for (; i < end; i++, item = next, row = next_row) {
+        if (i + 1 < end)
+            next = work.items[i + 1];
+        if (item.n_tiles) {
+            struct query_elements<DIM> elements;
+            if (staged)
+                take_query<DIM>(&elements, &m);
+            else
+                load_query<DIM>(&elements, &row.query[0], &a);
+            if (item.tile != tile) {
+                tile = item.tile;
+                load_sequence<DIM>(&m, &a, &kv, &work, &work.tiles[tile], (int)blockIdx.x);
+            }
+            struct row_digits<DIM / 32> query;
+            __syncwarp(); /* nobody reads the unit of the row before any more */
+            snap_query<DIM>(&query, &m.q_unit[task.first_row], &elements, &row.query[0], &a);
+            __syncwarp();
+            begin_rows<false>(&next_row, &later);
+            staged = i + 1 < end && next.n_tiles && next.tile == tile;
+            if (staged)
+                stage_query<DIM>(&m, &a, &next_row.query[0]);
+            run_row<DIM>(&task, &row, &query, &m);
+        } else {
+            clear_row<DIM>(&task, &row);
+            begin_rows<false>(&next_row, &later);
         }
-        struct item_task task = {&a, NULL, &work, &item, (int)blockIdx.x, (int)threadIdx.x / 4};
-        run_rows<DIM>(&task, &m);
     }
 }
 
@@ -248,7 +332,7 @@ bool gpu_attention_short_fits(const struct gpu_device *gpu, const struct attenti
     bool pays = work->n_items * a->n_kv_heads > gpu->n_processors;
     return pays && work->is_short && gpu->has_wgmma && gpu->version[GPU_ATTENTION] != 2 &&
            dim <= 128 && gpu_attention_is_plain(kv, v) && is_in_pieces(&kv->k, dim) &&
-           is_in_pieces(&kv->v, dim);
+           is_in_pieces(&kv->v, dim) && (uintptr_t)a->q % 16 == 0 && (uintptr_t)a->y % 8 == 0;
 }
 
 void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,
