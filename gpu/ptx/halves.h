@@ -30,6 +30,10 @@ static inline uint32_t half_of_float(float x) {
     return small_float_nearest(small_float_of(KV_FP16), x);
 }
 
+static inline uint32_t halves_of_float(float x) {
+    return halves_of(half_of_float(x));
+}
+
 /* a * b + c, rounded once: float64 holds what attention adds, and float32, rounded to odd, enough
  * of it for the next rounding. */
 static inline uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c) {
@@ -69,6 +73,13 @@ static __device__ __forceinline__ float half_to_float(uint32_t bits) {
     float x;
     asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(bits));
     return x;
+}
+
+/* Two times the nearest fp16 number. */
+static __device__ __forceinline__ uint32_t halves_of_float(float x) {
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(y) : "f"(x));
+    return y;
 }
 
 /* a * b + c in fp16, rounded once, of both. */

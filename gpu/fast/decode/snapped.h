@@ -66,6 +66,20 @@ static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
     return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
 }
 
+/* note_magnitudes of the elements of a key, and of what is noted; bytes as the fp16 numbers that
+ * they are turned into for the products anyway. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void note_key(uint32_t *largest, uint32_t elements) {
+    if constexpr (bytes_of<TYPE>::value == 1) {
+        uint32_t halves[2];
+        halves_of_fp8<TYPE>(halves, elements);
+        *largest = larger_magnitudes<KV_FP16>(*largest, halves[0]);
+        *largest = larger_magnitudes<KV_FP16>(*largest, halves[1]);
+    } else {
+        *largest = larger_magnitudes<TYPE>(*largest, elements);
+    }
+}
+
 /* This warp multiplies 8 keys of each part; finds the exponents of key lane / 4 of each. */
 template <class size, int N>
 static __device__ __forceinline__ void find_key_exponents(int exponents[N],
@@ -78,15 +92,15 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
             alignas(16) uint32_t m[4];
             load_keys<size>(m, keys, i, k);
             UNROLL
-            for (int j = 0; j < 4; j += 2)
-                note_magnitudes<size::TYPE>(&largest, m[j], m[j + 1]);
+            for (int j = 0; j < 4; j++)
+                note_key<size::TYPE>(&largest, m[j]);
         }
         UNROLL
         for (int step = 1; step < 4; step *= 2) {
             uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
             largest = largest_halves(largest, other, other);
         }
-        exponents[i] = exponent_of_largest<size::TYPE>(largest);
+        exponents[i] = exponent_of_largest < size::BYTES == 1 ? KV_FP16 : size::TYPE > (largest);
     }
 }
 
@@ -96,12 +110,11 @@ static __device__ __forceinline__ float unit_of_key(int e) {
 }
 
 /* What elements of a row are multiplied by: 2^(15-e) as float32, or, fp8, 2^(-1-e) twice as fp16.
- * Any finite number where all elements are 0, or where the row cannot be read. */
+ * A finite number where all elements are 0; any where the row cannot be read. */
 template <enum kv_type TYPE> static __device__ __forceinline__ uint32_t scale_of(int e) {
     if constexpr (bytes_of<TYPE>::value == 2)
         return num_bits(num_pow2f(15 - min(e, BFP_MAX_EXPONENT)));
-    e = max(e, -15);
-    return halves_of(e <= 13 ? (uint32_t)(14 - e) << 10 : 0x400u >> min(e - 13, 10));
+    return halves_of_float(num_float((uint32_t)(126 - max(e, -15)) << 23));
 }
 
 /* The units and scales of this thread's values of a tile, of n, whose chunks have all come. Values
@@ -125,7 +138,7 @@ static __device__ __forceinline__ void find_value_units(const struct loader<size
         int e = exponent_of_largest<size::TYPE>(largest);
         bool bad = e > BFP_MAX_EXPONENT;
         chunks->memory.v_units[set * TILE + j] = bad ? num_bits(NAN) : (uint32_t)(e + 127) << 23;
-        chunks->memory.v_scales[set * TILE + j] = scale_of<size::TYPE>(e);
+        chunks->memory.v_scales[set * TILE + j] = bad ? 0 : scale_of<size::TYPE>(e);
         for (int i = 0; i < size::COLUMNS && bad; i++)
             *(uint4 *)(from + 16 * i) = make_uint4(0, 0, 0, 0);
     }

@@ -97,7 +97,10 @@ weigh(struct softmax *x, float s[], int n_rows, int visible, const uint32_t *uni
     }
     if (size::SNAPPED)
         heaviest = num_float(min(largest_bits, 0x7f800000u));
-    for (int step = 1; step < (x->halves ? 32 : 4); step *= step == 2 ? 8 : 2) {
+    UNROLL
+    for (int step = 1; step <= 16; step *= step == 2 ? 8 : 2) {
+        if (step == 16 && !x->halves)
+            break;
         units += __shfl_xor_sync(0xffffffffu, units, step);
         heaviest = fmaxf(heaviest, __shfl_xor_sync(0xffffffffu, heaviest, step));
     }

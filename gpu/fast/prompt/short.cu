@@ -290,6 +290,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
     bool staged = false;
     wait_for_previous_kernel();
     struct prompt_item item = work.items[i], next = item;
+    item.list.tokens = next.list.tokens = -1;
     struct item_task task = {&a, NULL, &work, &item, (int)blockIdx.x, (int)threadIdx.x / 4};
     struct item_task later = task;
     later.item = &next;
@@ -298,6 +299,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
     for (; i < end; i++, item = next, row = next_row) {
         if (i + 1 < end)
             next = work.items[i + 1];
+        next.list.tokens = -1;
         if (item.n_tiles) {
             struct query_elements<DIM> elements;
             if (staged)
