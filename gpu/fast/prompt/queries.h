@@ -8,7 +8,7 @@
 #include "gpu/fast/prompt/wgmma.h"
 
 /* A thread's part of a row of queries: of 32 elements, 4 t ... 4 t + 3 and 16 + 4 t ... */
-template <int DIM> struct query_elements { float x[DIM / 16][4]; };
+template <int DIM> struct query_elements { alignas(16) float x[DIM / 16][4]; };
 
 /* Where a row's query begins. */
 static __device__ __forceinline__ const float *query_at(const struct attention_arguments *a,
@@ -27,13 +27,9 @@ static __device__ __forceinline__ void load_query(struct query_elements<DIM> *ou
     UNROLL
     for (int i = 0; i < DIM / 16; i++, q += 16) {
         int n = whole ? 4 : dim - 16 * i - 4 * t; /* that are left */
-        float4 four = vectors && n > 0 ? *(const float4 *)q
-                                       : make_float4(n > 0 ? q[0] : 0, n > 1 ? q[1] : 0,
-                                                     n > 2 ? q[2] : 0, n > 3 ? q[3] : 0);
-        out->x[i][0] = four.x;
-        out->x[i][1] = four.y;
-        out->x[i][2] = four.z;
-        out->x[i][3] = four.w;
+        *(float4 *)out->x[i] = vectors && n > 0 ? *(const float4 *)q
+                                                : make_float4(n > 0 ? q[0] : 0, n > 1 ? q[1] : 0,
+                                                              n > 2 ? q[2] : 0, n > 3 ? q[3] : 0);
     }
 }
 

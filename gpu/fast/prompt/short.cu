@@ -35,7 +35,7 @@ template <int DIM> struct short_sizes {
 struct short_memory {
     unsigned char *keys, *values;     /* digits */
     unsigned char *staged;            /* [POSITIONS] rows of values, until they are split; then
-                                         what each thread keeps of its row, as in wgmma.cu */
+                                         the queries of the next row list */
     const int16_t **k_rows, **v_rows; /* [POSITIONS] where they lie in the cache */
     float *k_unit, *v_unit;           /* [POSITIONS] */
     struct num_score_unit *q_unit;    /* [ROWS] */
@@ -178,14 +178,13 @@ score_positions(short_scores *scores, const struct row_digits<DIM / 32> *query,
     return largest_of_bits(scores, top_bits, n);
 }
 
-/* The outputs of a row: `first` + 2 t and the next one of every 8 dimensions, from the sums of a
- * product. A row has a single tile, so its sums are divided as they are: they are near in the sense
- * of num_divide_near, and their unit, a power of 2, is multiplied later. */
+/* Writes VALUE_DIMS dimensions of a row's output from `first` on, from their sums. The row has a
+ * single tile, so its sums are divided as they are: integers are near in the sense of
+ * num_divide_near. Their unit, a power of 2, comes afterwards. */
 static __device__ __forceinline__ void finish_dims(const struct attention_arguments *a,
                                                    const struct thread_rows<1> *row,
                                                    const int32_t (&sums)[VALUE_DIMS / 4],
                                                    int first) {
-    const struct prompt_row *query = &row->query[0];
     float l = row->tile_l[0], unit = row->unit[0], reciprocal = 1 / l, factor = unit * a->v_scale;
     bool near = l > 0 && max(farness_of(unit), farness_of(factor)) <= farness_of(0x1p60f);
     float x[VALUE_DIMS / 4];
@@ -200,31 +199,30 @@ static __device__ __forceinline__ void finish_dims(const struct attention_argume
         }
     }
     int d = first + (int)threadIdx.x % 4 * 2;
-    float *y =
-        a->y +
-        ((size_t)query->token * (size_t)a->n_heads + (size_t)query->head) * (size_t)a->head_dim + d;
+    float *y = a->y + (query_at(a, &row->query[0]) - a->q) + d;
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 8; i++)
         if (d + 8 * i < a->head_dim)
             *(float2 *)(y + 8 * i) = make_float2(x[2 * i], x[2 * i + 1]);
 }
 
-/* Where a thread's part of a row of queries waits: slot[i * THREADS] has vector i. */
+/* Where this thread's part of a query waits, vector i at [i * THREADS]. */
 static __device__ __forceinline__ float4 *query_slot(const struct short_memory *m) {
     return (float4 *)m->staged + threadIdx.x;
 }
 
-/* Starts to copy a row's query there. */
+/* Starts to copy it there. */
 template <int DIM>
 static __device__ __forceinline__ void stage_query(const struct short_memory *m,
-                                                   const struct attention_arguments *a,
-                                                   const struct prompt_row *row) {
-    int d = (int)threadIdx.x % 4 * 4;
-    const float *q = query_at(a, row);
+                                                   const struct item_task *t) {
+    static_assert(DIM * THREADS <= POSITIONS * short_sizes<DIM>::STAGED_ROW, "queries have room");
+    struct thread_rows<1> row;
+    begin_rows<false>(&row, t);
+    int d = (int)threadIdx.x % 4 * 4, dim = t->a->head_dim;
+    const float *q = query_at(t->a, &row.query[0]);
     UNROLL
     for (int i = 0; i < DIM / 16; i++, d += 16)
-        cp_async_16_or_zero(query_slot(m) + i * THREADS, q + (d < a->head_dim ? d : 0),
-                            d < a->head_dim);
+        cp_async_16_or_zero(query_slot(m) + i * THREADS, q + (d < dim ? d : 0), d < dim);
     cp_async_commit();
 }
 
@@ -233,13 +231,8 @@ static __device__ __forceinline__ void take_query(struct query_elements<DIM> *ou
                                                   const struct short_memory *m) {
     cp_async_wait<0>();
     UNROLL
-    for (int i = 0; i < DIM / 16; i++) {
-        float4 four = query_slot(m)[i * THREADS];
-        out->x[i][0] = four.x;
-        out->x[i][1] = four.y;
-        out->x[i][2] = four.z;
-        out->x[i][3] = four.w;
-    }
+    for (int i = 0; i < DIM / 16; i++)
+        *(float4 *)out->x[i] = query_slot(m)[i * THREADS];
 }
 
 /* The row of a quad of threads, whose query is snapped. */
@@ -275,8 +268,16 @@ static __device__ __forceinline__ void clear_row(const struct item_task *t,
         finish_dims(t->a, row, zeros, d);
 }
 
+/* Item i. All rows of its list are of one sequence: with that said, nothing is looked up. */
+static __device__ __forceinline__ struct prompt_item item_at(const struct attention_work *work,
+                                                             int i) {
+    struct prompt_item item = work->items[i];
+    item.list.tokens = -1;
+    return item;
+}
+
 /* Block y has items number each * y ... each * y + each - 1: neighbours are of the same sequence,
- * and then the next one's queries are on their way while one is at work. */
+ * and then the queries of the next one are on their way while one is at work. */
 template <int DIM>
 __global__ static void __launch_bounds__(THREADS, 2)
     attention_3_short(struct attention_arguments a, struct kv_views kv, struct attention_work work,
@@ -289,40 +290,35 @@ __global__ static void __launch_bounds__(THREADS, 2)
     int i = (int)blockIdx.y * each, end = min(i + each, work.counts[COUNT_ITEMS]), tile = -1;
     bool staged = false;
     wait_for_previous_kernel();
-    struct prompt_item item = work.items[i], next = item;
-    item.list.tokens = next.list.tokens = -1;
+    struct prompt_item item = item_at(&work, i), next = item;
     struct item_task task = {&a, NULL, &work, &item, (int)blockIdx.x, (int)threadIdx.x / 4};
-    struct item_task later = task;
-    later.item = &next;
-    struct thread_rows<1> row, next_row;
-    begin_rows<false>(&row, &task);
-    for (; i < end; i++, item = next, row = next_row) {
+    struct item_task later = {&a, NULL, &work, &next, (int)blockIdx.x, (int)threadIdx.x / 4};
+    for (; i < end; i++, item = next) {
+        struct thread_rows<1> row;
+        begin_rows<false>(&row, &task);
         if (i + 1 < end)
-            next = work.items[i + 1];
-        next.list.tokens = -1;
-        if (item.n_tiles) {
-            struct query_elements<DIM> elements;
-            if (staged)
-                take_query<DIM>(&elements, &m);
-            else
-                load_query<DIM>(&elements, &row.query[0], &a);
-            if (item.tile != tile) {
-                tile = item.tile;
-                load_sequence<DIM>(&m, &a, &kv, &work, &work.tiles[tile], (int)blockIdx.x);
-            }
-            struct row_digits<DIM / 32> query;
-            __syncwarp(); /* nobody reads the unit of the row before any more */
-            snap_query<DIM>(&query, &m.q_unit[task.first_row], &elements, &row.query[0], &a);
-            __syncwarp();
-            begin_rows<false>(&next_row, &later);
-            staged = i + 1 < end && next.n_tiles && next.tile == tile;
-            if (staged)
-                stage_query<DIM>(&m, &a, &next_row.query[0]);
-            run_row<DIM>(&task, &row, &query, &m);
-        } else {
+            next = item_at(&work, i + 1);
+        if (!item.n_tiles) {
             clear_row<DIM>(&task, &row);
-            begin_rows<false>(&next_row, &later);
+            continue;
         }
+        struct query_elements<DIM> elements;
+        if (staged)
+            take_query<DIM>(&elements, &m);
+        else
+            load_query<DIM>(&elements, &row.query[0], &a);
+        if (item.tile != tile) {
+            tile = item.tile;
+            load_sequence<DIM>(&m, &a, &kv, &work, &work.tiles[tile], (int)blockIdx.x);
+        }
+        struct row_digits<DIM / 32> query;
+        __syncwarp(); /* nobody reads the unit of the row before any more */
+        snap_query<DIM>(&query, &m.q_unit[task.first_row], &elements, &row.query[0], &a);
+        __syncwarp();
+        staged = i + 1 < end && next.n_tiles && next.tile == tile;
+        if (staged)
+            stage_query<DIM>(&m, &later);
+        run_row<DIM>(&task, &row, &query, &m);
     }
 }
 

@@ -156,7 +156,7 @@ run_item(const struct item_task *t, const struct attention_digits *in,
             multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(values),
                                               n <= TILE / 2);
             chunks.replace(TILE / KEYS + part);
-            add_values<false>(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
+            add_values(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
         }
         if (!item->merges)
             keep_tile<DIM, tile_scores>(t, &row, &values, k);

@@ -224,14 +224,12 @@ static __device__ __forceinline__ void snap_weights(struct row_digits<POSITIONS 
         split_four<false>(out->of[i / 2] + i % 2 * 2, tile->s[i], scale);
 }
 
-/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on.
- * FIRST: into zeros. */
-template <bool FIRST>
+/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on. */
 static __device__ __forceinline__ void add_values(float4 *o, const int32_t *sums,
                                                   const struct thread_rows<1> *rows) {
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 16; i++) {
-        float4 old = FIRST ? make_float4(0, 0, 0, 0) : o[i * THREADS], sum;
+        float4 old = o[i * THREADS], sum;
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
