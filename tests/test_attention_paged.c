@@ -67,8 +67,9 @@ static size_t row_of(const struct problem *p, int sequence, int position, int he
 }
 
 /* How hard it is: ordinary texts; queries so large that one key gets everything; values whose
- * exponents differ, so that weights are flushed; scores that are all negative, or all positive. */
-enum kind { ORDINARY, ONE_WINNER, WILD_VALUES, ONE_SIGN, N_KINDS };
+ * exponents differ, so that weights are flushed; values whose sums float cannot hold, or results
+ * only below its normal numbers; scores that are all negative, or all positive. */
+enum kind { ORDINARY, ONE_WINNER, WILD_VALUES, FAR_VALUES, ONE_SIGN, N_KINDS };
 
 static void fill(struct random *r, struct problem *p, enum kind kind) {
     int dim = p->shape.head_dim;
@@ -89,7 +90,9 @@ static void fill(struct random *r, struct problem *p, enum kind kind) {
             p->k.exponents[at] = (int8_t)oracle_snap(p->k.mantissas + at * (size_t)dim, x, dim);
             int e = kind == WILD_VALUES ? random_int(r, -90, 90) : 0;
             for (int d = 0; d < dim; d++)
-                x[d] = ldexpf(random_normal(r), e);
+                x[d] = kind != FAR_VALUES ? ldexpf(random_normal(r), e)
+                       : i % 2            ? 0x1p125f
+                                          : copysignf(0x1p-115f, random_normal(r));
             p->v.exponents[at] = (int8_t)oracle_snap(p->v.mantissas + at * (size_t)dim, x, dim);
         }
     p->q = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *p->q);
@@ -480,7 +483,7 @@ static void test_short_prompts(void **state) {
             p.qo_len[k] = dims[i] == 72 && lengths[k] > 32 ? 17 : lengths[k];
         }
         lay_out_pages(&r, &p);
-        fill(&r, &p, dims[i] == 128 ? WILD_VALUES : ORDINARY);
+        fill(&r, &p, dims[i] == 128 ? WILD_VALUES : dims[i] == 64 ? FAR_VALUES : ORDINARY);
         check(t, &p, plan);
         free_problem(&p);
     }

@@ -219,11 +219,12 @@ static __device__ __forceinline__ void stage_query(const struct short_memory *m,
     static_assert(DIM * THREADS <= POSITIONS * short_sizes<DIM>::STAGED_ROW, "queries have room");
     struct thread_rows<1> row;
     begin_rows<false>(&row, t);
-    int d = (int)threadIdx.x % 4 * 4, dim = t->a->head_dim;
     const float *q = query_at(t->a, &row.query[0]);
     UNROLL
-    for (int i = 0; i < DIM / 16; i++, d += 16)
-        cp_async_16_or_zero(query_slot(m) + i * THREADS, q + (d < dim ? d : 0), d < dim);
+    for (int i = 0; i < DIM / 16; i++) {
+        int d = 16 * i + (int)threadIdx.x % 4 * 4; /* keys have zeros behind the end of a row */
+        cp_async_16(query_slot(m) + i * THREADS, q + min(d, t->a->head_dim - 4));
+    }
     cp_async_commit();
 }
 
@@ -236,7 +237,8 @@ static __device__ __forceinline__ void take_query(struct query_elements<DIM> *ou
         *(float4 *)out->x[i] = query_slot(m)[i * THREADS];
 }
 
-/* The row of a quad of threads, whose query is snapped. */
+/* The row of a quad of threads, whose query is snapped. Behind the end of a list it is the last
+ * one, and written once more. */
 template <int DIM>
 static __device__ __forceinline__ void
 run_row(const struct item_task *t, struct thread_rows<1> *row,
@@ -254,8 +256,7 @@ run_row(const struct item_task *t, struct thread_rows<1> *row,
         const unsigned char *columns = m->values + part * short_sizes<DIM>::VALUE_BYTES;
         multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(columns),
                                           n <= POSITIONS / 2);
-        if (t->first_row < t->item->list.n_rows)
-            finish_dims(t->a, row, sums, part * VALUE_DIMS);
+        finish_dims(t->a, row, sums, part * VALUE_DIMS);
     }
 }
 
@@ -265,7 +266,7 @@ static __device__ __forceinline__ void clear_row(const struct item_task *t,
                                                  struct thread_rows<1> *row) {
     const int32_t zeros[VALUE_DIMS / 4] = {};
     row->tile_l[0] = row->unit[0] = 0;
-    for (int d = 0; d < DIM && t->first_row < t->item->list.n_rows; d += VALUE_DIMS)
+    for (int d = 0; d < DIM; d += VALUE_DIMS)
         finish_dims(t->a, row, zeros, d);
 }
 
