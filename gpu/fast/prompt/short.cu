@@ -1,6 +1,6 @@
 /*
  * attention, version 3, for prompts of up to 128 positions: computes what ../../attention.cu does;
- * gains a quarter of the time over wgmma.cu (64 prompts of 128 tokens, 32 heads of 128, H200: 120
+ * gains 30 % of the time over wgmma.cu (64 prompts of 128 tokens, 32 heads of 128, H200: 120
  * µs, not 172).
  *
  * What changed from wgmma.cu (read it first): all keys and values of such a sequence fit into
