@@ -43,31 +43,9 @@ template <enum kv_type TYPE> static __device__ __forceinline__ float number_of(u
     }
 }
 
-/* Notes the magnitudes of the elements of two registers: `largest` has two halves, in the larger of
- * which is in the end that of all; of bytes in its upper 7 bits, where that of a byte comes with
- * the sign shifted out and other bits behind it. What is not finite is above everything. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ void note_magnitudes(uint32_t *largest, uint32_t a, uint32_t b) {
-    if constexpr (bytes_of<TYPE>::value == 1) {
-        *largest = larger_sum_of_halves(a, a, *largest);
-        *largest = larger_sum_of_halves(b, b, *largest);
-        *largest = largest_halves(*largest, a << 9, b << 9);
-    } else {
-        *largest = larger_magnitudes<TYPE>(*largest, a);
-        *largest = larger_magnitudes<TYPE>(*largest, b);
-    }
-}
-
-/* The exponent of a row of which that was noted; more than BFP_MAX_EXPONENT: it cannot be read. */
-template <enum kv_type TYPE>
-static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
-    uint32_t magnitude = max(largest & 0xffff, largest >> 16);
-    magnitude = bytes_of<TYPE>::value == 1 ? magnitude >> 9 : magnitude;
-    return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
-}
-
-/* note_magnitudes of the elements of a key, and of what is noted; bytes as the fp16 numbers that
- * they are turned into for the products anyway. */
+/* Notes the magnitudes of the elements of a register of a key: `largest` has two halves, in the
+ * larger of which is in the end that of all; of bytes as the fp16 numbers that they are turned into
+ * for the products anyway. What is not finite is above everything. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ void note_key(uint32_t *largest, uint32_t elements) {
     if constexpr (bytes_of<TYPE>::value == 1) {
@@ -78,6 +56,28 @@ static __device__ __forceinline__ void note_key(uint32_t *largest, uint32_t elem
     } else {
         *largest = larger_magnitudes<TYPE>(*largest, elements);
     }
+}
+
+/* The same of two registers of a value; of bytes in the upper 7 bits of a half, where the magnitude
+ * of one comes with the sign shifted out and other bits behind it. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ void note_value(uint32_t *largest, uint32_t a, uint32_t b) {
+    if constexpr (bytes_of<TYPE>::value == 1) {
+        *largest = larger_sum_of_halves(a, a, *largest);
+        *largest = larger_sum_of_halves(b, b, *largest);
+        *largest = largest_halves(*largest, a << 9, b << 9);
+    } else {
+        note_key<TYPE>(largest, a);
+        note_key<TYPE>(largest, b);
+    }
+}
+
+/* The exponent of a row of which that was noted; more than BFP_MAX_EXPONENT: it cannot be read. */
+template <enum kv_type TYPE>
+static __device__ __forceinline__ int exponent_of_largest(uint32_t largest) {
+    uint32_t magnitude = max(largest & 0xffff, largest >> 16);
+    magnitude = bytes_of<TYPE>::value == 1 ? magnitude >> 9 : magnitude;
+    return num_row_exponent(num_bits(number_of<TYPE>(magnitude)));
 }
 
 /* This warp multiplies 8 keys of each part; finds the exponents of key lane / 4 of each. */
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void find_key_exponents(int exponents[N],
             uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
             largest = largest_halves(largest, other, other);
         }
-        exponents[i] = exponent_of_largest < size::BYTES == 1 ? KV_FP16 : size::TYPE > (largest);
+        exponents[i] = exponent_of_largest<(size::BYTES == 1 ? KV_FP16 : size::TYPE)>(largest);
     }
 }
 
@@ -131,8 +131,8 @@ static __device__ __forceinline__ void find_value_units(const struct loader<size
             UNROLL
             for (int i = 0; i < size::COLUMNS; i++) {
                 uint4 x = *(const uint4 *)(from + 16 * column_in_row<size>(row, i));
-                note_magnitudes<size::TYPE>(&largest, x.x, x.y);
-                note_magnitudes<size::TYPE>(&largest, x.z, x.w);
+                note_value<size::TYPE>(&largest, x.x, x.y);
+                note_value<size::TYPE>(&largest, x.z, x.w);
             }
         }
         int e = exponent_of_largest<size::TYPE>(largest);
