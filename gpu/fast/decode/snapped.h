@@ -58,8 +58,8 @@ static __device__ __forceinline__ void note_key(uint32_t *largest, uint32_t elem
     }
 }
 
-/* The same of two registers of a value; of bytes in the upper 7 bits of a half, where the magnitude
- * of one comes with the sign shifted out and other bits behind it. */
+/* Notes the magnitudes of the elements of two registers of a value. A byte's stands in the upper 7
+ * bits of a half of `largest`: the sign is shifted out, and other bits come behind. */
 template <enum kv_type TYPE>
 static __device__ __forceinline__ void note_value(uint32_t *largest, uint32_t a, uint32_t b) {
     if constexpr (bytes_of<TYPE>::value == 1) {
