@@ -25,12 +25,17 @@ struct attention_arguments {
 bool gpu_attention_is_plain(const struct kv_views *kv, const struct attention_variant *variant);
 
 /* Whether the prompt kernels (gpu/fast/prompt: versions 2 and 3) run here; and the one that is
- * asked for as a version of attention, or the better one. With work, its items; else the sequence of
- * the arguments. */
+ * asked for as a version of attention, or the better one. With work, its items; else the sequence
+ * of the arguments. */
 struct attention_work;
 bool gpu_attention_fits_tensor_cores(const struct gpu_device *gpu, int head_dim);
 void gpu_attention_prompt(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct kv_views *kv, const struct attention_variant *variant,
                           const struct attention_work *work);
+
+/* At most that of 2^60 for what num_divide_near may divide: magnitudes from 2^-60 to 2^60. */
+static __device__ __forceinline__ uint32_t farness_of(float x) {
+    return 2 * num_bits(x) - 2 * num_bits(0x1p-60f); /* without the sign; below, it wraps around */
+}
 
 #endif

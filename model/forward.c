@@ -252,8 +252,7 @@ static void add_norm_and_snap(struct pass *p, enum tensor_id sum, int next_layer
                               enum tensor_id before, enum tensor_id id) {
     const struct model_config *c = &p->model->config;
     struct workspace *ws = p->ws;
-    int n = p->batch->n_tokens;
-    int next_site = next_layer * N_TENSORS;
+    int n = p->batch->n_tokens, next_site = next_layer * N_TENSORS;
     p->ops->add_rmsnorm(p->dev, ws->normed, ws->snapped, ws->x, ws->branch, gain, n, c->hidden,
                         c->rms_eps, next_site + (int)before, next_site + (int)id);
     see(p, sum, ws->x, n, c->hidden);
@@ -309,6 +308,9 @@ static void run_layers(struct pass *p) {
             add_norm_and_snap(p, TENSOR_RESIDUAL, i + 1, layers[i + 1].attention_norm,
                               TENSOR_EMBEDDING, TENSOR_ATTENTION_NORM);
     }
+    if (p->batch->n_logits == n)
+        return add_norm_and_snap(p, TENSOR_RESIDUAL, last + 1, p->model->final_norm,
+                                 TENSOR_RESIDUAL, TENSOR_FINAL_NORM);
     p->ops->add(p->dev, ws->x, ws->x, ws->branch, (size_t)n * (size_t)hidden);
     see(p, TENSOR_RESIDUAL, ws->x, n, hidden);
     p->layer++;
@@ -320,8 +322,10 @@ static void output_block(const struct pass *p) {
     int n = p->batch->n_logits, hidden = p->model->config.hidden;
     if (!n)
         return;
-    p->ops->take_rows(p->dev, ws->branch, ws->x, ws->logit_rows, n, hidden);
-    norm_and_snap(p, ws->branch, p->model->final_norm, TENSOR_RESIDUAL, TENSOR_FINAL_NORM, n);
+    if (n < p->batch->n_tokens) { /* else run_layers has normalised all */
+        p->ops->take_rows(p->dev, ws->branch, ws->x, ws->logit_rows, n, hidden);
+        norm_and_snap(p, ws->branch, p->model->final_norm, TENSOR_RESIDUAL, TENSOR_FINAL_NORM, n);
+    }
     shared_logits(p->model, ws, n);
     see(p, TENSOR_LOGITS, ws->logits, n, p->model->config.vocab_size);
 }

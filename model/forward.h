@@ -25,14 +25,12 @@ struct batch {
     const int32_t *token_ids;  /* host [n_tokens], each in the vocabulary */
     const int32_t *positions;  /* host [n_tokens], consecutive within a sequence; -1: padding */
     const int32_t *qo_indptr;  /* host [n_sequences + 1] */
-    const int32_t *logit_rows; /* host [n_logits]: the rows whose logits are wanted */
+    const int32_t *logit_rows; /* host [n_logits], ascending: whose logits are wanted */
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is
-                                  kept, and each sequence must begin at position 0. All paged, or
-                                  none */
-    const struct paged_batch *pages; /* the page table of the caches: one attention for all
-                                        sequences, which reads keys and values where they lie (phase
-                                        8). NULL: one sequence after the other */
-    bool hashed; /* forward_finish begins to hash the logits (forward_hash.h) */
+                                  kept, and each sequence begins at 0. All are paged, or none */
+    const struct paged_batch *pages; /* the page table of the caches, which one attention for all
+                                        reads (phase 8). NULL: one sequence after the other */
+    bool hashed;                     /* forward_finish begins to hash the logits (forward_hash.h) */
 };
 
 /* The tensors of a pass, in the order in which they are computed. */
@@ -91,10 +89,9 @@ float *forward(struct model *model, struct workspace *ws, const struct batch *ba
                const struct probe *probe, struct error *err);
 
 /*
- * The n rows of logits of the pass that forward has begun, where the host may read them until the
- * next pass: memory that stays, and on a device whose memory is the host's the logits themselves.
- * Whether the copy has failed is for forward_finish to tell. NULL with err set: no memory, or a
- * rank that did not come.
+ * The n rows of logits of the pass that forward has begun, for the host until the next pass: on a
+ * device whose memory is the host's the logits themselves. Whether the copy has failed is for
+ * forward_finish to tell. NULL with err set: no memory, or a rank that did not come.
  */
 const float *forward_logits(struct workspace *ws, int n, struct error *err);
 
@@ -106,8 +103,7 @@ const float *forward_logits(struct workspace *ws, int n, struct error *err);
 int forward_finish(struct model *model, struct workspace *ws, const struct batch *batch,
                    const struct sampling *how, int32_t *token_ids, struct error *err);
 
-/* Turns a fault of a batch into a sentence: which tensor, where in the model, where in the text.
- * Sets err, returns -1 (fault.c). */
+/* Sets err to a sentence about a fault: tensor, layer, place in the text. Returns -1 (fault.c). */
 int batch_fault(const struct model *model, const struct batch *batch, struct fault fault,
                 struct error *err);
 

@@ -232,7 +232,7 @@ static __device__ __forceinline__ void cp_async_16(void *to, const void *from) {
                  : "memory");
 }
 static __device__ __forceinline__ void cp_async_16_or_zero(void *to, const void *from, bool valid) {
-    SAMEBITS_PTX("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+    SAMEBITS_PTX("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
                  : "memory");
 }

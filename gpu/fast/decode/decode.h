@@ -102,6 +102,8 @@ struct decode_memory {
 /* What each warp has found of the rows, at its own positions: the largest score, and the sum of the
  * probabilities, in units, with the bits of the largest weight. */
 struct alignas(16) row_states {
+    size_t place[ROWS];               /* where its query begins in q, and its result in y */
+    int token[ROWS];                  /* counted in the sequence */
     struct num_score_unit unit[ROWS]; /* of the query */
     float largest_score[ROWS][MOST_WARPS];
     uint2 units_and_weight[ROWS][MOST_WARPS];
@@ -179,11 +181,17 @@ static __device__ __forceinline__ int query_head(const struct attention_argument
     return kv_head() * group + (g->first_row + row) % group;
 }
 
-static __device__ __forceinline__ size_t place_of(const struct attention_arguments *a,
-                                                  const struct tile_cursor *c, int row) {
-    size_t token = (size_t)(c->group.first_token + token_of(a, &c->group, row));
-    size_t head = (size_t)query_head(a, &c->group, row);
-    return (token * (size_t)a->n_heads + head) * (size_t)a->head_dim;
+/* Says where the rows of a group are: by divisions, which take long, so that it pays to have them
+ * before the queries come. Rows that do not exist are where the last one is. */
+static __device__ __forceinline__ void
+find_rows(struct row_states *rows, const struct attention_arguments *a, const struct row_group *g) {
+    if (threadIdx.x >= ROWS)
+        return;
+    int row = min((int)threadIdx.x, g->n_rows - 1), token = token_of(a, g, row);
+    rows->token[threadIdx.x] = token;
+    rows->place[threadIdx.x] =
+        ((size_t)(g->first_token + token) * (size_t)a->n_heads + (size_t)query_head(a, g, row)) *
+        (size_t)a->head_dim;
 }
 
 /* What a row may see, and how its scores change. */
@@ -196,11 +204,11 @@ struct row_view {
 };
 
 template <bool VARIANT>
-static __device__ __forceinline__ struct row_view view_of(const struct attention_arguments *a,
-                                                          const struct attention_variant *v,
-                                                          const struct row_group *g, int row) {
+static __device__ __forceinline__ struct row_view
+view_of(const struct attention_arguments *a, const struct attention_variant *v,
+        const struct row_group *g, int row, int token) {
     struct row_view r = {};
-    r.i = token_of(a, g, row);
+    r.i = token;
     r.at = g->before + r.i;
     r.end = r.at + 1;
     if (VARIANT) {

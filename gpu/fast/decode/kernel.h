@@ -39,8 +39,11 @@ template <class size> struct tile_result { float o[size::SHARE][size::EACH], m, 
 template <class size>
 static __device__ __forceinline__ void merge_tile(struct merged_tiles<size> *s,
                                                   const struct tile_result<size> *t) {
-    float max = s->m > t->m ? s->m : t->m;
-    float old_scale = num_exp(s->m - max), new_scale = num_exp(t->m - max);
+    float max = s->m > t->m ? s->m : t->m, old_scale = 0, new_scale = 1;
+    if (s->m != -INFINITY) { /* not with nothing, as the first one is */
+        old_scale = num_exp(s->m - max);
+        new_scale = num_exp(t->m - max);
+    }
     s->l = num_merge(s->l, old_scale, t->l, new_scale);
     s->m = max;
     UNROLL
@@ -104,7 +107,7 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
             bool stored = snap_weights<size>(&softmax, scores, mem, rows);
             int row = row_of_lane();
             if (!stored && threadIdx.x < 32 && is_first_of_row() && row < at->group.n_rows)
-                gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
+                gpu_fault(a->fault, a->site, at->group.first_token + rows->token[row]);
             __syncthreads(); /* the weights are there */
         }
         if (c == 1)
@@ -129,11 +132,12 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
 template <class size, bool VARIANT>
 static __device__ void begin_rows(struct merged_tiles<size> *s, const struct attention_arguments *a,
                                   const struct attention_variant *variant,
-                                  const struct tile_cursor *at, const struct decode_memory *mem,
+                                  const struct row_group *group, const struct decode_memory *mem,
                                   struct row_states *rows) {
-    s->at.row = row_of_lane();
-    s->at.view = view_of<VARIANT>(a, variant, &at->group, s->at.row);
-    snap_queries<size>(a, at, mem, rows);
+    int row = row_of_lane();
+    s->at.row = row;
+    s->at.view = view_of<VARIANT>(a, variant, group, row, rows->token[row]);
+    snap_queries<size>(a, group, mem, rows);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
@@ -146,11 +150,12 @@ static __device__ void begin_rows(struct merged_tiles<size> *s, const struct att
 template <bool VARIANT, class size>
 static __device__ __forceinline__ void
 write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
-             const struct attention_arguments *a, const struct attention_variant *variant) {
+             const struct row_states *rows, const struct attention_arguments *a,
+             const struct attention_variant *variant) {
     int row = row_of_lane();
     if (row >= at->group.n_rows)
         return;
-    size_t place = place_of(a, at, row);
+    size_t place = rows->place[row];
     float *y = a->y + place;
     if (VARIANT) {
         if (variant->sinks) { /* a tile of values that are 0 */
@@ -158,20 +163,28 @@ write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
             sink.m = variant->sinks[query_head(a, &at->group, row)];
             sink.l = 1;
             if (!attention_sink_is_finite(sink.m))
-                gpu_fault(a->fault, a->site, at->group.first_token + token_of(a, &at->group, row));
+                gpu_fault(a->fault, a->site, at->group.first_token + rows->token[row]);
             merge_tile(s, &sink);
         }
         if (threadIdx.x < 32 && is_first_of_row())
             attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
     }
-    bool divides = s->l > 0 && !(VARIANT && variant->m);
+    float l = s->l > 0 && !(VARIANT && variant->m) ? s->l : 1, reciprocal = 1 / l;
+    uint32_t farness = 0; /* of what num_divide_near may not divide: seldom */
+    UNROLL
+    for (int i = 0; i < size::SHARE; i++)
+        UNROLL
+    for (int j = 0; j < size::EACH; j++)
+        farness = max(farness, farness_of(s->o[i][j]));
+    bool near = farness <= farness_of(0x1p60f);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
     for (int j = 0; j < size::EACH; j++) {
+        float quotient = num_divide_near(s->o[i][j], l, reciprocal);
         int d = dim_of_lane<size>(i, j);
         if (d < a->head_dim)
-            y[d] = (divides ? s->o[i][j] / s->l : s->o[i][j]) * (size::SNAPPED ? a->v_scale : 1);
+            y[d] = (near ? quotient : s->o[i][j] / l) * (size::SNAPPED ? a->v_scale : 1);
     }
 }
 
@@ -207,6 +220,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     chunks.cache = &cache;
     chunks.plan = &plan;
     chunks.memory = mem;
+    find_rows(&rows, &a, &begin.group);
     chunks.begin(&begin, cursors);
     if (partial.next_overlaps)
         let_next_kernel_start(); /* all before this one have ended */
@@ -221,7 +235,11 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         if (begins) {
             first = at->tile;
             __syncthreads(); /* all are done with the rows before */
-            begin_rows<size, VARIANT>(&s, &a, &variant, at, &mem, &rows);
+            if (!is_first) {
+                find_rows(&rows, &a, &at->group);
+                __syncthreads();
+            }
+            begin_rows<size, VARIANT>(&s, &a, &variant, &at->group, &mem, &rows);
             if (is_first) /* their exponents have come beside the rows */
                 chunks.store_units(0);
             is_first = false;
@@ -242,7 +260,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         begins = !goes_on || next->tile == 0;
         if (begins && first == 0 && own_place < 0) {
             if (at->tile + 1 == at->group.n_tiles)
-                write_result<VARIANT>(&s, at, &a, &variant);
+                write_result<VARIANT>(&s, at, &rows, &a, &variant);
             else
                 keep<size>(&partial, plan.splits[share.split_last].partial, at->group.n_rows, s.o,
                            s.m, s.l);

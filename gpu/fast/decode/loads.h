@@ -105,7 +105,8 @@ template <class size> struct loader {
         }
     }
 
-    /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. */
+    /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. Where
+     * a thread has whole rows, zeros stand behind the n positions that exist. */
     __device__ __forceinline__ void copy(const void *mantissas, int set, int c, int n) const {
         if (c * size::CHUNK >= n)
             return;
@@ -132,10 +133,11 @@ template <class size> struct loader {
                 for (int i = 0; i < EACH; i++)
                     number[i] = rows[row * EACH + i];
             }
+            int left = n - c * size::CHUNK - row;
             UNROLL
             for (int i = 0; i < EACH; i++)
-                cp_async_16(to + i * STEP * size::ROW_BYTES,
-                            from + (uint64_t)number[i] * row_bytes);
+                cp_async_16_or_zero(to + i * STEP * size::ROW_BYTES,
+                                    from + (uint64_t)number[i] * row_bytes, i * STEP < left);
         } else {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += size::THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
@@ -174,14 +176,14 @@ template <class size> struct loader {
         find_row(at, n, 0);
         __syncthreads();
         wait_for_previous_kernel(); /* it writes keys and values; the plan is older */
+        fetch_key_exponent(n);      /* before chunks, which take hundreds of cycles to ask for */
+        fetch_value_exponent(n);
         before = 0;
         for (int c = 0; c < size::AHEAD; c++) {
             start(c, n, 0, 0);
             before = after(before);
         }
         used = 0; /* the next one; `before` is the last place of the ring, still empty */
-        fetch_key_exponent(n);
-        fetch_value_exponent(n);
         fetch_page(&cursors[1], size_of(&cursors[1]));
     }
 

@@ -38,12 +38,12 @@ static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low,
 /* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
 template <class size>
 static __device__ void snap_queries(const struct attention_arguments *a,
-                                    const struct tile_cursor *c, const struct decode_memory *mem,
+                                    const struct row_group *group, const struct decode_memory *mem,
                                     struct row_states *rows) {
     int lane = (int)(threadIdx.x % 32);
     for (int row = (int)(threadIdx.x / 32); row < ROWS; row += size::WARPS) {
-        bool exists = row < c->group.n_rows;
-        const float *q = a->q + (exists ? place_of(a, c, row) : 0);
+        bool exists = row < group->n_rows;
+        const float *q = a->q + rows->place[row];
         float x[size::DIM / 32];
         uint32_t largest = 0;
         UNROLL
@@ -55,7 +55,7 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         int e = num_row_exponent(warp_max(largest));
         bool bad = e > BFP_MAX_EXPONENT;
         if (bad && lane == 0)
-            gpu_fault(a->fault, a->site, c->group.first_token + token_of(a, &c->group, row));
+            gpu_fault(a->fault, a->site, group->first_token + rows->token[row]);
         e = bad ? BFP_MIN_EXPONENT : e;
         UNROLL
         for (int i = 0; i < size::DIM / 32; i++) {

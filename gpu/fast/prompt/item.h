@@ -281,11 +281,6 @@ keep_tile(const struct item_task *t, const rows_of<tile_scores> *rows, value_sum
     sums->clear();
 }
 
-/* At most that of 2^60 for what num_divide_near may divide: magnitudes from 2^-60 to 2^60. */
-static __device__ __forceinline__ uint32_t farness_of(float x) {
-    return 2 * num_bits(x) - 2 * num_bits(0x1p-60f); /* without the sign; below, it wraps around */
-}
-
 /* The quotients of row r, where num_divide_near gives them. Returns whether it does. (l is near: in
  * it the largest score counts 1, and each other at most that.) */
 template <class value_sums, class pair_of>

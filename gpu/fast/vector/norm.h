@@ -159,18 +159,18 @@ __global__ static void snap_in_registers(struct bfp_rows y, const float4 *x, con
 }
 
 /* snap_in_registers with a cluster of blocks for a row, which tell each other their largest
- * magnitudes: one processor would be busy for long with the exponentials of 14336 gates. */
+ * magnitudes: one processor would be busy for long with the exponentials of 14336 gates, and even
+ * with those of 3072. */
 enum {
     CLUSTER_BLOCKS = cluster_blocks(8),
-    CLUSTER_WARPS = 16,
     CLUSTER_VECTORS = 8 / CLUSTER_BLOCKS,
     MOST_IN_CLUSTERS = 64 /* rows */
 };
 
-template <bool GATED>
+template <bool GATED, int WARPS>
 __global__ static void snap_in_cluster(struct bfp_rows y, const float4 *x, const float4 *up,
                                        int n_vectors, int site, unsigned long long *fault) {
-    SHARED(uint32_t, part, [CLUSTER_WARPS]);
+    SHARED(uint32_t, part, [WARPS]);
     SHARED(float, of_block, [CLUSTER_BLOCKS]); /* the bits of an integer */
     SHARED(struct peer_barrier, told, [1]);
     if (threadIdx.x == 0) {
@@ -179,14 +179,14 @@ __global__ static void snap_in_cluster(struct bfp_rows y, const float4 *x, const
     }
     cluster_arrive();
     let_next_kernel_start();
-    const int threads = CLUSTER_WARPS * 32, n = CLUSTER_BLOCKS * threads;
+    const int threads = WARPS * 32, n = CLUSTER_BLOCKS * threads;
     int row = (int)blockIdx.x / CLUSTER_BLOCKS, rank = cluster_rank();
     int lane = rank * threads + (int)threadIdx.x;
     size_t at = (size_t)row * (size_t)n_vectors;
     float4 v[CLUSTER_VECTORS];
     wait_for_previous_kernel();
     load_vectors<GATED>(v, x + at, up + at, n_vectors, lane, n);
-    uint32_t largest = row_max<CLUSTER_WARPS>(largest_of_vectors(v), part);
+    uint32_t largest = row_max<WARPS>(largest_of_vectors(v), part);
     cluster_wait(); /* the barriers of all have begun */
     if ((int)threadIdx.x < CLUSTER_BLOCKS)
         store_to_peer(&of_block[rank], (int)threadIdx.x, num_float(largest), told);
@@ -205,10 +205,11 @@ static inline bool launch_snap(struct gpu_device *gpu, struct bfp_rows y, const 
         return false;
     if (gpu->failed)
         return true;
-    if (n_cols > 4096 && n_rows <= MOST_IN_CLUSTERS && gpu->has_wgmma) {
-        LAUNCH_CLUSTERS(snap_in_cluster<GATED>, n_rows, (int)CLUSTER_BLOCKS, CLUSTER_WARPS * 32, 0,
-                        gpu->stream, y, (const float4 *)x, (const float4 *)up, n_cols / 4, site,
-                        gpu->fault);
+    bool is_long = n_cols > 4096;
+    if ((is_long || (GATED && n_cols > 1024)) && n_rows <= MOST_IN_CLUSTERS && gpu->has_wgmma) {
+        auto snap = is_long ? snap_in_cluster<GATED, 16> : snap_in_cluster<GATED, 4>;
+        LAUNCH_CLUSTERS(snap, n_rows, (int)CLUSTER_BLOCKS, is_long ? 512 : 128, 0, gpu->stream, y,
+                        (const float4 *)x, (const float4 *)up, n_cols / 4, site, gpu->fault);
         gpu->launches++;
         gpu_ok(gpu, cudaGetLastError(), "snapping in clusters");
         return true;
