@@ -492,6 +492,25 @@ static void test_short_prompts(void **state) {
     t->ops->attention_plan_free(t->dev, plan);
 }
 
+/* Sums that float cannot hold, and small results, of rows that one block finishes. */
+static void test_far_results(void **state) {
+    struct test_device *t = *state;
+    struct random r = {310};
+    struct error err = {""};
+    struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
+    static const int lengths[] = {1, 40, 200, 256};
+    struct problem p = {.shape = {2, 1, 64, 0.1, KV_BFP16}, .n = COUNT(lengths), .page_size = 16};
+    for (int i = 0; i < p.n; i++) {
+        p.kv_len[i] = lengths[i];
+        p.qo_len[i] = 1;
+    }
+    lay_out_pages(&r, &p);
+    fill(&r, &p, FAR_VALUES);
+    check(t, &p, plan);
+    free_problem(&p);
+    t->ops->attention_plan_free(t->dev, plan);
+}
+
 /* Appends keys and values of all sequences to a pool at the slots of other pages: numbers[i] is
  * what page i is called there. */
 static void append_all(struct test_device *t, const struct problem *p, const struct kv_layer *pool,
@@ -624,6 +643,7 @@ int main(void) {
         cmocka_unit_test(test_prompts_of_many_sequences),
         cmocka_unit_test(test_prompts_behind_long_contexts),
         cmocka_unit_test(test_short_prompts),
+        cmocka_unit_test(test_far_results),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_a_pool_beyond_32_bits),
     };

@@ -105,8 +105,9 @@ template <class size> struct loader {
         }
     }
 
-    /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. Where
-     * a thread has whole rows, zeros stand behind the n positions that exist. */
+    /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. Behind
+     * the n positions that exist come zeros; or the last one again, where a thread's column is not
+     * always the same, and of caches of floats, which wait for instructions, not for memory. */
     __device__ __forceinline__ void copy(const void *mantissas, int set, int c, int n) const {
         if (c * size::CHUNK >= n)
             return;
@@ -133,7 +134,7 @@ template <class size> struct loader {
                 for (int i = 0; i < EACH; i++)
                     number[i] = rows[row * EACH + i];
             }
-            int left = n - c * size::CHUNK - row;
+            int left = size::SNAPPED ? size::CHUNK : n - c * size::CHUNK - row;
             UNROLL
             for (int i = 0; i < EACH; i++)
                 cp_async_16_or_zero(to + i * STEP * size::ROW_BYTES,
