@@ -107,7 +107,7 @@ void op_times_start(struct demo *demo) {
 
 void op_times_show(struct demo *demo, const char *title, long n_passes) {
     static const struct column columns[] = {{"op", "op", -1, 0},
-                                            {"calls", "calls a pass", 0, 0},
+                                            {"calls", "calls a pass", 1, 0},
                                             {"ms", "ms a pass", 3, 0},
                                             {"share", "of all %", 1, 0}};
     double all = 0;
@@ -118,9 +118,9 @@ void op_times_show(struct demo *demo, const char *title, long n_passes) {
     json_t *rows = json_array();
     for (int i = 0; i < N_OPS; i++)
         if (times[i].calls && n_passes)
-            json_array_append_new(rows,
-                                  json_pack("[siff]", names[i], (int)(times[i].calls / n_passes),
-                                            times[i].seconds * 1e3 / (double)n_passes,
-                                            times[i].seconds / all * 100));
+            json_array_append_new(rows, json_pack("[sfff]", names[i],
+                                                  (double)times[i].calls / (double)n_passes,
+                                                  times[i].seconds * 1e3 / (double)n_passes,
+                                                  times[i].seconds / all * 100));
     demo_table(demo, "op_times", title, columns, 4, rows);
 }
