@@ -308,7 +308,7 @@ static void run_layers(struct pass *p) {
             add_norm_and_snap(p, TENSOR_RESIDUAL, i + 1, layers[i + 1].attention_norm,
                               TENSOR_EMBEDDING, TENSOR_ATTENTION_NORM);
     }
-    if (p->batch->n_logits == n)
+    if (p->batch->n_logits == n) /* of all, as in decoding: the last norm belongs to its sum, too */
         return add_norm_and_snap(p, TENSOR_RESIDUAL, last + 1, p->model->final_norm,
                                  TENSOR_RESIDUAL, TENSOR_FINAL_NORM);
     p->ops->add(p->dev, ws->x, ws->x, ws->branch, (size_t)n * (size_t)hidden);

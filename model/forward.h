@@ -25,7 +25,7 @@ struct batch {
     const int32_t *token_ids;  /* host [n_tokens], each in the vocabulary */
     const int32_t *positions;  /* host [n_tokens], consecutive within a sequence; -1: padding */
     const int32_t *qo_indptr;  /* host [n_sequences + 1] */
-    const int32_t *logit_rows; /* host [n_logits], ascending: whose logits are wanted */
+    const int32_t *logit_rows; /* host [n_logits], strictly ascending: whose logits are wanted */
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is
                                   kept, and each sequence begins at 0. All are paged, or none */
     const struct paged_batch *pages; /* the page table of the caches, which one attention for all

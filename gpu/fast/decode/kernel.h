@@ -40,7 +40,7 @@ template <class size>
 static __device__ __forceinline__ void merge_tile(struct merged_tiles<size> *s,
                                                   const struct tile_result<size> *t) {
     float max = s->m > t->m ? s->m : t->m, old_scale = 0, new_scale = 1;
-    if (s->m != -INFINITY) { /* not with nothing, as the first one is */
+    if (s->m != -INFINITY) { /* there are tiles before this one */
         old_scale = num_exp(s->m - max);
         new_scale = num_exp(t->m - max);
     }
@@ -169,8 +169,9 @@ write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
         if (threadIdx.x < 32 && is_first_of_row())
             attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
     }
+    /* num_divide_near takes fewer instructions than divisions, and seldom may not be used. */
     float l = s->l > 0 && !(VARIANT && variant->m) ? s->l : 1, reciprocal = 1 / l;
-    uint32_t farness = 0; /* of what num_divide_near may not divide: seldom */
+    uint32_t farness = 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
