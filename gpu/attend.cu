@@ -119,13 +119,16 @@ static void launch_rows(struct gpu_device *gpu, const struct attend_arguments *a
 }
 
 /* The kernels for decoding, for the plan's row groups; shared tiles; and what must be merged of
- * both. */
+ * both. t: what norm_rope has left to them; k is NULL: nothing. */
 static void launch_decode(struct gpu_device *gpu, const struct attention_arguments *all,
                           const struct attend_arguments *a, const struct decode_cache *cache,
-                          const struct attention_plan *plan) {
+                          const struct attention_plan *plan, const struct new_tokens *t) {
     struct group_results own = {plan->partial,
                                 decode_dim(a->shape.head_dim, decode_has_few(cache, &a->variant))};
-    gpu_attention_decode(gpu, all, cache, &a->variant, plan);
+    if (t->k)
+        gpu_attention_decode_new(gpu, all, cache, &a->variant, plan, t);
+    else
+        gpu_attention_decode(gpu, all, cache, &a->variant, plan);
     if (attention_plan_has_cascade(plan))
         gpu_attention_shared(gpu, all, &a->kv, &a->variant, plan, &own);
     gpu_attention_merge(gpu, all, cache, &a->variant, plan);
@@ -133,7 +136,8 @@ static void launch_decode(struct gpu_device *gpu, const struct attention_argumen
 
 /* cache: NULL where the kernels for decoding cannot read it. */
 static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
-                     const struct decode_cache *cache, const struct attention_plan *plan) {
+                     const struct decode_cache *cache, const struct attention_plan *plan,
+                     const struct new_tokens *t) {
     struct attention_arguments all = {};
     all.y = a->y;
     all.q = a->q;
@@ -145,16 +149,16 @@ static void launch_4(struct gpu_device *gpu, const struct attend_arguments *a,
     all.site = a->site;
     all.fault = a->fault;
     if (plan->n_groups && cache)
-        launch_decode(gpu, &all, a, cache, plan);
+        launch_decode(gpu, &all, a, cache, plan, t);
     else if (plan->n_groups)
         launch_rows(gpu, a, plan, plan->decode_tokens);
     gpu_attention_prompts(gpu, &all, &a->kv, &a->variant, plan);
 }
 
 /* Kernels for variants, and for other types than bfp16, come with phase 9. */
-static bool has_kernels(const struct attend_arguments *a) {
-    return gpu_attention_decode_variants || (attention_is_causal_only(&a->variant) &&
-                                             a->kv.k.type == KV_BFP16 && a->kv.v.type == KV_BFP16);
+static bool has_kernels(const struct kv_views *kv, const struct attention_variant *variant) {
+    return gpu_attention_decode_variants ||
+           (attention_is_causal_only(variant) && kv->k.type == KV_BFP16 && kv->v.type == KV_BFP16);
 }
 
 /* Whether the plan was made for this variant. */
@@ -164,25 +168,49 @@ static bool is_planned(const struct attention_variant *v, const struct attention
            !v->mask_form == !planned->mask_form;
 }
 
+static bool is_version_4(const struct gpu_device *gpu, const struct kv_views *kv,
+                         const struct attention_plan *plan, const struct attention_variant *v) {
+    int version = gpu->version[GPU_ATTEND];
+    return (version == 0 || version == 4) && is_planned(v, plan) && has_kernels(kv, v) &&
+           gpu_attention_fits_tensor_cores(gpu, plan->shape.head_dim);
+}
+
+/* Whether the kernels for decoding can read the cache. */
+static bool decodes(struct decode_cache *cache, const struct gpu_device *gpu,
+                    const struct kv_views *kv, const struct attention_plan *plan,
+                    const struct attention_variant *v) {
+    int dim = plan->shape.head_dim;
+    return decode_cache_of_views(cache, kv, dim) &&
+           plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
+           gpu_attention_decode_bytes(dim, decode_has_few(cache, v)) <= gpu->most_shared;
+}
+
+bool gpu_attend_takes_new(const struct gpu_device *gpu, const struct kv_views *kv,
+                          const struct attention_plan *plan) {
+    struct decode_cache cache;
+    const struct attention_shape *s = &plan->shape;
+    return is_version_4(gpu, kv, plan, &plan->variant) &&
+           decodes(&cache, gpu, kv, plan, &plan->variant) &&
+           !decode_has_few(&cache, &plan->variant) && (s->head_dim == 64 || s->head_dim == 128) &&
+           s->n_heads / s->n_kv_heads <= GROUP_ROWS && !plan->n_prompts &&
+           !attention_plan_has_cascade(plan);
+}
+
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */
                 const float *q,               /* [n_tokens, n_heads, head_dim] */
                 const struct kv_views *kv, const struct attention_plan *plan,
                 const struct attention_variant *variant, int site) {
     struct gpu_device *gpu = gpu_of(dev);
     struct attend_arguments a = {y, q, *kv, *variant, plan->shape, site, gpu->fault};
+    struct new_tokens left = gpu->left_to_attend;
+    struct decode_cache cache;
+    gpu->left_to_attend = {};
     if (variant->m) /* a state is without the scale: finish_states has it */
         a.kv.v.scale = 1;
-    struct decode_cache cache;
-    int dim = plan->shape.head_dim, version = gpu->version[GPU_ATTEND];
     if (!plan->n_tokens)
         return;
-    bool decodes =
-        decode_cache_of_views(&cache, &a.kv, dim) &&
-        plan->n_slots * 2 <= UINT32_MAX / plan->shape.n_kv_heads &&
-        gpu_attention_decode_bytes(dim, decode_has_few(&cache, variant)) <= gpu->most_shared;
-    if ((version == 0 || version == 4) && is_planned(variant, plan) && has_kernels(&a) &&
-        gpu_attention_fits_tensor_cores(gpu, dim))
-        launch_4(gpu, &a, decodes ? &cache : NULL, plan);
+    if (is_version_4(gpu, &a.kv, plan, variant))
+        launch_4(gpu, &a, decodes(&cache, gpu, &a.kv, plan, variant) ? &cache : NULL, plan, &left);
     else
         launch_rows(gpu, &a, plan, INT32_MAX);
 }

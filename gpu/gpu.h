@@ -69,6 +69,16 @@ struct linear_clusters {
     int n_blocks, at_once;
 };
 
+/* What norm_rope leaves to attend (struct kv_target), for the kernel for decoding: one new token of
+ * each sequence, whose key and value become the newest of the cache. */
+struct new_tokens {
+    const float *k, *v;           /* [n_tokens, n_kv_heads, head_dim] */
+    const float *q_gain, *k_gain; /* [head_dim], or NULL */
+    const float *cos, *sin;       /* [n_positions, head_dim / 2] */
+    double eps;
+    int site_q, site_k, site_stored_k, site_stored_v;
+};
+
 struct gpu_device {
     struct device base;
     cudaStream_t stream;
@@ -95,9 +105,10 @@ struct gpu_device {
     long sampled_at; /* `launches` after that sample: as many still, and nothing came between */
     cudaStream_t hash_stream; /* of hash_rows, behind an event of the other; NULL: not wanted yet */
     cudaEvent_t hash_copied;
-    bool hashing; /* since hash_rows, until hash_wait */
+    bool hashing;                     /* since hash_rows, until hash_wait */
+    struct new_tokens left_to_attend; /* by norm_rope; k is NULL: nothing */
     long memory_changes;
-    long weights_changes;             /* matrices filled and freed so far */
+    long weights_changes;      /* matrices filled and freed so far */
     struct {                   /* of decode_step (gpu/fast/step/step.cu) */
         const void *packed_of; /* the embedding of the model whose weights are packed, */
         long packed_at;        /* and weights_changes then */
@@ -115,6 +126,10 @@ struct gpu_device {
         size_t bytes;
     } scratch[N_GPU_SCRATCH];
 };
+
+/* Whether attend of this plan can do norm_rope's work, too. */
+bool gpu_attend_takes_new(const struct gpu_device *gpu, const struct kv_views *kv,
+                          const struct attention_plan *plan) LINKED_LATER;
 
 /* Keeps the first failure of the device: what was done, and CUDA's word for it. Returns false. */
 bool gpu_failed(struct gpu_device *gpu, const char *what, const char *why);

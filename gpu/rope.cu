@@ -147,6 +147,11 @@ void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
     auto norm_rope = stores ? storing : plain;
     if (!blocks)
         return;
+    if (to && to->then && stores && gpu_attend_takes_new(gpu, &to->kv, to->then)) {
+        gpu->left_to_attend = {k->x, v,       q->gain, k->gain,    cos_table, sin_table,
+                               eps,  q->site, k->site, to->site_k, to->site_v};
+        return;
+    }
     if (in_registers) {
         GPU_LAUNCH_EARLY(gpu, norm_rope, blocks, dim3(32, 4), 0, *q, *k, values,
                          stores ? *to : kv_target{}, positions, cos_table, sin_table, n_tokens,

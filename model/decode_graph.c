@@ -20,6 +20,15 @@ int decode_size_of(const struct batch *b) {
     return -1;
 }
 
+/* Whether a sequence follows another one in its cache: a draft, of which each token reads what the
+ * pass stores for the one before it. */
+static bool reads_what_it_stores(const struct batch *b) {
+    for (int i = 1; i < b->n_sequences; i++)
+        if (b->caches[i] == b->caches[i - 1])
+            return true;
+    return false;
+}
+
 void decode_pad(struct decode_graphs *g, const struct batch *b, int size) {
     int n = b->n_tokens;
     size_t bytes = sizeof(int32_t) * (size_t)n;
@@ -51,7 +60,8 @@ void decode_pad(struct decode_graphs *g, const struct batch *b, int size) {
                               .qo_indptr = g->qo_indptr,
                               .logit_rows = g->logit_rows,
                               .caches = g->caches,
-                              .pages = &g->pages};
+                              .pages = &g->pages,
+                              .steps = !reads_what_it_stores(b)};
 }
 
 int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
@@ -86,15 +96,6 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
         return -1;
     ops->graph_run(dev, r->graph);
     return 0;
-}
-
-/* Whether a sequence follows another one in its cache: a draft, of which each token reads what the
- * pass stores for the one before it. */
-static bool reads_what_it_stores(const struct batch *b) {
-    for (int i = 1; i < b->n_sequences; i++)
-        if (b->caches[i] == b->caches[i - 1])
-            return true;
-    return false;
 }
 
 bool decode_has_drawn(const struct workspace *ws, const struct sampling *how, int n) {
@@ -135,16 +136,16 @@ int decode_at_once(struct model *model, struct workspace *ws, const struct batch
     if (!ws->graphs)
         return 0;
     decode_pad(ws->graphs, batch, size);
-    if (parts->prepare(model, ws, &ws->graphs->batch, err) ||
-        decode_run(ws->graphs, size, attention_plans_form(&ws->plans, model->dev), model, ws, parts,
-                   err))
+    if (parts->prepare(model, ws, &ws->graphs->batch, err))
         return -1;
-    return 1;
+    int form =
+        attention_plans_form(&ws->plans, model->dev) + (ws->graphs->batch.steps ? N_PASS_FORMS : 0);
+    return decode_run(ws->graphs, size, form, model, ws, parts, err) ? -1 : 1;
 }
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev) {
     for (int i = 0; g && i < N_DECODE_SIZES; i++)
-        for (int form = 0; form < N_PASS_FORMS; form++)
+        for (int form = 0; form < 2 * N_PASS_FORMS; form++)
             if (g->recordings[i][form].graph)
                 dev->ops->graph_free(dev, g->recordings[i][form].graph);
 }

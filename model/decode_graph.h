@@ -47,7 +47,7 @@ struct recording {
 };
 
 struct decode_graphs {
-    struct recording recordings[N_DECODE_SIZES][N_PASS_FORMS];
+    struct recording recordings[N_DECODE_SIZES][2 * N_PASS_FORMS]; /* + N_PASS_FORMS: of steps */
     /* The batch with its padding. */
     struct batch batch;
     struct paged_batch pages;

@@ -164,9 +164,14 @@ static struct kv_target paged_target(const struct pass *p) {
     const struct model_config *c = &p->model->config;
     const struct kv_cache *cache = p->batch->caches[0];
     int size = context_stored(p->model, p->batch->pages->page_size);
+    int k = site(p, TENSOR_K_ROTATED), v = site(p, TENSOR_V);
     return (struct kv_target){
         kv_layer_views(&cache->layers[p->layer], cache->type, size, c->n_kv_heads, c->head_dim),
-        p->ws->slots, size, site(p, TENSOR_K_ROTATED), site(p, TENSOR_V)};
+        p->ws->slots,
+        size,
+        k,
+        v,
+        NULL};
 }
 
 /* The rows of q and k: normalised per head (Qwen3), then rotated, and in phase 8 stored. */
@@ -176,6 +181,8 @@ static void norm_and_rotate(const struct pass *p, const struct layer_weights *w)
     struct head_rows k = {p->ws->k, w->k_norm, c->n_kv_heads, site(p, TENSOR_K)};
     struct kv_target to = p->batch->pages ? paged_target(p) : (struct kv_target){0};
     int n = p->batch->n_tokens;
+    if (p->batch->steps)
+        to.then = p->ws->plans.together[model_config_window_left(c, p->layer) >= 0];
     p->ops->norm_rope(p->dev, &q, &k, p->ws->v, p->batch->pages ? &to : NULL, p->ws->positions,
                       p->model->rope_cos, p->model->rope_sin, n, c->head_dim, c->rms_eps);
     see(p, TENSOR_Q_ROTATED, q.x, n, c->n_heads * c->head_dim);
@@ -240,10 +247,7 @@ static void attend_each(const struct pass *p) {
 
 static void attend(const struct pass *p) {
     const struct model_config *c = &p->model->config;
-    if (p->batch->pages)
-        attend_together(p);
-    else
-        attend_each(p);
+    (p->batch->pages ? attend_together : attend_each)(p);
     see(p, TENSOR_ATTENTION, p->ws->attention, p->batch->n_tokens, c->n_heads * c->head_dim);
 }
 

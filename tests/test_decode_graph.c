@@ -94,8 +94,8 @@ static void make(struct three *t, struct kv_layer *layers) {
         t->caches[i] = &t->cache;
     t->pages =
         (struct paged_batch){SEQUENCES, 16, PAGES, t->indptr, t->kv_indptr, t->indices, t->last};
-    t->batch = (struct batch){SEQUENCES, SEQUENCES, SEQUENCES, t->ids,    t->positions,
-                              t->indptr, t->rows,   t->caches, &t->pages, NULL};
+    t->batch = (struct batch){SEQUENCES, SEQUENCES, SEQUENCES, t->ids, t->positions, t->indptr,
+                              t->rows,   t->caches, &t->pages, false,  false};
 }
 
 /* A pass; what it should add to the counts. */

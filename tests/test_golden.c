@@ -240,7 +240,8 @@ static void every_layer_and_position_is_close_to_the_goldens(void **state) {
     struct workspace *ws = workspace_new(&f->model, &err);
     for (int i = 0; i < n; i++)
         positions[i] = i;
-    struct batch batch = {n, 1, n, ids, positions, (int32_t[]){0, n}, positions, NULL, NULL, NULL};
+    struct batch batch = {n,         1,    n,    ids,   positions, (int32_t[]){0, n},
+                          positions, NULL, NULL, false, false};
     struct probe probe = {see_hidden, f};
     if (!forward(&f->model, ws, &batch, &probe, &err))
         fail_msg("%s", err.text);

@@ -380,7 +380,11 @@ static void test_norm_rope_stores(void **state) {
             struct kv_layer kv = {keys[i].mantissas, values[i].mantissas, keys[i].exponents,
                                   values[i].exponents};
             struct kv_target to = {kv_layer_views(&kv, KV_BFP16, 3, kv_heads, dim),
-                                   pair_put(t, slots, (size_t)n_tokens, sizeof *slots), 3, 3, 4};
+                                   pair_put(t, slots, (size_t)n_tokens, sizeof *slots),
+                                   3,
+                                   3,
+                                   4,
+                                   NULL};
             t->ops->norm_rope(t->dev, &both[0], &both[1],
                               pair_put(t, v, n * (size_t)kv_heads, sizeof *v), &to,
                               pair_put(t, positions, (size_t)n_tokens, sizeof *positions),

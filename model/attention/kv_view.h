@@ -58,12 +58,18 @@ struct kv_views {
     struct kv_view k, v;
 };
 
+struct attention_plan; /* a device's own (ops.h) */
+
 /* Where the keys and values of a pass are stored, and the sites of their faults. */
 struct kv_target {
     struct kv_views kv;
     const int64_t *slots; /* device [n_tokens] */
     int page_size;
     int site_k, site_v; /* rows that the cache's type cannot hold */
+    /* NULL, or: the next op is attend of this plan, with the variant that it was made with and
+     * these queries, one of each sequence, whose key is its newest and seen by no other; and nobody
+     * reads what becomes of q and k. Then all that norm_rope does may be left to attend. */
+    const struct attention_plan *then;
 };
 
 /* "bfp16", "bfp8", "e4m3", ...: as in --kv-type. Static. */

@@ -160,6 +160,20 @@ static __device__ __forceinline__ int kv_head(void) {
     return (int)blockIdx.x;
 }
 
+/* The page of a position, counted in its sequence; and its row of this block's kv head, whose page
+ * is known. */
+static __device__ __forceinline__ int page_of(const struct plan_arrays *plan, int position) {
+    return quotient(position, plan->by_page_size);
+}
+
+static __device__ __forceinline__ uint32_t cache_row(const struct decode_cache *c,
+                                                     const struct plan_arrays *plan, int32_t page,
+                                                     int position) {
+    uint32_t in_page = (uint32_t)(position - page_of(plan, position) * plan->page_size);
+    return (uint32_t)page * c->page_rows + in_page * c->position_rows +
+           (uint32_t)kv_head() * c->head_rows;
+}
+
 /* The position at which a tile of the group begins, and how many of its positions a row sees. */
 static __device__ __forceinline__ int begin_of(const struct row_group *g, int tile) {
     return (g->first_tile + tile) * TILE;

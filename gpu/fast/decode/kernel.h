@@ -102,7 +102,7 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
             }
             weigh<size, VARIANT>(&softmax, scores, at->group.n_rows, visible,
                                  mem->v_units + set * TILE, variant, rows);
-            chunks->store_units(1 - set);
+            chunks->store_units(1 - set, -1);
             __syncthreads();
             bool stored = snap_weights<size>(&softmax, scores, mem, rows);
             int row = row_of_lane();
@@ -129,15 +129,15 @@ run_tile(struct merged_tiles<size> *s, struct tile_result<size> *result,
 }
 
 /* Begins with the rows of a group: their digits, and which of them a lane has. */
-template <class size, bool VARIANT>
+template <class size, bool VARIANT, bool NEW>
 static __device__ void begin_rows(struct merged_tiles<size> *s, const struct attention_arguments *a,
                                   const struct attention_variant *variant,
                                   const struct row_group *group, const struct decode_memory *mem,
-                                  struct row_states *rows) {
+                                  struct row_states *rows, const struct new_tokens *t) {
     int row = row_of_lane();
     s->at.row = row;
     s->at.view = view_of<VARIANT>(a, variant, group, row, rows->token[row]);
-    snap_queries<size>(a, group, mem, rows);
+    snap_queries<size, NEW>(a, group, mem, rows, t);
     UNROLL
     for (int i = 0; i < size::SHARE; i++)
         UNROLL
@@ -189,11 +189,12 @@ write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
     }
 }
 
-template <class size, bool VARIANT>
+/* NEW: norm_rope has left its work to this kernel, and t is what it needs. */
+template <class size, bool VARIANT, bool NEW>
 __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     decode(struct attention_arguments a, struct decode_cache cache,
            struct attention_variant variant, struct plan_arrays plan,
-           struct partial_results partial) {
+           struct partial_results partial, struct new_tokens t) {
     SHARED_DYNAMIC(unsigned char, memory);
     SHARED(struct row_states, rows);
     if (!compiles_mma)
@@ -222,7 +223,12 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     chunks.plan = &plan;
     chunks.memory = mem;
     find_rows(&rows, &a, &begin.group);
-    chunks.begin(&begin, cursors);
+    int n_first = positions_of(&begin.group, begin.tile), n_old = n_first;
+    if (NEW)
+        n_old = max(0, min(n_first, begin.group.before - begin_of(&begin.group, begin.tile)));
+    chunks.template begin<NEW>(&begin, cursors, n_old);
+    if constexpr (NEW)
+        store_all_newest<size>(&t, &a, &cache, &plan, &begin, &mem);
     if (partial.next_overlaps)
         let_next_kernel_start(); /* all before this one have ended */
 
@@ -235,14 +241,14 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
         struct tile_cursor *next = &cursors[turn], *after_next = &cursors[turn < 2 ? turn + 1 : 0];
         if (begins) {
             first = at->tile;
-            __syncthreads(); /* all are done with the rows before */
             if (!is_first) {
+                __syncthreads(); /* all are done with the rows before */
                 find_rows(&rows, &a, &at->group);
                 __syncthreads();
             }
-            begin_rows<size, VARIANT>(&s, &a, &variant, &at->group, &mem, &rows);
+            begin_rows<size, VARIANT, NEW>(&s, &a, &variant, &at->group, &mem, &rows, &t);
             if (is_first) /* their exponents have come beside the rows */
-                chunks.store_units(0);
+                chunks.store_units(0, n_old < n_first ? n_old : -1);
             is_first = false;
             __syncthreads();
         }
@@ -269,26 +275,26 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     }
 }
 
-template <int DIM, enum kv_type TYPE, bool VARIANT>
+template <int DIM, enum kv_type TYPE, bool VARIANT, bool NEW = false>
 static void launch(struct gpu_device *gpu, const struct attention_arguments *a,
                    const struct decode_cache *cache, const struct attention_variant *variant,
-                   const struct attention_plan *plan) {
+                   const struct attention_plan *plan, const struct new_tokens *t = NULL) {
     typedef struct decode_sizes<DIM, TYPE> size;
     bool shares = attention_plan_has_cascade(plan);
     struct partial_results partial = {plan->partial, a->n_kv_heads, shares};
     if (!gpu_ok(gpu,
-                cudaFuncSetAttribute((const void *)decode<size, VARIANT>,
+                cudaFuncSetAttribute((const void *)decode<size, VARIANT, NEW>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      size::SHARED_BYTES),
                 "attention's shared memory"))
         return;
     dim3 grid((unsigned)a->n_kv_heads, (unsigned)plan->n_shares);
     if (shares || plan->n_tiles <= EARLY_TILES * plan->n_shares)
-        GPU_LAUNCH_EARLY(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
-                         *cache, *variant, plan->arrays, partial);
+        GPU_LAUNCH_EARLY(gpu, (decode<size, VARIANT, NEW>), grid, size::THREADS, size::SHARED_BYTES,
+                         *a, *cache, *variant, plan->arrays, partial, t ? *t : new_tokens{});
     else
-        GPU_LAUNCH(gpu, (decode<size, VARIANT>), grid, size::THREADS, size::SHARED_BYTES, *a,
-                   *cache, *variant, plan->arrays, partial);
+        GPU_LAUNCH(gpu, (decode<size, VARIANT, NEW>), grid, size::THREADS, size::SHARED_BYTES, *a,
+                   *cache, *variant, plan->arrays, partial, t ? *t : new_tokens{});
 }
 
 /* The few sizes. */

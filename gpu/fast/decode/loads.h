@@ -56,8 +56,7 @@ template <class size> struct loader {
             return;
         UNROLL
         for (int i = 0; i < size::POSITIONS; i++)
-            positions[i].page =
-                plan->pages[at->group.pages + quotient(position_in(at, n, i), plan->by_page_size)];
+            positions[i].page = plan->pages[at->group.pages + page_of(plan, position_in(at, n, i))];
     }
 
     /* Where this thread's positions lie; their pages have come. */
@@ -66,40 +65,41 @@ template <class size> struct loader {
             return;
         UNROLL
         for (int i = 0; i < size::POSITIONS; i++) {
-            int place = position_in(at, n, i), j = place_in_tile(i);
-            uint32_t in_page =
-                (uint32_t)(place - quotient(place, plan->by_page_size) * plan->page_size);
-            positions[i].row = (uint32_t)positions[i].page * cache->page_rows +
-                               in_page * cache->position_rows +
-                               (uint32_t)kv_head() * cache->head_rows;
+            int j = place_in_tile(i);
+            positions[i].row = cache_row(cache, plan, positions[i].page, position_in(at, n, i));
             memory
                 .rows[set * TILE + j / size::CHUNK * size::CHUNK + place_of_row(j % size::CHUNK)] =
                 positions[i].row;
         }
     }
 
-    /* Keys' and values' exponents, half a tile apart. With a page for each position a warp's are in
-     * 32 lines, and shared memory has left the L1 cache few of those: all at once took a fifth
-     * longer (measured: tests/bench/README.md). */
+    /* Exponents of the first n keys and values, half a tile apart; behind them any others will do.
+     * With a page for each position a warp's are in 32 lines, and shared memory has left the L1
+     * cache few of those: all at once took a fifth longer (measured: tests/bench/README.md). */
     __device__ __forceinline__ void fetch_key_exponent(int n) {
         if constexpr (!size::SNAPPED)
             UNROLL
-        for (int i = 0; i < size::POSITIONS && n; i++)
-            positions[i].k_exponent = cache->k_exponents[positions[i].row];
+        for (int i = 0; i < size::POSITIONS; i++)
+            if (place_in_tile(i) < n)
+                positions[i].k_exponent = cache->k_exponents[positions[i].row];
     }
     __device__ __forceinline__ void fetch_value_exponent(int n) {
         if constexpr (!size::SNAPPED)
             UNROLL
-        for (int i = 0; i < size::POSITIONS && n; i++)
-            positions[i].v_exponent = cache->v_exponents[positions[i].row];
+        for (int i = 0; i < size::POSITIONS; i++)
+            if (place_in_tile(i) < n)
+                positions[i].v_exponent = cache->v_exponents[positions[i].row];
     }
 
-    __device__ __forceinline__ void store_units(int set) const {
+    /* Of all places but the one number `out`. */
+    __device__ __forceinline__ void store_units(int set, int out) const {
         if constexpr (!size::SNAPPED)
             UNROLL
         for (int i = 0; i < size::POSITIONS; i++) {
             const struct next_position *p = &positions[i];
             int j = set * TILE + place_in_tile(i);
+            if (place_in_tile(i) == out)
+                continue;
             memory.k_units[j] = num_pow2f(p->k_exponent) * 0x1p-30f; /* may be subnormal */
             memory.v_units[j] = num_bits(num_pow2f(p->v_exponent));
         }
@@ -107,8 +107,11 @@ template <class size> struct loader {
 
     /* Starts copying chunk number c of a tile's keys or values, 16 bytes a thread at a time. Behind
      * the n positions that exist come zeros; or the last one again, where a thread's column is not
-     * always the same, and of caches of floats, which wait for instructions, not for memory. */
-    __device__ __forceinline__ void copy(const void *mantissas, int set, int c, int n) const {
+     * always the same, and of caches of floats, which wait for instructions, not for memory.
+     * LEAVES_OUT: all but the one number `out`. */
+    template <bool LEAVES_OUT = false>
+    __device__ __forceinline__ void copy(const void *mantissas, int set, int c, int n,
+                                         int out = 0) const {
         if (c * size::CHUNK >= n)
             return;
         const char *from = (const char *)mantissas;
@@ -137,8 +140,9 @@ template <class size> struct loader {
             int left = size::SNAPPED ? size::CHUNK : n - c * size::CHUNK - row;
             UNROLL
             for (int i = 0; i < EACH; i++)
-                cp_async_16_or_zero(to + i * STEP * size::ROW_BYTES,
-                                    from + (uint64_t)number[i] * row_bytes, i * STEP < left);
+                if (!LEAVES_OUT || i * STEP != out - c * size::CHUNK - row)
+                    cp_async_16_or_zero(to + i * STEP * size::ROW_BYTES,
+                                        from + (uint64_t)number[i] * row_bytes, i * STEP < left);
         } else {
             for (int i = (int)threadIdx.x; i < size::CHUNK * VECTORS; i += size::THREADS) {
                 int row = i / VECTORS, column = i % VECTORS;
@@ -163,10 +167,26 @@ template <class size> struct loader {
         cp_async_commit();
     }
 
-    /* The first chunks of the first tile, whose units are to be stored. cursors: the first one is
-     * set; sets the second. */
+    /* Exponents of the first n_old positions of the first tile, and its keys: all n, or without
+     * number n_old, where that is the next one. */
+    template <bool LEAVES_OUT> __device__ __forceinline__ void ask_first(int n, int n_old) {
+        fetch_key_exponent(n_old); /* before chunks, which take hundreds of cycles to ask for */
+        fetch_value_exponent(n_old);
+        for (int c = 0; c < size::AHEAD; c++) {
+            before = c * size::STAGE_BYTES;
+            copy<LEAVES_OUT>(cache->k, 0, c, n, n_old);
+            cp_async_commit();
+        }
+        before = size::AHEAD * size::STAGE_BYTES; /* the last place of the ring, still empty */
+        used = 0;
+    }
+
+    /* The first chunks of the first tile, whose units are to be stored. NEW: of its first n_old
+     * positions, which are all or all but one, before the kernel before this one has ended: it does
+     * not write them. cursors: the first one is set; sets the second. */
+    template <bool NEW>
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
-                                          struct tile_cursor cursors[]) {
+                                          struct tile_cursor cursors[], int n_old) {
         int n = positions_of(&at->group, at->tile);
         UNROLL
         for (int i = 0; i < size::POSITIONS; i++)
@@ -176,15 +196,11 @@ template <class size> struct loader {
             find_next(&cursors[1], at, plan);
         find_row(at, n, 0);
         __syncthreads();
+        if constexpr (NEW)
+            ask_first<true>(n, n_old);
         wait_for_previous_kernel(); /* it writes keys and values; the plan is older */
-        fetch_key_exponent(n);      /* before chunks, which take hundreds of cycles to ask for */
-        fetch_value_exponent(n);
-        before = 0;
-        for (int c = 0; c < size::AHEAD; c++) {
-            start(c, n, 0, 0);
-            before = after(before);
-        }
-        used = 0; /* the next one; `before` is the last place of the ring, still empty */
+        if constexpr (!NEW)
+            ask_first<false>(n, n);
         fetch_page(&cursors[1], size_of(&cursors[1]));
     }
 

@@ -5,6 +5,7 @@
 #ifndef SAMEBITS_GPU_FAST_DECODE_TILE_H
 #define SAMEBITS_GPU_FAST_DECODE_TILE_H
 
+#include "gpu/fast/decode/new_tokens.h"
 #include "gpu/fast/decode/snapped.h"
 
 /* ---- queries ----------------------------------------------------------------------------------
@@ -35,11 +36,12 @@ static __device__ __forceinline__ void put_two_digits(int8_t *high, int8_t *low,
                                               (uint32_t)second + (carry >> 8), 0x0051);
 }
 
-/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. */
-template <class size>
+/* Snaps the rows of the group; a warp has one. Rows that do not exist are zeros. NEW: they are to
+ * be turned first. */
+template <class size, bool NEW>
 static __device__ void snap_queries(const struct attention_arguments *a,
                                     const struct row_group *group, const struct decode_memory *mem,
-                                    struct row_states *rows) {
+                                    struct row_states *rows, const struct new_tokens *t) {
     int lane = (int)(threadIdx.x % 32);
     for (int row = (int)(threadIdx.x / 32); row < ROWS; row += size::WARPS) {
         bool exists = row < group->n_rows;
@@ -50,8 +52,14 @@ static __device__ void snap_queries(const struct attention_arguments *a,
         for (int i = 0; i < size::DIM / 32; i++) {
             int d = lane + 32 * i;
             x[i] = exists && d < a->head_dim ? q[d] : 0;
-            largest = max(largest, num_magnitude(x[i]));
         }
+        if constexpr (NEW)
+            if (exists)
+                turn_head<size::DIM>(x, t->q_gain, t, group->before, t->site_q, group->first_token,
+                                     a->fault);
+        UNROLL
+        for (int i = 0; i < size::DIM / 32; i++)
+            largest = max(largest, num_magnitude(x[i]));
         int e = num_row_exponent(warp_max(largest));
         bool bad = e > BFP_MAX_EXPONENT;
         if (bad && lane == 0)

@@ -308,6 +308,10 @@ struct attention_arguments;
 void gpu_attention_decode(struct gpu_device *gpu, const struct attention_arguments *a,
                           const struct decode_cache *cache, const struct attention_variant *variant,
                           const struct attention_plan *plan);
+void gpu_attention_decode_new(struct gpu_device *gpu, const struct attention_arguments *a,
+                              const struct decode_cache *cache,
+                              const struct attention_variant *variant,
+                              const struct attention_plan *plan, const struct new_tokens *t);
 void gpu_attention_decode_variants(struct gpu_device *gpu, const struct attention_arguments *a,
                                    const struct decode_cache *cache,
                                    const struct attention_variant *variant,

@@ -19,7 +19,7 @@
  * block, one after the other; where weights stay in the L2 cache, and where they come from memory.
  * Of the latter so many bytes, as they are there once more for this kernel, and only with the
  * kernel for short rows: the other has too few registers for its own. */
-enum { CACHED_ROWS = 64, CACHED_TILES = 4, READ_ROWS = 2, READ_TILES = 1 };
+enum { CACHED_ROWS = 64, CACHED_TILES = 3, READ_ROWS = 2, READ_TILES = 1 };
 static const size_t MOST_READ = (size_t)4 << 30;
 
 static const int64_t MOST_EXCHANGED = 1 << 28; /* floats that all layers hand over */
@@ -135,19 +135,24 @@ static bool has_room(struct gpu_device *gpu, const struct model *model) {
     return gpu_step_is_packed(gpu, model) || gpu_available(&gpu->base) / 2 > weight_bytes(model);
 }
 
-/* Whether it should be chosen: see above. */
+/* Whether it may be chosen: see above. This much is known before its blocks are. */
+static bool may_pay(const struct gpu_device *gpu, const struct step_arguments *a,
+                    const struct model *model) {
+    for (int i = 0; i < N_GPU_KERNELS; i++)
+        if (gpu->version[i])
+            return false;
+    return a->n_rows <= (a->reads_once ? READ_ROWS : CACHED_ROWS) &&
+           weight_bytes(model) <= MOST_READ;
+}
+
+/* And whether it is. */
 static bool pays(struct gpu_device *gpu, const struct step_arguments *a, const struct model *model,
                  step_kernel kernel) {
     int heads = (a->rows_per_group * a->n_heads + a->n_blocks - 1) / a->n_blocks;
     int tiles = (a->n_tiles + a->n_splits - 1) / a->n_splits * heads;
-    for (int i = 0; i < N_GPU_KERNELS; i++)
-        if (gpu->version[i])
-            return false;
     if (a->reads_once && kernel != gpu_step_kernel(a->head_dim, 1, 1))
         return false;
-    return a->n_rows <= (a->reads_once ? READ_ROWS : CACHED_ROWS) &&
-           tiles <= (a->reads_once ? READ_TILES : CACHED_TILES) &&
-           weight_bytes(model) <= MOST_READ && has_room(gpu, model);
+    return tiles <= (a->reads_once ? READ_TILES : CACHED_TILES) && has_room(gpu, model);
 }
 
 /* How many blocks share a head: as there are, but none without a tile of the longest sequence. */
@@ -265,7 +270,7 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     struct step_arguments a = arguments_of(gpu, model, pages);
     int version = gpu->version[GPU_DECODE_STEP];
     if (version == 1 || gpu->failed || !a.n_rows || model->config.window ||
-        !can_run(gpu, &a, pages))
+        !can_run(gpu, &a, pages) || (!version && !may_pay(gpu, &a, model)))
         return 0;
     if (paged_batch_check(pages, err))
         return -1;
