@@ -165,13 +165,9 @@ static struct kv_target paged_target(const struct pass *p) {
     const struct kv_cache *cache = p->batch->caches[0];
     int size = context_stored(p->model, p->batch->pages->page_size);
     int k = site(p, TENSOR_K_ROTATED), v = site(p, TENSOR_V);
-    return (struct kv_target){
-        kv_layer_views(&cache->layers[p->layer], cache->type, size, c->n_kv_heads, c->head_dim),
-        p->ws->slots,
-        size,
-        k,
-        v,
-        NULL};
+    struct kv_views kv =
+        kv_layer_views(&cache->layers[p->layer], cache->type, size, c->n_kv_heads, c->head_dim);
+    return (struct kv_target){kv, p->ws->slots, size, k, v, NULL};
 }
 
 /* The rows of q and k: normalised per head (Qwen3), then rotated, and in phase 8 stored. */
