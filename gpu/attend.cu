@@ -192,8 +192,7 @@ bool gpu_attend_takes_new(const struct gpu_device *gpu, const struct kv_views *k
     return is_version_4(gpu, kv, plan, &plan->variant) &&
            decodes(&cache, gpu, kv, plan, &plan->variant) &&
            !decode_has_few(&cache, &plan->variant) && (s->head_dim == 64 || s->head_dim == 128) &&
-           s->n_heads / s->n_kv_heads <= GROUP_ROWS && !plan->n_prompts &&
-           !attention_plan_has_cascade(plan);
+           s->n_heads / s->n_kv_heads <= GROUP_ROWS && !attention_plan_has_cascade(plan);
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */

@@ -9,7 +9,8 @@
  * 1  up to four ops: rmsnorm and rope (a thread per pair), for each of the two; then kv_append
  * 2  one kernel, a warp per head, which stays in registers (head_dim up to 256). It stores rows of
  *    bfp16 in one piece; kv_append all others. In a step of decoding these are few rows: what it
- *    saves is the way from kernel to kernel
+ *    saves is the way from kernel to kernel. Where attend follows at once and can (struct
+ *    kv_target), nothing is launched: the kernel for decoding does it (gpu/fast/decode)
  */
 #include "gpu/fast/vector/norm.h"
 #include "gpu/ptx/tensor_core.h"

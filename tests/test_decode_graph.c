@@ -205,6 +205,14 @@ static void test_padding(void **state) {
     assert_int_equal(paged_batch_check(g.batch.pages, &err), 0);
     assert_int_equal(paged_batch_kv_len(g.batch.pages, 0), 21);
     assert_int_equal(paged_batch_kv_len(g.batch.pages, 3), 0);
+    assert_false(g.batch.steps); /* all three have one cache: tokens of a draft */
+    struct kv_cache others[] = {t.cache, t.cache};
+    t.caches[0] = &others[0];
+    decode_pad(&g, &t.batch, size);
+    assert_false(g.batch.steps);
+    t.caches[2] = &others[1];
+    decode_pad(&g, &t.batch, size);
+    assert_true(g.batch.steps);
 }
 
 /* Not one token of each sequence, not all logits, no page table: nothing to record. */

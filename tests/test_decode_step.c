@@ -606,9 +606,10 @@ static void test_choice(void **state) {
     (void)state;
     skip_unless_there();
     assert_int_equal(answer(0, 1, 100), 1);
-    assert_int_equal(answer(0, 1, 255), 1);
-    /* In the emulation one block has both heads: with two tiles each it has too many. */
-    assert_int_equal(answer(0, 1, 256), !device_is_emulated());
+    assert_int_equal(answer(0, 1, 767), 1);
+    /* In the emulation one block has both heads, and goes through a third of their tiles. */
+    assert_int_equal(answer(0, 1, 768), !device_is_emulated());
+    assert_int_equal(answer(0, 2, 255), !device_is_emulated());
     assert_int_equal(answer(0, 40, 3), !device_is_emulated());
     assert_int_equal(answer(0, 65, 3), 0);
     assert_int_equal(answer(2, 65, 3), 1);
