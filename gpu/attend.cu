@@ -188,11 +188,10 @@ static bool decodes(struct decode_cache *cache, const struct gpu_device *gpu,
 bool gpu_attend_takes_new(const struct gpu_device *gpu, const struct kv_views *kv,
                           const struct attention_plan *plan) {
     struct decode_cache cache;
-    const struct attention_shape *s = &plan->shape;
-    return is_version_4(gpu, kv, plan, &plan->variant) &&
+    int dim = plan->shape.head_dim;
+    return (dim == 64 || dim == 128) && is_version_4(gpu, kv, plan, &plan->variant) &&
            decodes(&cache, gpu, kv, plan, &plan->variant) &&
-           !decode_has_few(&cache, &plan->variant) && (s->head_dim == 64 || s->head_dim == 128) &&
-           s->n_heads / s->n_kv_heads <= GROUP_ROWS && !attention_plan_has_cascade(plan);
+           !decode_has_few(&cache, &plan->variant) && !attention_plan_has_cascade(plan);
 }
 
 void gpu_attend(struct device *dev, float *y, /* [n_tokens, n_heads, head_dim] */

@@ -69,7 +69,7 @@ int decode_run(struct decode_graphs *g, int size, int form, struct model *model,
     struct device *dev = model->dev;
     const struct ops *ops = dev->ops;
     const struct kv_layer *layers = g->caches[0]->layers;
-    struct recording *r = &g->recordings[size][form];
+    struct recording *r = &g->recordings[size][form + (g->batch.steps ? N_PASS_FORMS : 0)];
     /* What a recording knows may have moved, or it was of another pool. */
     if (ops->memory_changes(dev) != r->memory || layers != r->layers) {
         ops->graph_free(dev, r->graph);
@@ -136,11 +136,11 @@ int decode_at_once(struct model *model, struct workspace *ws, const struct batch
     if (!ws->graphs)
         return 0;
     decode_pad(ws->graphs, batch, size);
-    if (parts->prepare(model, ws, &ws->graphs->batch, err))
+    if (parts->prepare(model, ws, &ws->graphs->batch, err) ||
+        decode_run(ws->graphs, size, attention_plans_form(&ws->plans, model->dev), model, ws, parts,
+                   err))
         return -1;
-    int form =
-        attention_plans_form(&ws->plans, model->dev) + (ws->graphs->batch.steps ? N_PASS_FORMS : 0);
-    return decode_run(ws->graphs, size, form, model, ws, parts, err) ? -1 : 1;
+    return 1;
 }
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev) {

@@ -144,6 +144,11 @@ static void test_recordings(void **state) {
     pass(&g, &a, 1, 1, 1);
     pass_of_form(&g, &a, 1, 0, 0, 1);
     pass(&g, &a, 0, 0, 1);
+    struct kv_cache others[] = {a.cache, a.cache};
+    a.caches[1] = &others[0];
+    a.caches[2] = &others[1];
+    pass(&g, &a, 1, 0, 0); /* a step of each sequence, no draft: other launches, too */
+    pass(&g, &a, 1, 1, 1);
     decode_graphs_free(&g, &(struct device){.ops = &counting});
     assert_int_equal(count.alive, 0);
 }
@@ -207,10 +212,10 @@ static void test_padding(void **state) {
     assert_int_equal(paged_batch_kv_len(g.batch.pages, 3), 0);
     assert_false(g.batch.steps); /* all three have one cache: tokens of a draft */
     struct kv_cache others[] = {t.cache, t.cache};
-    t.caches[0] = &others[0];
+    t.caches[2] = &others[1];
     decode_pad(&g, &t.batch, size);
     assert_false(g.batch.steps);
-    t.caches[2] = &others[1];
+    t.caches[0] = &others[0];
     decode_pad(&g, &t.batch, size);
     assert_true(g.batch.steps);
 }
