@@ -224,7 +224,7 @@ __global__ static void __launch_bounds__(size::THREADS, size::BLOCKS)
     chunks.memory = mem;
     find_rows(&rows, &a, &begin.group);
     int n_first = positions_of(&begin.group, begin.tile), n_old = n_first;
-    if (NEW)
+    if (NEW) /* all but the newest, which may be in this tile */
         n_old = max(0, min(n_first, begin.group.before - begin_of(&begin.group, begin.tile)));
     chunks.template begin<NEW>(&begin, cursors, n_old);
     if constexpr (NEW)

@@ -13,7 +13,7 @@
  * second one. */
 template <int DIM>
 static __device__ __forceinline__ float (&half_of(float (&x)[DIM / 32], int half))[DIM / 64] {
-    return *(float(*)[DIM / 64]) & x[half * (DIM / 64)];
+    return reinterpret_cast<float(&)[DIM / 64]>(x[half * (DIM / 64)]);
 }
 
 /* Normalises a head where there is a gain, and rotates it by the angles of a position. (A sequence
