@@ -269,7 +269,7 @@ struct ops {
     /* What becomes of the queries and keys of a pass, in place, in one op: rmsnorm per head where
      * there is a gain (Qwen3), then rope, which has the shapes of positions and tables. With `to`,
      * keys and v [n_tokens, k->n_heads, head_dim] are stored, too, as kv_append does it; NULL: v is
-     * not looked at. q, k, to: host. */
+     * not looked at. q, k, to: host. With to->then (kv_view.h) attend may do it all instead. */
     void (*norm_rope)(struct device *dev, const struct head_rows *q, const struct head_rows *k,
                       const float *v, const struct kv_target *to, const int32_t *positions,
                       const float *cos, const float *sin, int n_tokens, int head_dim, double eps);
