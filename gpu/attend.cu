@@ -189,7 +189,8 @@ bool gpu_attend_takes_new(const struct gpu_device *gpu, const struct kv_views *k
                           const struct attention_plan *plan) {
     struct decode_cache cache;
     int dim = plan->shape.head_dim;
-    return (dim == 64 || dim == 128) && is_version_4(gpu, kv, plan, &plan->variant) &&
+    return gpu->base.ops->attend == gpu_attend && (dim == 64 || dim == 128) &&
+           is_version_4(gpu, kv, plan, &plan->variant) &&
            decodes(&cache, gpu, kv, plan, &plan->variant) &&
            !decode_has_few(&cache, &plan->variant) && !attention_plan_has_cascade(plan);
 }

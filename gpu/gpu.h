@@ -127,7 +127,7 @@ struct gpu_device {
     } scratch[N_GPU_SCRATCH];
 };
 
-/* Whether attend of this plan can do norm_rope's work, too. */
+/* Whether attend of this plan can do norm_rope's work, too; not if another stands in the table. */
 bool gpu_attend_takes_new(const struct gpu_device *gpu, const struct kv_views *kv,
                           const struct attention_plan *plan) LINKED_LATER;
 

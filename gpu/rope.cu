@@ -148,8 +148,7 @@ void gpu_norm_rope(struct device *dev, const struct head_rows *q, /* host */
     auto norm_rope = stores ? storing : plain;
     if (!blocks)
         return;
-    bool leaves = to && to->then && stores && dev->ops->attend == gpu_attend; /* not another's */
-    if (leaves && gpu_attend_takes_new(gpu, &to->kv, to->then)) {
+    if (to && to->then && stores && gpu_attend_takes_new(gpu, &to->kv, to->then)) {
         gpu->left_to_attend = {k->x, v,       q->gain, k->gain,    cos_table, sin_table,
                                eps,  q->site, k->site, to->site_k, to->site_v};
         return;
