@@ -145,7 +145,7 @@ int decode_at_once(struct model *model, struct workspace *ws, const struct batch
 
 void decode_graphs_free(struct decode_graphs *g, struct device *dev) {
     for (int i = 0; g && i < N_DECODE_SIZES; i++)
-        for (int form = 0; form < 2 * N_PASS_FORMS; form++)
+        for (int form = 0; form < N_DECODE_FORMS; form++)
             if (g->recordings[i][form].graph)
                 dev->ops->graph_free(dev, g->recordings[i][form].graph);
 }

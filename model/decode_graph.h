@@ -17,7 +17,7 @@
 
 #include <stdbool.h>
 
-enum { MOST_DECODE_ROWS = 256, N_DECODE_SIZES = 13 };
+enum { MOST_DECODE_ROWS = 256, N_DECODE_SIZES = 13, N_DECODE_FORMS = 2 * N_PASS_FORMS };
 
 /* The two parts of a pass, as forward.c has them: both work on the whole batch. */
 struct pass_parts {
@@ -47,7 +47,8 @@ struct recording {
 };
 
 struct decode_graphs {
-    struct recording recordings[N_DECODE_SIZES][2 * N_PASS_FORMS]; /* + N_PASS_FORMS: of steps */
+    /* The form: of the plans, + N_PASS_FORMS where the batch is of steps. */
+    struct recording recordings[N_DECODE_SIZES][N_DECODE_FORMS];
     /* The batch with its padding. */
     struct batch batch;
     struct paged_batch pages;

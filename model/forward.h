@@ -28,7 +28,7 @@ struct batch {
     const int32_t *logit_rows; /* host [n_logits], strictly ascending: whose logits are wanted */
     struct kv_cache **caches;  /* host [n_sequences], with room for the positions; NULL: nothing is
                                   kept, and each sequence begins at 0. All are paged, or none */
-    const struct paged_batch *pages; /* of the caches (phase 8); NULL: one sequence after another */
+    const struct paged_batch *pages; /* their page table (phase 8); NULL: one after the other */
     bool hashed;                     /* forward_finish begins to hash the logits (forward_hash.h) */
     bool steps; /* with pages: each sequence has one row, of which no other one reads the key */
 };

@@ -67,8 +67,10 @@ struct kv_target {
     int page_size;
     int site_k, site_v; /* rows that the cache's type cannot hold */
     /* NULL, or: the next op is attend of this plan, with the variant that it was made with and
-     * these queries, one of each sequence, whose key is its newest and seen by no other; and nobody
-     * reads what becomes of q and k. Then all that norm_rope does may be left to attend. */
+     * these queries, one of each sequence, whose key is its newest and seen by no other; all older
+     * keys and values were stored before the plan was made, and may be read before the op in front
+     * has ended; and nobody reads what becomes of q and k. Then all that norm_rope does may be left
+     * to attend. */
     const struct attention_plan *then;
 };
 

@@ -47,9 +47,8 @@ static int n_recordings; /* of passes, with what ranks said in them */
 
 static void end_talk(struct tiny_model *shared) {
     const struct decode_graphs *g = shared->generator.ws->graphs;
-    for (int i = 0; g && i < N_DECODE_SIZES * 2 * N_PASS_FORMS; i++)
-        n_recordings +=
-            g->recordings[i / (2 * N_PASS_FORMS)][i % (2 * N_PASS_FORMS)].said.calls > 0;
+    for (int i = 0; g && i < N_DECODE_SIZES * N_DECODE_FORMS; i++)
+        n_recordings += g->recordings[i / N_DECODE_FORMS][i % N_DECODE_FORMS].said.calls > 0;
     generator_end(&shared->generator); /* recordings go before those who talk in them */
     if (ranks->on_device)
         ranks->on_device->end(ranks, shared->dev);

@@ -91,7 +91,7 @@ template <class size> struct loader {
                 positions[i].v_exponent = cache->v_exponents[positions[i].row];
     }
 
-    /* Of all places but the one number `out`. */
+    /* All units but those of place number `out`; -1: all. */
     __device__ __forceinline__ void store_units(int set, int out) const {
         if constexpr (!size::SNAPPED)
             UNROLL
@@ -182,8 +182,9 @@ template <class size> struct loader {
     }
 
     /* The first chunks of the first tile, whose units are to be stored. NEW: of its first n_old
-     * positions, which are all or all but one, before the kernel before this one has ended: it does
-     * not write them. cursors: the first one is set; sets the second. */
+     * positions, which are all or all but one, before the kernel before this one has ended: they
+     * are older than the plan (struct kv_target). cursors: the first one is set; sets the second.
+     */
     template <bool NEW>
     __device__ __forceinline__ void begin(const struct tile_cursor *at,
                                           struct tile_cursor cursors[], int n_old) {
