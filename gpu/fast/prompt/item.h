@@ -270,15 +270,15 @@ static __device__ __forceinline__ void keep_row(struct row_result to, const valu
 
 /* A tile whose result is not merged here: keeps it, as number `k` of the item. */
 template <int DIM, class tile_scores, class value_sums>
-static __device__ __forceinline__ void
-keep_tile(const struct item_task *t, const rows_of<tile_scores> *rows, value_sums *sums, int k) {
+static __device__ __forceinline__ void keep_tile(const struct item_task *t,
+                                                 const rows_of<tile_scores> *rows,
+                                                 const value_sums *sums, int k) {
     for (int r = 0; r < tile_scores::N_ROWS; r++) {
         int row = t->first_row + r;
         if (row < t->item->list.n_rows)
             keep_row<tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place + k, t->kv_head, row),
                                   sums, r, rows->sees[r] ? rows->tile_m[r] : NAN, rows->tile_l[r]);
     }
-    sums->clear();
 }
 
 /* The quotients of row r, where num_divide_near gives them. Returns whether it does. (l is near: in

@@ -293,8 +293,10 @@ static __device__ __forceinline__ void run_item(const struct item_task *t,
         merge_sums(&rows, item->merges);
         for (int d = 0; d < DIM; d += VALUE_DIMS)
             add_values(mem->o + d * 8, &weights, chunks.next(), &rows, n);
-        if (!item->merges)
+        if (!item->merges) {
             keep_tile<DIM, tile_scores>(t, &rows, &values, k);
+            values.clear();
+        }
     }
     end_rows<DIM, VARIANT, tile_scores>(t, &rows, &values);
 }

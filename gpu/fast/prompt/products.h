@@ -31,23 +31,27 @@ static __device__ __forceinline__ shared_matrix columns_of(const unsigned char *
 }
 
 /* The products with one digit of the columns: of columns 8 i + 2 t and 8 i + 2 t + 1, sums[4 i] and
- * the next are of the row's high digits, the two behind them of its low ones. HALVES, half: not
- * those of the second half of the summands, which are 0. add(k, digits): starts a step. */
-template <bool HALVES, int CHUNK_COLUMNS, int STEPS, int REGISTERS, class step>
+ * the next are of the row's high digits, the two behind them of its low ones. PARTS, parts: the
+ * summands are in so many parts, and only the first `parts` of them are not 0. add(k, digits):
+ * starts a step. */
+template <int PARTS, int CHUNK_COLUMNS, int STEPS, int REGISTERS, class step>
 static __device__ __forceinline__ void multiply_digits(int32_t (&sums)[REGISTERS],
-                                                       shared_matrix digits, bool half, step add) {
+                                                       shared_matrix digits, int parts, step add) {
     auto add_steps = [&](int first, int end) {
         UNROLL
         for (int k = first; k < end; k++)
             add(k, shared_matrix_skip(digits, 2 * k, column_bytes(CHUNK_COLUMNS)));
     };
     wgmma_begin();
-    add_steps(0, HALVES ? STEPS / 2 : STEPS);
-    if (HALVES && !half) {
-        wgmma_begin();
-        add_steps(STEPS / 2, STEPS);
+    add_steps(0, STEPS / PARTS);
+    UNROLL
+    for (int i = 1; i < PARTS; i++) {
+        if (i < parts) {
+            wgmma_begin();
+            add_steps(i * STEPS / PARTS, (i + 1) * STEPS / PARTS);
+        }
     }
-    if (HALVES)
+    if (PARTS > 1)
         wgmma_begin(); /* the compiler wants one wherever ways meet */
     wgmma_end();
     wgmma_wait();
@@ -57,12 +61,12 @@ static __device__ __forceinline__ void multiply_digits(int32_t (&sums)[REGISTERS
 /* The products of a row with 4 N columns, in units of 256, rounded down: sums[2 i] and the next one
  * with columns 8 i + 2 t and 8 i + 2 t + 1. One digit of the columns after the other, because there
  * are no registers for both. */
-template <bool SIGNED, bool HALVES, int CHUNK_COLUMNS, int N, int STEPS>
+template <bool SIGNED, int PARTS, int CHUNK_COLUMNS, int N, int STEPS>
 static __device__ __forceinline__ void multiply(int32_t (&sums)[N],
                                                 const struct row_digits<STEPS> *row,
-                                                shared_matrix columns, bool half) {
+                                                shared_matrix columns, int parts = PARTS) {
     int32_t high[2 * N], low[2 * N];
-    multiply_digits<HALVES, CHUNK_COLUMNS, STEPS>(high, columns, half, [&](int k, shared_matrix m) {
+    multiply_digits<PARTS, CHUNK_COLUMNS, STEPS>(high, columns, parts, [&](int k, shared_matrix m) {
         if (SIGNED)
             k ? wgmma_s8_s8<true>(high, row->of[k], m) : wgmma_s8_s8<false>(high, row->of[k], m);
         else
@@ -72,7 +76,7 @@ static __device__ __forceinline__ void multiply(int32_t (&sums)[N],
     for (int i = 0; i < N; i++)
         sums[i] = high[i / 2 * 4 + i % 2] * 256 + high[i / 2 * 4 + i % 2 + 2];
     shared_matrix lower = shared_matrix_skip(columns, CHUNK_COLUMNS, 16);
-    multiply_digits<HALVES, CHUNK_COLUMNS, STEPS>(low, lower, half, [&](int k, shared_matrix m) {
+    multiply_digits<PARTS, CHUNK_COLUMNS, STEPS>(low, lower, parts, [&](int k, shared_matrix m) {
         if (SIGNED)
             k ? wgmma_s8_u8<true>(low, row->of[k], m) : wgmma_s8_u8<false>(low, row->of[k], m);
         else

@@ -76,7 +76,7 @@ static __device__ __forceinline__ void find_rows(const struct short_memory *m,
 
 /* Positions whose digits products read; behind the end they are zeros. */
 static __device__ __forceinline__ int read_of(int n) {
-    return n <= POSITIONS / 2 ? POSITIONS / 2 : (int)POSITIONS;
+    return POSITIONS / VALUE_PARTS * parts_of(POSITIONS, n);
 }
 
 /* Splits keys: a thread takes 16 mantissas of a row, neighbours those of neighbouring rows. */
@@ -170,13 +170,12 @@ score_positions(short_scores *scores, const struct row_digits<DIM / 32> *query,
         float(*s)[4] = scores->s + at / 16;
         if (at < n) {
             int32_t sums[KEY_COLUMNS / 4];
-            multiply<true, false, POSITIONS>(sums, query, shared_matrix_skip(keys, at, 16), false);
-            score_keys(s, &top_bits, sums, m->k_unit + at);
+            multiply<true, 1, POSITIONS>(sums, query, shared_matrix_skip(keys, at, 16));
+            score_keys<true>(s, &top_bits, sums, m->k_unit + at, end - at);
         } else {
             leave_out<KEY_COLUMNS / 16>(s);
         }
     }
-    mask(scores, &top_bits, 0, end, n);
     return largest_of_bits(scores, top_bits, n);
 }
 
@@ -255,8 +254,8 @@ run_row(const struct item_task *t, struct thread_rows<1> *row,
     for (int part = 0; part < DIM / VALUE_DIMS; part++) {
         int32_t sums[VALUE_DIMS / 4];
         const unsigned char *columns = m->values + part * short_sizes<DIM>::VALUE_BYTES;
-        multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(columns),
-                                          n <= POSITIONS / 2);
+        multiply<false, VALUE_PARTS, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(columns),
+                                                 parts_of(POSITIONS, n));
         finish_dims(t->a, row, sums, part * VALUE_DIMS);
     }
 }

@@ -77,9 +77,8 @@ score_tile(tile_scores *scores, const struct row_digits<DIM / 32> *query,
             keys = columns_of<KEYS>(chunks->take(at / KEYS));
         if (at < n) {
             int32_t sums[KEY_COLUMNS / 4];
-            multiply<true, false, KEYS>(sums, query, shared_matrix_skip(keys, at % KEYS, 16),
-                                        false);
-            score_keys(s, &top_bits, sums, mem->k_unit + at);
+            multiply<true, 1, KEYS>(sums, query, shared_matrix_skip(keys, at % KEYS, 16));
+            score_keys<false>(s, &top_bits, sums, mem->k_unit + at, 0);
         } else {
             leave_out<KEY_COLUMNS / 16>(s);
         }
@@ -110,7 +109,8 @@ run_item(const struct item_task *t, const struct attention_digits *in,
     struct value_sums<DIM> values = {
         mem->o
     };
-    values.clear();
+    if (!n_tiles)
+        values.clear();
 
     int n_last = min((int)TILE, item->end - (item->first_tile + n_tiles - 1) * TILE);
     size_t first_of_digits = (size_t)t->kv_head * (size_t)in->n_tiles + (size_t)item->tile;
@@ -153,10 +153,10 @@ run_item(const struct item_task *t, const struct attention_digits *in,
         for (int part = 0; part < DIM / VALUE_DIMS; part++) {
             int32_t sums[VALUE_DIMS / 4];
             const unsigned char *values = chunks.take(TILE / KEYS + part);
-            multiply<false, true, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(values),
-                                              n <= TILE / 2);
+            multiply<false, VALUE_PARTS, VALUE_DIMS>(sums, &weights, columns_of<VALUE_DIMS>(values),
+                                                     parts_of(TILE, n));
             chunks.replace(TILE / KEYS + part);
-            add_values(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row);
+            add_values(mem->o + part * VALUE_DIMS / 16 * THREADS, sums, &row, k && item->merges);
         }
         if (!item->merges)
             keep_tile<DIM, tile_scores>(t, &row, &values, k);

@@ -11,10 +11,16 @@
 enum {
     KEYS = 128,       /* of a chunk */
     VALUE_DIMS = 64,  /* of one: dimensions of the values of a whole tile */
+    VALUE_PARTS = 4,  /* of its positions: whole ones that nobody sees are left out */
     KEY_COLUMNS = 32, /* of a product: there are no registers for more beside the scores */
     THREADS = 256,
     STAGES = 2
 };
+
+/* How many of the parts of so many positions have one of the first n. */
+static __device__ __forceinline__ int parts_of(int positions, int n) {
+    return (n + positions / VALUE_PARTS - 1) / (positions / VALUE_PARTS);
+}
 
 /* Sizes that depend on the head dimension, rounded up to DIM, a multiple of 64. */
 template <int DIM> struct sizes {
@@ -51,15 +57,15 @@ template <int DIM> struct tile_chunks {
     }
 
     /* Starts chunk c of this tile; from CHUNKS on, of the next one, if there is one. Of the last
-     * tile it leaves out chunks of keys, and of values, which lie in columns of positions, the
-     * second half, if nobody sees them. */
+     * tile it leaves out chunks of keys, and parts of values, which lie in columns of positions, if
+     * nobody sees them. */
     __device__ __forceinline__ void start(int c) {
         bool next = c >= size::CHUNKS;
         int chunk = next ? c - size::CHUNKS : c, at = place(c);
         int values = max(chunk - size::KEY_CHUNKS, 0);
         int n = left == (next ? 1 : 0) ? n_last : (int)TILE;
         int bytes = chunk < size::KEY_CHUNKS ? (chunk * KEYS < n ? size::KEY_BYTES : 0)
-                                             : size::VALUE_BYTES / (n <= TILE / 2 ? 2 : 1);
+                                             : size::VALUE_BYTES / VALUE_PARTS * parts_of(TILE, n);
         const uint8_t *from = tile + (next ? tile_bytes(DIM) : 0) +
                               (chunk - values) * size::KEY_BYTES + values * size::VALUE_BYTES;
         if (threadIdx.x == 0 && !(next && !left))
@@ -162,9 +168,11 @@ static __device__ __forceinline__ void note_largest(int32_t *largest, const floa
     *largest = max(max(*largest, (int32_t)num_bits(s[2])), (int32_t)num_bits(s[3]));
 }
 
-/* The scores of KEY_COLUMNS keys, but for the query's unit: some vectors of a tile_scores. */
+/* The scores of KEY_COLUMNS keys, but for the query's unit: some vectors of a tile_scores. HIDES:
+ * the row sees the first n; the others' scores become -infinity, which has weight 0. */
+template <bool HIDES>
 static __device__ __forceinline__ void score_keys(float (*s)[4], int32_t *largest,
-                                                  const int32_t *sums, const float *k_unit) {
+                                                  const int32_t *sums, const float *k_unit, int n) {
     UNROLL
     for (int i = 0; i < KEY_COLUMNS / 16; i++) {
         float unit[4];
@@ -172,18 +180,23 @@ static __device__ __forceinline__ void score_keys(float (*s)[4], int32_t *larges
         UNROLL
         for (int j = 0; j < 4; j++)
             s[i][j] = num_score((float)sums[4 * i + j], unit[j]);
-        note_largest(largest, s[i]);
     }
+    UNROLL
+    for (int i = 0; i < KEY_COLUMNS / 4 && HIDES && n < KEY_COLUMNS; i++)
+        if (tile_scores::position(i / 4, i % 4) >= n)
+            s[i / 4][i % 4] = -INFINITY;
+    UNROLL
+    for (int i = 0; i < KEY_COLUMNS / 16; i++)
+        note_largest(largest, s[i]);
 }
 
-/* Scores of positions from `end` on, which the row does not see, become -infinity, which has weight
- * 0. n: no row sees position n of the tile. largest: of score_keys, once more. */
-template <int POSITIONS>
-static __device__ __forceinline__ void mask(struct position_scores<POSITIONS> *tile,
-                                            int32_t *largest, int tile_first, int end, int n) {
+/* Scores of positions from `end` on, which the row does not see, become -infinity. n: no row sees
+ * position n of the tile. largest: of score_keys, once more. */
+static __device__ __forceinline__ void mask(tile_scores *tile, int32_t *largest, int tile_first,
+                                            int end, int n) {
     *largest = INT32_MIN;
     UNROLL
-    for (int part = 0; part < POSITIONS; part += KEY_COLUMNS) {
+    for (int part = 0; part < TILE; part += KEY_COLUMNS) {
         if (part >= n)
             continue;
         UNROLL
@@ -224,12 +237,15 @@ static __device__ __forceinline__ void snap_weights(struct row_digits<POSITIONS 
         split_four<false>(out->of[i / 2] + i % 2 * 2, tile->s[i], scale);
 }
 
-/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on. */
-static __device__ __forceinline__ void add_values(float4 *o, const int32_t *sums,
-                                                  const struct thread_rows<1> *rows) {
+/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on,
+ * which are 0 and not there yet unless has_sums. */
+static __device__ __forceinline__ void
+add_values(float4 *o, const int32_t *sums, const struct thread_rows<1> *rows, bool has_sums) {
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 16; i++) {
-        float4 old = o[i * THREADS], sum;
+        float4 old = make_float4(0, 0, 0, 0), sum;
+        if (has_sums)
+            old = o[i * THREADS];
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)

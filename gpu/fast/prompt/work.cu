@@ -164,8 +164,7 @@ void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_ker
         return;
     dim3 grid = gpu_attention_grid(gpu, a, work, &d);
     auto attention = k->kernel;
-    /* Where blocks come and go for long, an early start of the first ones is no gain. */
-    if (k->starts_early && grid.x * grid.y <= (unsigned)(2 * gpu->n_processors))
+    if (k->starts_early)
         GPU_LAUNCH_EARLY(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
     else
         GPU_LAUNCH(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
