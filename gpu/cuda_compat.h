@@ -26,10 +26,10 @@
  * - Threads of a block meet only at __syncthreads, __syncwarp and the *_sync calls, and blocks of a
  *   launch do not wait for each other, but in gpu/ptx/exchange.h: no other loop waits for memory
  *   that another thread writes.
- * - mma, ldmatrix and cp.async come from gpu/ptx/tensor_core.h, wgmma and bulk copies from
- *   gpu/ptx/warpgroup.h, copies of a matrix's tiles from gpu/ptx/tile_copy.h, blocks of a cluster, which do wait for each other, from gpu/ptx/cluster.h, what
- *   both of these wait for from gpu/ptx/byte_barrier.h, fp16 and bf16 in pairs from gpu/ptx/halves.h. No
- *   other inline PTX.
+ * - No inline PTX but in gpu/ptx: mma, ldmatrix and cp.async come from its tensor_core.h, wgmma and
+ *   bulk copies from warpgroup.h, copies of a matrix's tiles from tile_copy.h, blocks of a cluster,
+ *   which do wait for each other, from cluster.h, what these wait for from byte_barrier.h, fp16 and
+ *   bf16 in pairs from halves.h.
  */
 #ifndef SAMEBITS_CUDA_COMPAT_H
 #define SAMEBITS_CUDA_COMPAT_H
@@ -46,7 +46,7 @@
 
 /* One name and type for all kernels, because an extern array may be declared only one way. */
 #define SHARED_DYNAMIC(type, name)                                                                 \
-    extern __shared__ __align__(1024) unsigned char samebits_dynamic_shared[];                      \
+    extern __shared__ __align__(1024) unsigned char samebits_dynamic_shared[];                     \
     type *name = reinterpret_cast<type *>(samebits_dynamic_shared)
 
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                     \
@@ -61,13 +61,7 @@ static inline void samebits_launch_early(void (*kernel)(P...), dim3 grid, dim3 b
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
+    cudaLaunchConfig_t config = {grid, block, shared_bytes, stream, &early, 1};
     cudaLaunchKernelEx(&config, kernel, P(arguments)...);
 }
 #define LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                               \

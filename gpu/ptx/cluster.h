@@ -155,7 +155,6 @@ static constexpr int cluster_blocks(int n) {
 static inline cudaLaunchConfig_t cluster_config(cudaLaunchAttribute *attributes, int n_clusters,
                                                 int n_blocks, int threads, int bytes,
                                                 cudaStream_t stream) {
-    cudaLaunchConfig_t config = {};
     attributes[0] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = (unsigned)n_blocks;
@@ -163,13 +162,12 @@ static inline cudaLaunchConfig_t cluster_config(cudaLaunchAttribute *attributes,
     attributes[1] = {};
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(n_clusters * n_blocks));
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = (size_t)bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
+    return {dim3((unsigned)(n_clusters * n_blocks)),
+            dim3((unsigned)threads),
+            (size_t)bytes,
+            stream,
+            attributes,
+            2};
 }
 
 /* Allows the kernel clusters of n_blocks, of so many threads and bytes of shared memory each; how

@@ -104,13 +104,8 @@ static inline void launch_together(void (*kernel)(P...), int n_blocks, int threa
     cudaLaunchAttribute together = {};
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = (size_t)bytes;
-    config.stream = stream;
-    config.attrs = &together;
-    config.numAttrs = 1;
+    cudaLaunchConfig_t config = {
+        dim3((unsigned)n_blocks), dim3((unsigned)threads), (size_t)bytes, stream, &together, 1};
     cudaLaunchKernelEx(&config, kernel, P(arguments)...);
 }
 #define LAUNCH_TOGETHER(kernel, n_blocks, threads, bytes, stream, ...)                             \

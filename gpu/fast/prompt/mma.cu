@@ -327,7 +327,6 @@ template <int DIM, bool VARIANT> struct kernel_of {
                 DIM,
                 sizes<DIM>::KEYS,
                 VALUE_DIMS,
-                false,
                 false};
     }
 };

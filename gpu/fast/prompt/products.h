@@ -31,9 +31,8 @@ static __device__ __forceinline__ shared_matrix columns_of(const unsigned char *
 }
 
 /* The products with one digit of the columns: of columns 8 i + 2 t and 8 i + 2 t + 1, sums[4 i] and
- * the next are of the row's high digits, the two behind them of its low ones. PARTS, parts: the
- * summands are in so many parts, and only the first `parts` of them are not 0. add(k, digits):
- * starts a step. */
+ * the next are of the row's high digits, the two behind them of its low ones. Of PARTS parts of the
+ * summands only the first `parts` are not 0. add(k, digits): starts a step. */
 template <int PARTS, int CHUNK_COLUMNS, int STEPS, int REGISTERS, class step>
 static __device__ __forceinline__ void multiply_digits(int32_t (&sums)[REGISTERS],
                                                        shared_matrix digits, int parts, step add) {

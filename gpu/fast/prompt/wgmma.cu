@@ -182,8 +182,7 @@ __global__ static void __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
     int n = work.items ? work.counts[COUNT_ITEMS] : in.n_groups;
     int row = (int)threadIdx.x / 4;
     for (int i = (int)blockIdx.y; i < n; i += (int)gridDim.y) {
-        __syncthreads(); /* the barriers are ready; all are done with the units of the item before
-                          */
+        __syncthreads(); /* barriers are ready, and nobody uses the units of the item before */
         struct prompt_item item = item_of(&a, &work, &in, i);
         struct item_task task = {&a, &variant, &work, &item, (int)blockIdx.x, row};
         int later = i + work.n_at_once;
@@ -201,7 +200,6 @@ template <int DIM, bool VARIANT> struct kernel_of {
                 DIM,
                 KEYS,
                 VALUE_DIMS,
-                true,
                 true};
     }
 };

@@ -243,9 +243,7 @@ static __device__ __forceinline__ void
 add_values(float4 *o, const int32_t *sums, const struct thread_rows<1> *rows, bool has_sums) {
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 16; i++) {
-        float4 old = make_float4(0, 0, 0, 0), sum;
-        if (has_sums)
-            old = o[i * THREADS];
+        float4 old = has_sums ? o[i * THREADS] : make_float4(0, 0, 0, 0), sum;
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)

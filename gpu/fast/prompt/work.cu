@@ -164,7 +164,7 @@ void gpu_attention_prompt_launch(struct gpu_device *gpu, const struct prompt_ker
         return;
     dim3 grid = gpu_attention_grid(gpu, a, work, &d);
     auto attention = k->kernel;
-    if (k->starts_early)
+    if (k->splits_queries)
         GPU_LAUNCH_EARLY(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);
     else
         GPU_LAUNCH(gpu, attention, grid, k->threads, k->shared_bytes, *a, d, *variant, all);

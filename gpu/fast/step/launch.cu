@@ -231,10 +231,10 @@ static void upload_batch(struct gpu_device *gpu, struct step_arguments *a,
         numbers[n + i] = paged_batch_kv_len(pages, (int)i) - 1;
     memcpy(numbers + 2 * n, pages->kv_indptr, sizeof *numbers * (n + 1));
     memcpy(numbers + 3 * n + 1, pages->kv_page_indices, sizeof *numbers * n_pages);
-    if (device)
+    if (device) {
         gpu->base.ops->upload(&gpu->base, device, numbers, bytes);
-    if (device)
         free(numbers);
+    }
     a->batch = device;
     a->n_numbers = device ? 0 : (int)count;
 }
