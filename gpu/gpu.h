@@ -119,8 +119,7 @@ struct gpu_device {
         bool odd;
         void *layers, *layers_device; /* what the kernel knows of the layers, and where that is */
         size_t layers_bytes;
-        const void *kernel; /* what ran last, and that it may use so much shared memory */
-        int kernel_bytes;
+        const void *kernel; /* the last one: it may use all shared memory */
     } step;
     struct linear_clusters linear_clusters[3][N_SPLITS]; /* of linear_5, for each kind of tile */
     struct {

@@ -466,8 +466,8 @@ static void test_prompts_behind_long_contexts(void **state) {
 }
 
 /* Prompts of at most 128 positions, of all lengths about its boundaries, several for each thread
- * block: in one batch without anything before them, and behind others' tokens. 16 heads share a kv
- * head, so that five tokens are a prompt. */
+ * block: in one batch without anything before them, in one with more tokens than positions, and
+ * behind others' tokens. 16 heads share a kv head, so that five tokens are a prompt. */
 static void test_short_prompts(void **state) {
     struct test_device *t = *state;
     struct random r = {309};
@@ -483,6 +483,7 @@ static void test_short_prompts(void **state) {
         for (int k = 0; k < p.n; k++) {
             p.kv_len[k] = lengths[k];
             p.qo_len[k] = dims[i] == 72 && lengths[k] > 32 ? 17 : lengths[k];
+            p.qo_len[k] += dims[i] == 128 ? 9 : 0; /* two row lists that see nothing */
         }
         lay_out_pages(&r, &p);
         fill(&r, &p, dims[i] == 128 ? WILD_VALUES : dims[i] == 64 ? FAR_VALUES : ORDINARY);

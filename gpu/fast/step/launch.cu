@@ -289,14 +289,13 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     upload_batch(gpu, &a, pages, token_ids);
     if (gpu->failed)
         return 1; /* the next sync tells why */
-    bool is_set = gpu->step.kernel == (const void *)kernel && gpu->step.kernel_bytes == a.at.bytes;
-    if (!is_set) /* it takes longer than all else that is done for a step here */
+    /* Once and for any size: it takes longer than all else that is done for a step here. */
+    if (gpu->step.kernel != (const void *)kernel)
         gpu_ok(gpu,
                cudaFuncSetAttribute((const void *)kernel,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, a.at.bytes),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, gpu->most_shared),
                "decode_step's shared memory");
     gpu->step.kernel = (const void *)kernel;
-    gpu->step.kernel_bytes = a.at.bytes;
     LAUNCH_TOGETHER(kernel, n_groups * a.n_blocks, STEP_THREADS, a.at.bytes, gpu->stream, a);
     gpu->launches++;
     gpu_ok(gpu, cudaGetLastError(), "decode_step");
