@@ -5,9 +5,8 @@
  * poison.
  */
 #include "tests/compare.h"
-#include "tests/device.h"
 #include "tests/oracle.h"
-#include "tests/random.h"
+#include "tests/paged_problem.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,110 +16,14 @@
 
 #include <cmocka.h>
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
-enum { MAX_SEQUENCES = 256, SITE = 7 };
-
-/* A batch on the host. */
-struct problem {
-    struct attention_shape shape;
-    int n, page_size, n_pages, n_tokens;
-    int qo_len[MAX_SEQUENCES], kv_len[MAX_SEQUENCES];
-    int32_t qo_indptr[MAX_SEQUENCES + 1], kv_indptr[MAX_SEQUENCES + 1];
-    int32_t last_page_len[MAX_SEQUENCES];
-    int32_t *pages;
-    float *q;             /* [n_tokens, n_heads, head_dim] */
-    struct bfp_rows k, v; /* [n_pages * page_size * n_kv_heads, head_dim] */
-};
-
-static size_t q_size(const struct problem *p) {
-    return (size_t)p->shape.n_heads * (size_t)p->shape.head_dim;
-}
-
-/* The page tables: every page of the pool has at most one owner; some have none. */
-static void lay_out_pages(struct random *r, struct problem *p) {
-    int n = 0;
-    p->qo_indptr[0] = p->kv_indptr[0] = 0;
-    for (int i = 0; i < p->n; i++) {
-        n += (p->kv_len[i] + p->page_size - 1) / p->page_size;
-        p->kv_indptr[i + 1] = n;
-        p->qo_indptr[i + 1] = p->qo_indptr[i] + p->qo_len[i];
-        p->last_page_len[i] = p->kv_len[i] ? (p->kv_len[i] - 1) % p->page_size + 1 : -3;
-    }
-    p->n_tokens = p->qo_indptr[p->n];
-    p->n_pages = n + random_int(r, 0, 5);
-    p->pages = host_array((size_t)p->n_pages + 1, sizeof *p->pages);
-    for (int i = 0; i < p->n_pages; i++)
-        p->pages[i] = i;
-    for (int i = p->n_pages; i > 1; i--) {
-        int j = random_int(r, 0, i - 1);
-        int32_t page = p->pages[j];
-        p->pages[j] = p->pages[i - 1];
-        p->pages[i - 1] = page;
-    }
-}
-
-static size_t row_of(const struct problem *p, int sequence, int position, int head) {
-    size_t page = (size_t)p->pages[p->kv_indptr[sequence] + position / p->page_size];
-    size_t slot = page * (size_t)p->page_size + (size_t)(position % p->page_size);
-    return slot * (size_t)p->shape.n_kv_heads + (size_t)head;
-}
-
-/* How hard it is: ordinary texts; queries so large that one key gets everything; values whose
- * exponents differ, so that weights are flushed; values whose sums float cannot hold, or results
- * only below its normal numbers; scores that are all negative, or all positive. */
-enum kind { ORDINARY, ONE_WINNER, WILD_VALUES, FAR_VALUES, ONE_SIGN, N_KINDS };
-
-static void fill(struct random *r, struct problem *p, enum kind kind) {
-    int dim = p->shape.head_dim;
-    size_t rows = (size_t)p->n_pages * (size_t)p->page_size * (size_t)p->shape.n_kv_heads;
-    float *x = host_array((size_t)dim, sizeof *x);
-    p->k = host_rows((int)rows + 1, dim);
-    p->v = host_rows((int)rows + 1, dim);
-    poison(p->k.mantissas, sizeof(int16_t) * rows * (size_t)dim);
-    poison(p->v.mantissas, sizeof(int16_t) * rows * (size_t)dim);
-    poison(p->k.exponents, rows);
-    poison(p->v.exponents, rows);
-    for (int i = 0; i < p->n; i++)
-        for (int j = 0; j < p->kv_len[i] * p->shape.n_kv_heads; j++) {
-            size_t at = row_of(p, i, j / p->shape.n_kv_heads, j % p->shape.n_kv_heads);
-            random_fill(r, x, (size_t)dim, NORMAL);
-            for (int d = 0; kind == ONE_SIGN && d < dim; d++)
-                x[d] = fabsf(x[d]);
-            p->k.exponents[at] = (int8_t)oracle_snap(p->k.mantissas + at * (size_t)dim, x, dim);
-            int e = kind == WILD_VALUES ? random_int(r, -90, 90) : 0;
-            for (int d = 0; d < dim; d++)
-                x[d] = kind != FAR_VALUES ? ldexpf(random_normal(r), e)
-                       : i % 2            ? 0x1p125f
-                                          : copysignf(0x1p-115f, random_normal(r));
-            p->v.exponents[at] = (int8_t)oracle_snap(p->v.mantissas + at * (size_t)dim, x, dim);
-        }
-    p->q = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *p->q);
-    for (size_t i = 0; i < (size_t)p->n_tokens * q_size(p); i++)
-        p->q[i] = ldexpf(random_normal(r), kind == ONE_WINNER ? 30 : 0);
-    for (size_t i = 0; kind == ONE_SIGN && i < (size_t)p->n_tokens * q_size(p); i++)
-        p->q[i] = i / (size_t)dim % 2 ? -fabsf(p->q[i]) : fabsf(p->q[i]);
-    free(x);
-}
-
-static void free_problem(struct problem *p) {
-    free(p->pages);
-    free(p->q);
-    free_host_rows(p->k);
-    free_host_rows(p->v);
-}
-
-static struct paged_batch batch_of(const struct problem *p) {
-    return (struct paged_batch){p->n,         p->page_size, p->n_pages,      p->qo_indptr,
-                                p->kv_indptr, p->pages,     p->last_page_len};
-}
+enum { SITE = 7 };
 
 /* The cache of sequence i in one piece, on the reference. */
 static struct kv_layer gather(const struct problem *p, int i) {
     int heads = p->shape.n_kv_heads, dim = p->shape.head_dim, n = p->kv_len[i] * heads;
     struct bfp_rows k = host_rows(n + 1, dim), v = host_rows(n + 1, dim);
     for (int j = 0; j < n; j++) {
-        size_t at = row_of(p, i, j / heads, j % heads);
+        size_t at = problem_row(p, i, j / heads, j % heads);
         memcpy(k.mantissas + j * dim, p->k.mantissas + at * (size_t)dim, 2 * (size_t)dim);
         memcpy(v.mantissas + j * dim, p->v.mantissas + at * (size_t)dim, 2 * (size_t)dim);
         k.exponents[j] = p->k.exponents[at];
@@ -136,12 +39,12 @@ static struct kv_layer gather(const struct problem *p, int i) {
 /* What each sequence gives alone. */
 static float *expected(const struct problem *p) {
     struct test_device *reference = device_reference();
-    float *want = host_array((size_t)p->n_tokens * q_size(p) + 1, sizeof *want);
+    float *want = host_array((size_t)p->n_tokens * problem_q_size(p) + 1, sizeof *want);
     for (int i = 0; i < p->n; i++) {
         if (!p->qo_len[i])
             continue;
-        size_t first = (size_t)p->qo_indptr[i] * q_size(p);
-        size_t bytes = sizeof(float) * (size_t)p->qo_len[i] * q_size(p);
+        size_t first = (size_t)p->qo_indptr[i] * problem_q_size(p);
+        size_t bytes = sizeof(float) * (size_t)p->qo_len[i] * problem_q_size(p);
         struct kv_layer kv = gather(p, i);
         float *y = device_poisoned(reference, bytes);
         reference->ops->attention(reference->dev, y, device_put(reference, p->q + first, bytes),
@@ -155,22 +58,17 @@ static float *expected(const struct problem *p) {
     return want;
 }
 
-static struct kv_views views_of(const struct problem *p, struct bfp_rows k, struct bfp_rows v) {
-    struct kv_layer layer = {k.mantissas, v.mantissas, k.exponents, v.exponents};
-    return kv_layer_views(&layer, KV_BFP16, p->page_size, p->shape.n_kv_heads, p->shape.head_dim);
-}
-
 static void check(struct test_device *t, const struct problem *p, struct attention_plan *plan) {
     struct error err = {""};
     int rows = p->n_pages * p->page_size * p->shape.n_kv_heads;
     float *want = expected(p);
     struct bfp_rows k = device_put_rows(t, p->k, rows, p->shape.head_dim);
     struct bfp_rows v = device_put_rows(t, p->v, rows, p->shape.head_dim);
-    struct kv_views kv = views_of(p, k, v);
+    struct kv_views kv = problem_views(p, k, v);
     struct attention_variant causal = attention_variant_causal();
-    size_t bytes = sizeof(float) * (size_t)p->n_tokens * q_size(p);
+    size_t bytes = sizeof(float) * (size_t)p->n_tokens * problem_q_size(p);
     float *q = device_put(t, p->q, bytes);
-    struct paged_batch batch = batch_of(p);
+    struct paged_batch batch = problem_batch(p);
     if (t->ops->attention_plan(t->dev, plan, &batch, &p->shape, NULL, &err))
         fail_msg("%s", err.text);
     for (int again = 0; again < 2; again++) { /* a plan serves every layer */
@@ -179,7 +77,7 @@ static void check(struct test_device *t, const struct problem *p, struct attenti
         char name[160];
         snprintf(name, sizeof name, "attention of %d sequences, pages of %d, %d/%d heads of %d",
                  p->n, p->page_size, p->shape.n_heads, p->shape.n_kv_heads, p->shape.head_dim);
-        device_expect_floats(t, name, want, y, p->n_tokens, (int)q_size(p));
+        device_expect_floats(t, name, want, y, p->n_tokens, (int)problem_q_size(p));
         device_expect_fault(t, -1, 0);
     }
     device_clear(t);
@@ -188,20 +86,6 @@ static void check(struct test_device *t, const struct problem *p, struct attenti
 
 /* ---- random batches ---------------------------------------------------------------------------
  */
-
-static int one_of(struct random *r, const int *values, size_t n) {
-    return values[random_int(r, 0, (int)n - 1)];
-}
-#define ONE_OF(r, array) one_of(r, array, COUNT(array))
-
-static const int boundaries[] = {0,   1,   2,   15,  16,  17,  63,  64,  65, 127,
-                                 128, 129, 255, 256, 257, 511, 512, 513, 700};
-
-/* A length up to `most`, every other one at a boundary of something. */
-static int random_length(struct random *r, int most) {
-    int n = random_int(r, 0, 1) ? ONE_OF(r, boundaries) : random_int(r, 0, most);
-    return n < most ? n : most;
-}
 
 static struct attention_shape random_shape(struct random *r) {
     static const int dims[] = {2, 7, 8, 32, 40, 64, 80, 96, 128, 192, 256};
@@ -218,7 +102,7 @@ static void check_random(struct test_device *t, struct random *r, struct attenti
     p.page_size = ONE_OF(r, page_sizes);
     int budget = device_is_emulated() ? 600 : 6000; /* positions of all sequences */
     for (int i = 0; i < p.n; i++) {
-        p.kv_len[i] = random_length(r, most < budget ? most : budget);
+        p.kv_len[i] = problem_length(r, most < budget ? most : budget);
         budget -= p.kv_len[i];
         int kind = random_int(r, 0, 9);
         p.qo_len[i] = kind < 6   ? 1
@@ -228,10 +112,10 @@ static void check_random(struct test_device *t, struct random *r, struct attenti
         if (device_is_emulated() && p.qo_len[i] > 20)
             p.qo_len[i] = 20;
     }
-    lay_out_pages(r, &p);
-    fill(r, &p, random_int(r, 0, 4) ? ORDINARY : (enum kind)random_int(r, 0, N_KINDS - 1));
+    problem_lay_out(r, &p);
+    problem_fill(r, &p, random_int(r, 0, 4) ? ORDINARY : (enum kind)random_int(r, 0, N_KINDS - 1));
     check(t, &p, plan);
-    free_problem(&p);
+    problem_free(&p);
 }
 
 static void test_random_batches(void **state) {
@@ -320,10 +204,10 @@ static void check_grid_case(struct test_device *t, struct random *r, const int c
         p.kv_len[i] = i ? random_int(r, 0, v[KV_LEN] < 300 ? v[KV_LEN] : 300) : v[KV_LEN];
         p.qo_len[i] = i && random_int(r, 0, 7) ? 1 : i && v[QO_LEN] > 40 ? 40 : v[QO_LEN];
     }
-    lay_out_pages(r, &p);
-    fill(r, &p, ORDINARY);
+    problem_lay_out(r, &p);
+    problem_fill(r, &p, ORDINARY);
     check(t, &p, plan);
-    free_problem(&p);
+    problem_free(&p);
 }
 
 static void test_every_pair_of_the_grid(void **state) {
@@ -372,14 +256,14 @@ static void test_shared_pages(void **state) {
         p.kv_len[i] = 200 + i;
         p.qo_len[i] = 1;
     }
-    lay_out_pages(&r, &p);
+    problem_lay_out(&r, &p);
     for (int i = 1; i < p.n; i++) /* twelve full pages are everybody's */
         memcpy(p.pages + p.kv_indptr[i], p.pages, sizeof *p.pages * 12);
-    fill(&r, &p, ORDINARY);
+    problem_fill(&r, &p, ORDINARY);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     check(t, &p, plan);
     t->ops->attention_plan_free(t->dev, plan);
-    free_problem(&p);
+    problem_free(&p);
 }
 
 /* Sequences over several tiles, some long enough for several blocks of a GPU, and a few tokens of
@@ -398,10 +282,10 @@ static void test_split_sequences(void **state) {
                 p.kv_len[i] = (n == 1 ? most : 700) + 3 * i;
                 p.qo_len[i] = tokens;
             }
-            lay_out_pages(&r, &p);
-            fill(&r, &p, ORDINARY);
+            problem_lay_out(&r, &p);
+            problem_fill(&r, &p, ORDINARY);
             check(t, &p, plan);
-            free_problem(&p);
+            problem_free(&p);
         }
     t->ops->attention_plan_free(t->dev, plan);
 }
@@ -422,8 +306,8 @@ static void test_prompts_of_many_sequences(void **state) {
         p.kv_len[i] = device_is_emulated() ? 20 + 60 * i : 1000 + i;
         p.qo_len[i] = i % 9 ? 9 + i % 9 : i % 2; /* 48 rows are few */
     }
-    lay_out_pages(&r, &p);
-    fill(&r, &p, ORDINARY);
+    problem_lay_out(&r, &p);
+    problem_fill(&r, &p, ORDINARY);
     check(t, &p, plan);
     /* Prompts are work for a version of attention: 3 where there is one, which does not look at all
      * that the plan says, and 2 elsewhere. Versions 1 to 3 of attend need neither. */
@@ -433,7 +317,7 @@ static void test_prompts_of_many_sequences(void **state) {
         under_test = under_test <= versions ? under_test : 0;
         assert_int_equal(t->ops->set_version(t->dev, "attention", under_test, &err), 0);
     }
-    free_problem(&p);
+    problem_free(&p);
     t->ops->attention_plan_free(t->dev, plan);
 }
 
@@ -457,10 +341,10 @@ static void test_prompts_behind_long_contexts(void **state) {
                 p.kv_len[k] = k ? 100 * k : context + tokens[i] / 2;
                 p.qo_len[k] = k ? 40 * k - 39 : tokens[i];
             }
-            lay_out_pages(&r, &p);
-            fill(&r, &p, ORDINARY);
+            problem_lay_out(&r, &p);
+            problem_fill(&r, &p, ORDINARY);
             check(t, &p, plan);
-            free_problem(&p);
+            problem_free(&p);
         }
     t->ops->attention_plan_free(t->dev, plan);
 }
@@ -485,10 +369,10 @@ static void test_short_prompts(void **state) {
             p.qo_len[k] = dims[i] == 72 && lengths[k] > 32 ? 17 : lengths[k];
             p.qo_len[k] += dims[i] == 128 ? 9 : 0; /* two row lists that see nothing */
         }
-        lay_out_pages(&r, &p);
-        fill(&r, &p, dims[i] == 128 ? WILD_VALUES : dims[i] == 64 ? FAR_VALUES : ORDINARY);
+        problem_lay_out(&r, &p);
+        problem_fill(&r, &p, dims[i] == 128 ? WILD_VALUES : dims[i] == 64 ? FAR_VALUES : ORDINARY);
         check(t, &p, plan);
-        free_problem(&p);
+        problem_free(&p);
     }
     t->ops->attention_plan_free(t->dev, plan);
 }
@@ -505,10 +389,10 @@ static void test_far_results(void **state) {
         p.kv_len[i] = lengths[i];
         p.qo_len[i] = 1;
     }
-    lay_out_pages(&r, &p);
-    fill(&r, &p, FAR_VALUES);
+    problem_lay_out(&r, &p);
+    problem_fill(&r, &p, FAR_VALUES);
     check(t, &p, plan);
-    free_problem(&p);
+    problem_free(&p);
     t->ops->attention_plan_free(t->dev, plan);
 }
 
@@ -526,7 +410,7 @@ static void append_all(struct test_device *t, const struct problem *p, const str
             int32_t page = p->pages[p->kv_indptr[i] + j / p->page_size];
             slots[j] = (int64_t)numbers[page] * p->page_size + j % p->page_size;
             for (size_t d = 0; d < width; d++) {
-                size_t row = row_of(p, i, j, (int)d / dim),
+                size_t row = problem_row(p, i, j, (int)d / dim),
                        at = row * (size_t)dim + d % (size_t)dim;
                 k[(size_t)j * width + d] = ldexpf(p->k.mantissas[at], p->k.exponents[row] - 15);
                 v[(size_t)j * width + d] = ldexpf(p->v.mantissas[at], p->v.exponents[row] - 15);
@@ -557,8 +441,8 @@ static void test_a_pool_beyond_32_bits(void **state) {
         p.kv_len[i] = 1100 + i;
         p.qo_len[i] = qo_lens[i];
     }
-    lay_out_pages(&r, &p);
-    fill(&r, &p, ORDINARY);
+    problem_lay_out(&r, &p);
+    problem_fill(&r, &p, ORDINARY);
     const int n_pages = 5 << 16; /* 5 * 2^20 slots of 1024 elements: 5 * 2^30 of them */
     size_t n_rows = (size_t)n_pages * 16 * 8, bytes = n_rows * 128 * sizeof(int16_t);
     int32_t *numbers = host_array((size_t)p.n_pages, sizeof *numbers);
@@ -575,16 +459,17 @@ static void test_a_pool_beyond_32_bits(void **state) {
     for (int i = 0; i < p.kv_indptr[p.n]; i++)
         p.pages[i] = numbers[p.pages[i]];
     p.n_pages = n_pages;
-    struct paged_batch batch = batch_of(&p);
+    struct paged_batch batch = problem_batch(&p);
     struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
     if (!plan || t->ops->attention_plan(t->dev, plan, &batch, &p.shape, NULL, &err))
         fail_msg("%s", err.text);
-    size_t q_bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
+    size_t q_bytes = sizeof(float) * (size_t)p.n_tokens * problem_q_size(&p);
     float *y = device_poisoned(t, q_bytes);
     struct attention_variant causal = attention_variant_causal();
     struct kv_views kv = kv_layer_views(&pool, KV_BFP16, p.page_size, 8, 128);
     t->ops->attend(t->dev, y, device_put(t, p.q, q_bytes), &kv, plan, &causal, SITE);
-    device_expect_floats(t, "attention over a large pool", want, y, p.n_tokens, (int)q_size(&p));
+    device_expect_floats(t, "attention over a large pool", want, y, p.n_tokens,
+                         (int)problem_q_size(&p));
     device_expect_fault(t, -1, 0);
     t->ops->attention_plan_free(t->dev, plan);
     t->ops->free(t->dev, pool.k, bytes);
@@ -594,7 +479,7 @@ static void test_a_pool_beyond_32_bits(void **state) {
     device_clear(t);
     free(want);
     free(numbers);
-    free_problem(&p);
+    problem_free(&p);
 }
 
 /* A query that is not a number is a fault of its token, whatever kernel takes it; and so is a score
@@ -611,208 +496,31 @@ static void test_faults(void **state) {
             p.kv_len[i] = 100;
             p.qo_len[i] = qo_lens[l];
         }
-        lay_out_pages(&r, &p);
-        fill(&r, &p, ORDINARY);
+        problem_lay_out(&r, &p);
+        problem_fill(&r, &p, ORDINARY);
         int token = p.qo_indptr[1] + qo_lens[l] - 1;
-        p.q[(size_t)token * q_size(&p) + element] = l < 4 ? NAN : 1e30f;
+        p.q[(size_t)token * problem_q_size(&p) + element] = l < 4 ? NAN : 1e30f;
         for (int j = 0; j < 100 && l >= 4; j++)
-            p.k.exponents[row_of(&p, 1, j, 0)] = 120;
+            p.k.exponents[problem_row(&p, 1, j, 0)] = 120;
         int rows = p.n_pages * p.page_size * p.shape.n_kv_heads;
         struct bfp_rows k = device_put_rows(t, p.k, rows, 64),
                         v = device_put_rows(t, p.v, rows, 64);
-        struct kv_views kv = views_of(&p, k, v);
+        struct kv_views kv = problem_views(&p, k, v);
         struct attention_variant causal = attention_variant_causal();
-        size_t bytes = sizeof(float) * (size_t)p.n_tokens * q_size(&p);
+        size_t bytes = sizeof(float) * (size_t)p.n_tokens * problem_q_size(&p);
         struct attention_plan *plan = t->ops->attention_plan_new(t->dev, &err);
-        struct paged_batch batch = batch_of(&p);
+        struct paged_batch batch = problem_batch(&p);
         assert_int_equal(t->ops->attention_plan(t->dev, plan, &batch, &p.shape, NULL, &err), 0);
         t->ops->attend(t->dev, device_poisoned(t, bytes), device_put(t, p.q, bytes), &kv, plan,
                        &causal, SITE);
         device_expect_fault(t, SITE, token);
         t->ops->attention_plan_free(t->dev, plan);
         device_clear(t);
-        free_problem(&p);
+        problem_free(&p);
     }
 }
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
-
-/* A new token of each sequence of a problem, the last of its positions. norms: bit 0 of queries,
- * bit 1 of keys. */
-struct step {
-    int norms;
-    bool others; /* attend is somebody else's */
-    float *q, *k, *v, *gain, *cos, *sin;
-};
-
-enum { SITE_Q = 1, SITE_K = 2, SITE_STORED_K = 3, SITE_STORED_V = 4 };
-
-static int longest_of(const struct problem *p) {
-    int longest = 0;
-    for (int i = 0; i < p->n; i++)
-        longest = p->kv_len[i] > longest ? p->kv_len[i] : longest;
-    return longest;
-}
-
-static float *random_floats(struct random *r, int n_rows, int n_cols, enum distribution kind) {
-    float *x = host_array((size_t)n_rows * (size_t)n_cols + 1, sizeof *x);
-    random_fill(r, x, (size_t)n_rows * (size_t)n_cols, kind);
-    return x;
-}
-
-/* Another attend in the table: it must find everything done. */
-static const float *raw_q;
-static void others_attend(struct device *dev, float *y, const float *q, const struct kv_views *kv,
-                          const struct attention_plan *plan,
-                          const struct attention_variant *variant, int site) {
-    float first;
-    dev->ops->download(dev, &first, q, sizeof first);
-    assert_memory_not_equal(&first, raw_q, sizeof first);
-    device_under_test()->attend(dev, y, q, kv, plan, variant, site);
-}
-
-/* What both ops leave on a device: y, and the whole pool, where newest rows were poison. */
-static float *take_step(struct test_device *t, const struct problem *p, const struct step *s,
-                        struct attention_plan *plan, struct bfp_rows *k, struct bfp_rows *v) {
-    int dim = p->shape.head_dim, rows = p->n_pages * p->page_size * p->shape.n_kv_heads;
-    size_t bytes = sizeof(float) * (size_t)p->n * q_size(p);
-    size_t kv_bytes = sizeof(float) * (size_t)(p->n * p->shape.n_kv_heads * dim);
-    size_t angles = sizeof(float) * (size_t)((longest_of(p) + 1) * (dim / 2));
-    struct error err = {""};
-    int32_t positions[MAX_SEQUENCES];
-    int64_t slots[MAX_SEQUENCES];
-    for (int i = 0; i < p->n; i++) {
-        positions[i] = p->kv_len[i] ? p->kv_len[i] - 1 : 0;
-        slots[i] =
-            p->kv_len[i] ? (int64_t)row_of(p, i, p->kv_len[i] - 1, 0) / p->shape.n_kv_heads : -1;
-    }
-    *k = device_put_rows(t, p->k, rows, dim);
-    *v = device_put_rows(t, p->v, rows, dim);
-    struct kv_target to = {views_of(p, *k, *v), device_put(t, slots, sizeof *slots * (size_t)p->n),
-                           p->page_size,        SITE_STORED_K,
-                           SITE_STORED_V,       plan};
-    const float *gain = device_put(t, s->gain, sizeof(float) * (size_t)dim);
-    struct head_rows new_q = {device_put(t, s->q, bytes), s->norms & 1 ? gain : NULL,
-                              p->shape.n_heads, SITE_Q};
-    struct head_rows new_k = {device_put(t, s->k, kv_bytes), s->norms & 2 ? gain : NULL,
-                              p->shape.n_kv_heads, SITE_K};
-    struct attention_variant causal = attention_variant_causal();
-    struct paged_batch batch = batch_of(p);
-    if (t->ops->attention_plan(t->dev, plan, &batch, &p->shape, NULL, &err))
-        fail_msg("%s", err.text);
-    float *y = device_poisoned(t, bytes);
-    struct ops table = *t->ops;
-    raw_q = s->q;
-    if (s->others && t != device_reference()) {
-        table.attend = others_attend;
-        t->dev->ops = &table;
-    }
-    t->ops->norm_rope(t->dev, &new_q, &new_k, device_put(t, s->v, kv_bytes), &to,
-                      device_put(t, positions, sizeof *positions * (size_t)p->n),
-                      device_put(t, s->cos, angles), device_put(t, s->sin, angles), p->n, dim,
-                      1e-6);
-    t->dev->ops->attend(t->dev, y, new_q.x, &to.kv, plan, &causal, SITE);
-    t->dev->ops = t->ops;
-    return y;
-}
-
-/* Both devices take the step: the same results, pools and faults. */
-static void check_step(struct test_device *t, const struct problem *p, const struct step *s) {
-    struct test_device *reference = device_reference(), *both[] = {reference, t};
-    int dim = p->shape.head_dim, rows = p->n_pages * p->page_size * p->shape.n_kv_heads;
-    struct attention_plan *plan[2];
-    struct bfp_rows k[2], v[2];
-    struct error err = {""};
-    struct fault fault;
-    float *y[2];
-    for (int i = 0; i < 2; i++) {
-        plan[i] = both[i]->ops->attention_plan_new(both[i]->dev, &err);
-        y[i] = take_step(both[i], p, s, plan[i], &k[i], &v[i]);
-    }
-    if (reference->ops->sync(reference->dev, &fault, &err))
-        fail_msg("%s", err.text);
-    device_expect_fault(t, fault.site, fault.token);
-    char name[160];
-    snprintf(name, sizeof name, "a step of %d sequences, pages of %d, %d/%d heads of %d", p->n,
-             p->page_size, p->shape.n_heads, p->shape.n_kv_heads, dim);
-    device_expect_floats(t, name, y[0], y[1], p->n, (int)q_size(p));
-    device_expect_rows(t, "keys", k[0], k[1], rows, dim);
-    device_expect_rows(t, "values", v[0], v[1], rows, dim);
-    for (int i = 0; i < 2; i++) {
-        both[i]->ops->attention_plan_free(both[i]->dev, plan[i]);
-        device_clear(both[i]);
-    }
-}
-
-/* bad: an element of q, k or v (0, 1, 2) of the last sequence, which has a position, is not finite;
- * -1: none. */
-static void make_step(struct random *r, struct problem *p, struct step *s, int bad) {
-    int dim = p->shape.head_dim, kv_heads = p->shape.n_kv_heads, last = p->n - 1;
-    lay_out_pages(r, p);
-    fill(r, p, ORDINARY);
-    for (int i = 0; i < p->n; i++)
-        for (int head = 0; head < kv_heads && p->kv_len[i]; head++) {
-            size_t at = row_of(p, i, p->kv_len[i] - 1, head);
-            poison(p->k.mantissas + at * (size_t)dim, sizeof(int16_t) * (size_t)dim);
-            poison(p->v.mantissas + at * (size_t)dim, sizeof(int16_t) * (size_t)dim);
-            poison(p->k.exponents + at, 1);
-            poison(p->v.exponents + at, 1);
-        }
-    enum distribution kind = random_int(r, 0, 3) ? NORMAL : SPARSE;
-    s->q = random_floats(r, p->n, (int)q_size(p), random_int(r, 0, 3) ? NORMAL : HEAVY_TAILED);
-    s->k = random_floats(r, p->n * kv_heads, dim, kind);
-    s->v = random_floats(r, p->n * kv_heads, dim, random_int(r, 0, 3) ? NORMAL : HEAVY_TAILED);
-    s->gain = random_floats(r, 1, dim, NORMAL);
-    s->cos = random_floats(r, longest_of(p) + 1, dim / 2, NORMAL);
-    s->sin = random_floats(r, longest_of(p) + 1, dim / 2, NORMAL);
-    float *of[] = {s->q, s->k, s->v};
-    int heads[] = {p->shape.n_heads, kv_heads, kv_heads};
-    if (bad >= 0)
-        of[bad][(last * heads[bad] + random_int(r, 0, heads[bad] - 1)) * dim +
-                random_int(r, 0, dim - 1)] = random_int(r, 0, 1) ? INFINITY : NAN;
-}
-
-static void free_step(struct problem *p, struct step *s) {
-    free(s->q);
-    free(s->k);
-    free(s->v);
-    free(s->gain);
-    free(s->cos);
-    free(s->sin);
-    free_problem(p);
-}
-
-/* norm_rope that may leave its work to attend, as a GPU's does for heads of 64 and 128; beside the
- * reference. First positions, tiles that end with the newest one
- * and that begin with it, several sequences for a block, several blocks for one; no position. */
-static void test_steps(void **state) {
-    struct test_device *t = *state;
-    struct random r = {312};
-    static const int dims[] = {64, 128, 64, 128, 32, 80}, groups[] = {1, 2, 4, 8, 3, 9};
-    static const int page_sizes[] = {1, 3, 16, 64};
-    bool few = device_is_emulated() || !strcmp(t->ops->name, "cpu");
-    int n = !few ? 72 : few_cases_do() ? 18 : 36;
-    for (int i = 0; i < n; i++) {
-        int dim = dims[i % 6], heads = random_int(&r, 1, 4), group = groups[(i + i / 6) % 6];
-        struct problem p = {.shape = {heads * group, heads, dim, 1 / sqrt((double)dim), KV_BFP16}};
-        p.page_size = ONE_OF(&r, page_sizes);
-        p.n = i % 3 ? random_int(&r, 1, 4) : few ? 14 : random_int(&r, 1, 90);
-        p.kv_len[0] = i % 5 || few ? 700 : 9000;
-        for (int j = 0; j < p.n; j++) {
-            p.qo_len[j] = 1;
-            p.kv_len[j] = j ? random_length(&r, 700) : p.kv_len[0] - random_int(&r, 0, 600);
-        }
-        int bad = i % 4 ? -1 : random_int(&r, 0, 2);
-        p.kv_len[p.n - 1] += bad >= 0 && !p.kv_len[p.n - 1];
-        struct step s = {.norms = random_int(&r, 0, 3), .others = i % 7 == 3 && bad < 0};
-        make_step(&r, &p, &s, bad);
-        check_step(t, &p, &s);
-        free_step(&p, &s);
-    }
-}
-
-int main(int argc, char **argv) {
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_batches),
         cmocka_unit_test(test_every_pair_of_the_grid),
@@ -822,11 +530,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_prompts_behind_long_contexts),
         cmocka_unit_test(test_short_prompts),
         cmocka_unit_test(test_far_results),
-        cmocka_unit_test(test_steps),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_a_pool_beyond_32_bits),
     };
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]); /* as test_steps */
     return cmocka_run_group_tests(tests, device_pair_open, device_pair_close);
 }

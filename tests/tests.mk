@@ -21,8 +21,8 @@ FUZZERS      := $(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 EMU_TESTS    := $(patsubst %.cu,%,$(wildcard tests/emu/*.cu))
 KERNEL_TESTS := test_ops test_shared_rows test_shapes test_limits test_attention test_paged_ops test_faults \
                 test_sampling test_available test_kv_pool test_naive_batch test_workloads \
-                test_paged_workloads test_kv_paged test_attention_paged test_attend test_attend_faults \
-                test_attend_fp8 test_kv_views test_kv_types test_cascade \
+                test_paged_workloads test_kv_paged test_attention_paged test_new_tokens test_attend \
+                test_attend_faults test_attend_fp8 test_kv_views test_kv_types test_cascade \
                 test_states test_plans test_attend_graph test_attend_large test_decode_step test_vectors
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4 5 6,$(foreach t,test_ops test_shapes test_limits, \
@@ -70,7 +70,7 @@ test: deps
 	@tests/run "$(SHORT_emu) SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
 	    $(foreach t,test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
-	    $(foreach t,test_attention test_ops test_attend test_cascade test_attention_paged, \
+	    $(foreach t,test_attention test_ops test_attend test_cascade test_attention_paged test_new_tokens, \
 	      "$(SHORT_emu) build/release/tests/$(t)") \
 	    $(foreach v,1 2 3 4 5 6,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
 	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
