@@ -27,8 +27,8 @@ KERNEL_TESTS := test_ops test_shared_rows test_shapes test_limits test_attention
 on_device = $(foreach t,$(KERNEL_TESTS),"SAMEBITS_DEVICE=$(2) $(1)/tests/$(t)") \
             $(foreach v,1 2 3 4 5 6,$(foreach t,test_ops test_shapes test_limits, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
-            $(foreach v,1 2 3,"SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention" \
-              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/test_attention_paged") \
+            $(foreach v,1 2 3,$(foreach t,test_attention test_attention_paged test_new_tokens, \
+              "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)")) \
             $(foreach v,$(if $(filter gpu,$(2)),attention:2) 2 3,$(foreach t,test_attend test_attend_faults, \
               "SAMEBITS_DEVICE=$(2) SAMEBITS_KERNEL=$(v) $(1)/tests/$(t)"))
 GPU_TESTS := $(patsubst %,build/gpu/tests/%,$(KERNEL_TESTS) test_golden test_shared_decoding)
@@ -70,10 +70,12 @@ test: deps
 	@tests/run "$(SHORT_emu) SAMEBITS_KERNEL=2 build/release/tests/test_attention" \
 	    $(foreach t,test_shared_rows test_decode_step test_kv_views test_states test_limits test_vectors, \
 	      "SAMEBITS_DEVICE=emu build/release/tests/$(t)") \
-	    $(foreach t,test_attention test_ops test_attend test_cascade test_attention_paged test_new_tokens, \
+	    $(foreach t,test_attention test_ops test_attend test_cascade test_attention_paged \
+	      test_new_tokens, \
 	      "$(SHORT_emu) build/release/tests/$(t)") \
 	    $(foreach v,1 2 3 4 5 6,"SAMEBITS_DEVICE=emu SAMEBITS_KERNEL=$(v) build/release/tests/test_shapes") \
-	    $(foreach v,1 2 3,"$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/test_attention_paged") \
+	    $(foreach v,1 2 3,$(foreach t,test_attention_paged test_new_tokens, \
+	      "$(SHORT_emu) SAMEBITS_KERNEL=$(v) build/release/tests/$(t)")) \
 	    "$(SHORT_emu) SAMEBITS_KERNEL=3 build/release/tests/test_attend" \
 	    "tests/labs/test --few 1" $(call on_cpu,build/release,,few) $(call short_of,asan) \
 	    $(call short_of,release) $(on_gpu)

@@ -288,7 +288,7 @@ struct prompt_kernel {
                    struct attention_work);
     int threads, shared_bytes;
     int dim, keys, value_dims; /* as in attention_digits */
-    bool splits_queries;       /* itself, and starts while the others are still being split */
+    bool splits_queries;       /* itself, and may start while the keys are being split */
 };
 
 /* Splits the operands and launches the kernel: with work, for its items; else for the sequence of

@@ -146,7 +146,7 @@ static void fill_sequence(struct work_arrays *f, const struct work_sizes *base,
                                  true};
         work_plan_add_rows(f, &rows);
     }
-    /* Those with most to see first; those of a sequence together, for what the L2 cache has. */
+    /* Those with most to see first; those of a sequence together, which read the same tiles. */
     std::reverse(f->items + first_item, f->items + f->n.items);
     for (int t = 0; t < s->n_tokens && is_cut(s); t++) {
         f->chains[s->first_token + t] = {f->n.segments, 1, 0, 0, 0, 0};

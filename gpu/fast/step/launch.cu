@@ -289,7 +289,7 @@ int gpu_decode_step(struct device *dev, float *logits, /* [n_sequences, vocab_si
     upload_batch(gpu, &a, pages, token_ids);
     if (gpu->failed)
         return 1; /* the next sync tells why */
-    /* Once and for any size: it takes longer than all else that is done for a step here. */
+    /* Once and for any size: it takes longer than all that is done before it for a step. */
     if (gpu->step.kernel != (const void *)kernel)
         gpu_ok(gpu,
                cudaFuncSetAttribute((const void *)kernel,
