@@ -170,7 +170,7 @@ static long divide_by(uint64_t b, long *n) {
                 float x = ldexpf((float)a, -23), l = ldexpf((float)b, -23);
                 if (a < TOP / 2)
                     continue;
-                wrong += num_bits(num_divide_near(x, l, 1 / l)) != num_bits(x / l);
+                wrong += num_bits(num_divide_near(x, l, num_reciprocal_of(l))) != num_bits(x / l);
                 (*n)++;
             }
         }

@@ -91,9 +91,9 @@ __global__ static void __launch_bounds__(THREADS) split_any_values(struct split_
             int word = i % 4 + i / (4 * SIDE_DIMS) * 4, side = i / 4 % SIDE_DIMS, m[4];
             UNROLL
             for (int j = 0; j < 4; j++)
-                m[j] = tile[4 * word / 32 * 32 + value_slot(4 * word % 32 + j)][side];
-            put_digits(row_of(values, out->value_dims, TILE, first + side), out->value_dims, word,
-                       m);
+                m[j] = tile[4 * word / 32 * 32 + column_of(4 * word % 32 + j)][side];
+            put_digits(row_of(values, out->value_dims, TILE, first + column_of(side)),
+                       out->value_dims, word, m);
         }
         __syncthreads(); /* the next tile takes its place */
     }

@@ -11,9 +11,9 @@
  *         row(j)               which of the rows j is
  *         position(i, j)       in the tile
  *         units(to, x, i)      x of the positions of s[i], four
- *     value_sums<DIM>  what a thread holds of its rows' weighted sums, PAIRS times two dimensions
- *         first(), STEP, NEXT  the first dimension; from there to the next pair's; to the second
- *         pair(i, r)           the two of row r
+ *     value_sums<DIM>  what a thread holds of its rows' weighted sums: SHARE of 16 dimensions
+ *         first(), NEXT    its first dimension, and from one to the next, of 16
+ *         get(to, i, r)    those of row r from dimension 16 i on
  *         clear()
  */
 #ifndef SAMEBITS_GPU_FAST_PROMPT_ITEM_H
@@ -247,23 +247,27 @@ static __device__ __forceinline__ void merge_sums(struct thread_rows<N> *rows, b
 
 /* ---- the end of a row ----------------------------------------------------------------------- */
 
-/* Writes a pair, whose first is at `to`. */
-template <int NEXT> static __device__ __forceinline__ void put_pair(float *to, float2 pair) {
-    if (NEXT == 1) {
-        *(float2 *)to = pair;
+/* Writes a thread's share of 16 dimensions. to: the first of the 16. */
+template <class value_sums>
+static __device__ __forceinline__ void put_share(float *to, const float x[]) {
+    to += value_sums::first();
+    if (value_sums::SHARE == 4) {
+        *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
     } else {
-        to[0] = pair.x;
-        to[NEXT] = pair.y;
+        to[0] = x[0];
+        to[value_sums::NEXT] = x[1];
     }
 }
 
 /* Keeps row r: its values of all dimensions, m and l. */
-template <class tile_scores, class value_sums>
+template <int DIM, class tile_scores, class value_sums>
 static __device__ __forceinline__ void keep_row(struct row_result to, const value_sums *sums, int r,
                                                 float m, float l) {
-    float *values = to.values + sums->first();
-    for (int i = 0; i < sums->PAIRS; i++)
-        put_pair<value_sums::NEXT>(values + i * sums->STEP, sums->pair(i, r));
+    float x[value_sums::SHARE];
+    for (int i = 0; i < DIM / 16; i++) {
+        sums->get(x, i, r);
+        put_share<value_sums>(to.values + 16 * i, x);
+    }
     if (leads_peers<tile_scores>())
         *(float2 *)to.sums = make_float2(m, l);
 }
@@ -276,26 +280,29 @@ static __device__ __forceinline__ void keep_tile(const struct item_task *t,
     for (int r = 0; r < tile_scores::N_ROWS; r++) {
         int row = t->first_row + r;
         if (row < t->item->list.n_rows)
-            keep_row<tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place + k, t->kv_head, row),
-                                  sums, r, rows->sees[r] ? rows->tile_m[r] : NAN, rows->tile_l[r]);
+            keep_row<DIM, tile_scores>(
+                kept_at<DIM>(t->a, t->work, t->item->place + k, t->kv_head, row), sums, r,
+                rows->sees[r] ? rows->tile_m[r] : NAN, rows->tile_l[r]);
     }
 }
 
 /* The quotients of row r, where num_divide_near gives them. Returns whether it does. (l is near: in
  * it the largest score counts 1, and each other at most that.) */
-template <class value_sums, class pair_of>
-static __device__ __forceinline__ bool divide_near(float *y, int n_pairs, float l, float v_scale,
-                                                   pair_of pair) {
-    float reciprocal = 1 / l;
+template <class value_sums, class sums_of>
+static __device__ __forceinline__ bool divide_near(float *y, int dim, float l, float v_scale,
+                                                   sums_of get) {
+    struct num_reciprocal reciprocal = num_reciprocal_of(l);
     uint32_t farness = 0;
-    y += value_sums::first();
     UNROLL_4
-    for (int i = 0; i < n_pairs; i++) {
-        float2 x = pair(i);
-        farness = max(max(farness, farness_of(x.x)), farness_of(x.y));
-        put_pair<value_sums::NEXT>(y + i * value_sums::STEP,
-                                   make_float2(num_divide_near(x.x, l, reciprocal) * v_scale,
-                                               num_divide_near(x.y, l, reciprocal) * v_scale));
+    for (int d = 0; d < dim; d += 16) {
+        float x[value_sums::SHARE];
+        get(x, d / 16);
+        UNROLL
+        for (int j = 0; j < value_sums::SHARE; j++) {
+            farness = max(farness, farness_of(x[j]));
+            x[j] = num_divide_near(x[j], l, reciprocal) * v_scale;
+        }
+        put_share<value_sums>(y + d, x);
     }
     return farness <= farness_of(0x1p60f);
 }
@@ -318,23 +325,25 @@ static __device__ __forceinline__ void finish_row(const struct item_task *t,
         if (leads_peers<tile_scores>())
             attention_note_sums(v, number, m, l);
     }
-    auto pair = [&](int i) {
-        float2 x = sums->pair(i, r);
-        return VARIANT && v->sinks
-                   ? make_float2(num_merge(x.x, old, 0, fresh), num_merge(x.y, old, 0, fresh))
-                   : x;
+    float v_scale = VARIANT ? a->v_scale : 1;
+    auto get = [&](float x[], int i) {
+        sums->get(x, i, r);
+        UNROLL
+        for (int j = 0; j < value_sums::SHARE && VARIANT && v->sinks; j++)
+            x[j] = num_merge(x[j], old, 0, fresh);
     };
     bool divides = l > 0 && !(VARIANT && v->m);
-    bool near = divides && a->head_dim % value_sums::STEP == 0 && (uintptr_t)a->y % 8 == 0;
+    bool near = divides && a->head_dim % 16 == 0 && (uintptr_t)a->y % 16 == 0;
     if (near)
-        near = divide_near<value_sums>(y, a->head_dim / value_sums::STEP, l, a->v_scale, pair);
+        near = divide_near<value_sums>(y, a->head_dim, l, v_scale, get);
     UNROLL_1
-    for (int k = 0; k < 2 * sums->PAIRS && !near; k++) {
-        int d = sums->first() + k / 2 * sums->STEP + k % 2 * value_sums::NEXT;
-        float2 x = pair(k / 2);
-        float one = k % 2 ? x.y : x.x;
-        if (d < a->head_dim)
-            y[d] = (divides ? one / l : one) * a->v_scale;
+    for (int first = value_sums::first(); first < a->head_dim && !near; first += 16) {
+        float x[value_sums::SHARE];
+        get(x, first / 16);
+        UNROLL
+        for (int j = 0; j < value_sums::SHARE; j++)
+            if (first + j * value_sums::NEXT < a->head_dim)
+                y[first + j * value_sums::NEXT] = (divides ? x[j] / l : x[j]) * v_scale;
     }
 }
 
@@ -350,8 +359,8 @@ end_rows(const struct item_task *t, const rows_of<tile_scores> *rows, const valu
         if (t->item->place < 0)
             finish_row<VARIANT, tile_scores>(t, &rows->query[r], sums, r, rows->m[r], rows->l[r]);
         else if (t->item->merges)
-            keep_row<tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place, t->kv_head, row),
-                                  sums, r, rows->m[r], rows->l[r]);
+            keep_row<DIM, tile_scores>(kept_at<DIM>(t->a, t->work, t->item->place, t->kv_head, row),
+                                       sums, r, rows->m[r], rows->l[r]);
     }
 }
 

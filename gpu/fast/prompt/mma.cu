@@ -18,7 +18,7 @@
  *
  * After the scores a lane holds positions g and g + 8 of each 16; movmatrix gives it 2 t and 2 t +
  * 1 of each 8. That is what it must hand in for the values, if the positions of a group of 32 are
- * counted in another order: value_slot().
+ * counted in another order: column_of().
  *
  * The idea of keeping a block's scores out of memory: Dao et al., "FlashAttention", 2022, and
  * "FlashAttention-2", 2023. There the maximum runs along; here a tile has its own.
@@ -78,22 +78,26 @@ struct tile_scores {
     }
 };
 
-/* A lane's part of its warp's values, in shared memory: o [DIM, 8 rows], from its first row on. It
- * has dimensions g, g + 8 ... */
+/* A lane's part of its warp's values, in shared memory: o [DIM columns, 8 rows], from its first row
+ * on. It has columns g, g + 8 ... */
 template <int DIM> struct value_sums {
-    static const int PAIRS = DIM / 16, STEP = 16, NEXT = 8;
+    static const int SHARE = 2, NEXT = 2; /* of 16 */
     float *o;
 
     static __device__ __forceinline__ int first() {
-        return (int)threadIdx.x % 32 / 4;
+        int column = (int)threadIdx.x % 32 / 4;
+        return column / 2 * 4 + column % 2;
     }
-    __device__ __forceinline__ float2 pair(int i, int r) const {
-        const float *x = o + (i * STEP + first()) * 8 + r;
-        return make_float2(x[0], x[8 * NEXT]);
+    __device__ __forceinline__ float *at(int i) const {
+        return o + (8 * i + (int)threadIdx.x % 32 / 4) * 8;
+    }
+    __device__ __forceinline__ void get(float to[SHARE], int i, int r) const {
+        to[0] = at(2 * i)[r];
+        to[1] = at(2 * i + 1)[r];
     }
     __device__ __forceinline__ void clear() {
         for (int i = 0; i < DIM / 8; i++)
-            *(float2 *)(o + (8 * i + first()) * 8) = make_float2(0, 0);
+            *(float2 *)at(i) = make_float2(0, 0);
     }
 };
 

@@ -37,7 +37,7 @@ struct attention_digits {
                          Only for version 2: version 3 splits them itself */
     uint8_t *tiles;   /* [n_kv_heads, n_tiles] of tile_bytes: 256 keys in groups of `keys` rows of
                          dim; then the values on their side, in groups of value_dims rows: the digits
-                         of one dimension at all 256 positions, ordered by value_slot */
+                         of one dimension at all 256 positions; both ordered by column_of */
     int8_t *query_exponents;   /* [n_kv_heads, n_groups * QUERY_ROWS] */
     int8_t *exponents;         /* [n_kv_heads, n_tiles * 256, 2]: of the key and of the value */
     int n_groups, n_tiles;     /* that there is room for */
@@ -66,13 +66,14 @@ static inline size_t digit_bytes(int n_groups, int n_tiles, int n_kv_heads, int 
 }
 
 /*
- * Positions within a tile are summed in another order for the values: a lane of a quad that holds
- * the weights of positions 8 j + 2 t and 8 j + 2 t + 1 (j = 0..3) of a group of 32 after the scores
- * must hand in numbers 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. value_slot: the position,
- * within its group of 32, that is counted as number `slot`.
+ * Lane t of a quad has columns 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t of 16 of a product. Positions and
+ * dimensions are ordered so that these are four neighbours: column_of is the column of number i.
+ * So the weights that a lane finds, of 32 positions, are numbers 4 t .. 4 t + 3 and 16 + 4 t ..
+ * 16 + 4 t + 3 of the summands, as the next product wants them; and its sums are one vector of a
+ * row of y.
  */
-static __device__ __forceinline__ int value_slot(int slot) {
-    return slot / 16 * 16 + slot % 4 / 2 * 8 + slot % 16 / 4 * 2 + slot % 2;
+static __device__ __forceinline__ int column_of(int i) {
+    return i / 16 * 16 + i % 4 / 2 * 8 + i % 16 / 4 * 2 + i % 2;
 }
 
 /* ---- rows, and what is done with them ----------------------------------------------------------

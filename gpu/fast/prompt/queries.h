@@ -41,10 +41,16 @@ snap_query(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
            const struct query_elements<DIM> *in, const struct prompt_row *query,
            const struct attention_arguments *a) {
     int t = (int)threadIdx.x % 4;
-    uint32_t largest = 0;
+    /* As signed integers, the bits of the largest number; as unsigned ones, those of the smallest
+     * if it is negative. The hardware compares three at a time. */
+    int32_t top = 0;
+    uint32_t bottom = 0;
     UNROLL
-    for (int i = 0; i < DIM / 4; i++)
-        largest = max(largest, num_magnitude(in->x[i / 4][i % 4]));
+    for (int i = 0; i < DIM / 4; i++) {
+        top = max(top, (int32_t)num_bits(in->x[i / 4][i % 4]));
+        bottom = max(bottom, num_bits(in->x[i / 4][i % 4]));
+    }
+    uint32_t largest = max((uint32_t)top, bottom & 0x7fffffff);
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     int e = num_row_exponent(largest);
@@ -69,12 +75,14 @@ snap_query(struct row_digits<DIM / 32> *out, struct num_score_unit *q_unit,
 template <bool VARIANT>
 static __device__ __forceinline__ void
 prefetch_queries(const struct item_task *t, const struct attention_digits *in, int later) {
+    int row = (int)threadIdx.x;
+    if (row >= ROWS)
+        return;
     struct row_list list = item_of(t->a, t->work, in, later).list;
-    int row = (int)threadIdx.x / 4;
     if (row >= list.n_rows)
         return;
     struct prompt_row query = prompt_row_of<VARIANT>(t->variant, t->work, &list, t->kv_head, row);
-    for (int d = (int)threadIdx.x % 4 * 32; d < t->a->head_dim; d += 128) /* a line: 32 floats */
+    for (int d = 0; d < t->a->head_dim; d += 32) /* a line: 32 floats */
         prefetch_l2(query_at(t->a, &query) + d);
 }
 

@@ -186,25 +186,26 @@ static __device__ __forceinline__ void finish_dims(const struct attention_argume
                                                    const struct thread_rows<1> *row,
                                                    const int32_t (&sums)[VALUE_DIMS / 4],
                                                    int first) {
-    float l = row->tile_l[0], unit = row->unit[0], reciprocal = 1 / l, factor = unit * a->v_scale;
-    bool near = l > 0 && max(farness_of(unit), farness_of(factor)) <= farness_of(0x1p60f);
+    float l = row->tile_l[0], unit = row->unit[0];
+    struct num_reciprocal reciprocal = num_reciprocal_of(l);
+    bool near = l > 0 && farness_of(unit) <= farness_of(0x1p60f);
     float x[VALUE_DIMS / 4];
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 4; i++)
-        x[i] = num_divide_near((float)sums[i], l, reciprocal) * factor;
+        x[i] = num_divide_near((float)sums[i], l, reciprocal) * unit;
     if (!near) {
         UNROLL
         for (int i = 0; i < VALUE_DIMS / 4; i++) {
             float sum = (float)sums[i] * unit;
-            x[i] = (l > 0 ? sum / l : sum) * a->v_scale;
+            x[i] = l > 0 ? sum / l : sum;
         }
     }
-    int d = first + (int)threadIdx.x % 4 * 2;
+    int d = first + (int)threadIdx.x % 4 * 4;
     float *y = a->y + (query_at(a, &row->query[0]) - a->q) + d;
     UNROLL
-    for (int i = 0; i < VALUE_DIMS / 8; i++)
-        if (d + 8 * i < a->head_dim)
-            *(float2 *)(y + 8 * i) = make_float2(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < VALUE_DIMS / 4; i += 4)
+        if (d + 4 * i < a->head_dim)
+            *(float4 *)(y + 4 * i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
 /* Where this thread's part of a query waits, vector i at [i * THREADS]. */
@@ -332,7 +333,7 @@ bool gpu_attention_short_fits(const struct gpu_device *gpu, const struct attenti
     bool pays = work->n_items * a->n_kv_heads > gpu->n_processors;
     return pays && work->is_short && gpu->has_wgmma && gpu->version[GPU_ATTENTION] != 2 &&
            dim <= 128 && gpu_attention_is_plain(kv, v) && is_in_pieces(&kv->k, dim) &&
-           is_in_pieces(&kv->v, dim) && (uintptr_t)a->q % 16 == 0 && (uintptr_t)a->y % 8 == 0;
+           is_in_pieces(&kv->v, dim) && (uintptr_t)a->q % 16 == 0 && (uintptr_t)a->y % 16 == 0;
 }
 
 void gpu_attention_short(struct gpu_device *gpu, const struct attention_arguments *a,

@@ -26,19 +26,19 @@ static __device__ __forceinline__ void split_vector(uint2 *high, uint2 *low, uin
 }
 
 /* Turns 32 positions of SIDE_DIMS dimensions of values on their side: ldmatrix hands a lane two
- * positions of a dimension, and value_slot orders them just so. A warp; lane 4 g + t gets bytes 4 t
+ * positions of a dimension, and column_of orders them just so. A warp; lane 4 g + t gets bytes 4 t
  * ... of dimension g of two columns. to: the first dimension in the first column; column: its
  * bytes; row: of this lane's position. */
 static __device__ __forceinline__ void split_side(uint8_t *to, int column, const void *row) {
     int lane = (int)threadIdx.x % 32;
-    to += lane / 4 * 16 + lane % 4 * 4;
+    to += column_of(lane / 4) * 16 + lane % 4 * 4;
     UNROLL
     for (int vector = 0; vector < SIDE_DIMS / 8; vector++) {
         uint32_t m[4]; /* of 8 positions each */
         ldmatrix_x4_trans(m, (const uint4 *)row + vector);
         UNROLL
         for (int c = 0; c < 2; c++) {
-            uint8_t *at_column = to + c * column + vector * 8 * 16;
+            uint8_t *at_column = to + c * column + column_of(8 * vector) * 16;
             *(uint32_t *)at_column = __byte_perm(m[2 * c], m[2 * c + 1], 0x7531);
             *(uint32_t *)(at_column + column / 2) = __byte_perm(m[2 * c], m[2 * c + 1], 0x6420);
         }

@@ -91,8 +91,9 @@ score_tile(tile_scores *scores, const struct row_digits<DIM / 32> *query,
         find_largest(&top, scores);
         return top;
     }
-    if (first + TILE > rows->query[0].end)
-        mask(scores, &top_bits, first, rows->query[0].end, n);
+    int seen = rows->query[0].end - first;
+    if (seen < TILE)
+        mask(scores, &top_bits, seen, n);
     return largest_of_bits(scores, top_bits, n);
 }
 
@@ -121,6 +122,7 @@ run_item(const struct item_task *t, const struct attention_digits *in,
     struct query_elements<DIM> elements;
     load_query<DIM>(&elements, &row.query[0], t->a);
     wait_for_previous_kernel();
+    UNROLL
     for (int i = 0; i < STAGES && n_tiles; i++)
         chunks.start(i);
     if (later >= 0)

@@ -132,6 +132,15 @@ template <int OF> struct position_scores {
     static __device__ __forceinline__ int position(int i, int j) {
         return 16 * i + j / 2 * 8 + (int)threadIdx.x % 4 * 2 + j % 2;
     }
+    /* Hides scores i of a row that sees the first n positions: they become -infinity, which has
+     * weight 0. */
+    static __device__ __forceinline__ void hide(float s[4], int i, int n) {
+        int left = n - (int)threadIdx.x % 4 * 2; /* to be compared with what the compiler knows */
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            if (left <= 16 * i + j / 2 * 8 + j % 2)
+                s[j] = -INFINITY;
+    }
     static __device__ __forceinline__ void units(float to[4], const float *x, int i) {
         UNROLL
         for (int j = 0; j < 4; j += 2) {
@@ -143,20 +152,24 @@ template <int OF> struct position_scores {
 };
 typedef position_scores<TILE> tile_scores;
 
-/* A thread's part of the values of its row, in shared memory: o[i * THREADS] has dimensions
- * 16 i + 2 t, the next one, and those 8 further on. */
+/* A thread's part of the values of its row, in shared memory: o[i * THREADS] has four dimensions,
+ * from 16 i + 4 t on. */
 template <int DIM> struct value_sums {
-    static const int PAIRS = DIM / 8, STEP = 8, NEXT = 1;
+    static const int SHARE = 4, NEXT = 1; /* of 16 */
     float4 *o;
 
     static __device__ __forceinline__ int first() {
-        return (int)threadIdx.x % 4 * 2;
+        return (int)threadIdx.x % 4 * 4;
     }
-    __device__ __forceinline__ float2 pair(int i, int) const {
-        return ((const float2 *)&o[i / 2 * THREADS])[i % 2];
+    __device__ __forceinline__ void get(float to[SHARE], int i, int) const {
+        const float4 four = o[i * THREADS];
+        to[0] = four.x;
+        to[1] = four.y;
+        to[2] = four.z;
+        to[3] = four.w;
     }
     __device__ __forceinline__ void clear() {
-        for (int i = 0; i < PAIRS / 2; i++)
+        for (int i = 0; i < DIM / 16; i++)
             o[i * THREADS] = make_float4(0, 0, 0, 0);
     }
 };
@@ -169,7 +182,7 @@ static __device__ __forceinline__ void note_largest(int32_t *largest, const floa
 }
 
 /* The scores of KEY_COLUMNS keys, but for the query's unit: some vectors of a tile_scores. HIDES:
- * the row sees the first n; the others' scores become -infinity, which has weight 0. */
+ * the row sees the first n. */
 template <bool HIDES>
 static __device__ __forceinline__ void score_keys(float (*s)[4], int32_t *largest,
                                                   const int32_t *sums, const float *k_unit, int n) {
@@ -182,31 +195,27 @@ static __device__ __forceinline__ void score_keys(float (*s)[4], int32_t *larges
             s[i][j] = num_score((float)sums[4 * i + j], unit[j]);
     }
     UNROLL
-    for (int i = 0; i < KEY_COLUMNS / 4 && HIDES && n < KEY_COLUMNS; i++)
-        if (tile_scores::position(i / 4, i % 4) >= n)
-            s[i / 4][i % 4] = -INFINITY;
+    for (int i = 0; i < KEY_COLUMNS / 16 && HIDES && n < KEY_COLUMNS; i++)
+        tile_scores::hide(s[i], i, n);
     UNROLL
     for (int i = 0; i < KEY_COLUMNS / 16; i++)
         note_largest(largest, s[i]);
 }
 
-/* Scores of positions from `end` on, which the row does not see, become -infinity. n: no row sees
- * position n of the tile. largest: of score_keys, once more. */
-static __device__ __forceinline__ void mask(tile_scores *tile, int32_t *largest, int tile_first,
-                                            int end, int n) {
+/* Hides what the row does not see: it sees `seen` positions of the tile, and no row those from n
+ * on. largest: of score_keys, once more. */
+static __device__ __forceinline__ void mask(tile_scores *tile, int32_t *largest, int seen, int n) {
     *largest = INT32_MIN;
     UNROLL
     for (int part = 0; part < TILE; part += KEY_COLUMNS) {
         if (part >= n)
             continue;
         UNROLL
-        for (int i = part / 16; i < (part + KEY_COLUMNS) / 16; i++) {
-            UNROLL
-            for (int j = 0; j < 4 && tile_first + part + KEY_COLUMNS > end; j++)
-                if (tile_first + tile->position(i, j) >= end)
-                    tile->s[i][j] = -INFINITY;
+        for (int i = part / 16; i < (part + KEY_COLUMNS) / 16 && part + KEY_COLUMNS > seen; i++)
+            tile_scores::hide(tile->s[i], i, seen);
+        UNROLL
+        for (int i = part / 16; i < (part + KEY_COLUMNS) / 16; i++)
             note_largest(largest, tile->s[i]);
-        }
     }
 }
 
@@ -226,7 +235,7 @@ largest_of_bits(const struct position_scores<POSITIONS> *tile, int32_t bits, int
     return num_float(bits < 0 ? least : (uint32_t)bits);
 }
 
-/* The snapped weights of a tile as digits: of 32 positions two vectors, in the order of value_slot.
+/* The snapped weights of a tile as digits: of 32 positions two vectors, in the order of column_of.
  */
 template <int POSITIONS>
 static __device__ __forceinline__ void snap_weights(struct row_digits<POSITIONS / 32> *out,
@@ -237,22 +246,25 @@ static __device__ __forceinline__ void snap_weights(struct row_digits<POSITIONS 
         split_four<false>(out->of[i / 2] + i % 2 * 2, tile->s[i], scale);
 }
 
-/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on,
- * which are 0 and not there yet unless has_sums. */
+/* Merges a tile's weighted sums of VALUE_DIMS dimensions into those of value_sums from `o` on.
+ * Unless has_sums, those are not there yet, and this is them: 0 and the first tile, which counts 1.
+ */
 static __device__ __forceinline__ void
 add_values(float4 *o, const int32_t *sums, const struct thread_rows<1> *rows, bool has_sums) {
     UNROLL
     for (int i = 0; i < VALUE_DIMS / 16; i++) {
-        float4 old = has_sums ? o[i * THREADS] : make_float4(0, 0, 0, 0), sum;
         float x[4];
         UNROLL
         for (int j = 0; j < 4; j++)
             x[j] = (float)sums[4 * i + j] * rows->unit[0];
-        sum.x = num_merge(old.x, rows->old_factor[0], x[0], rows->new_factor[0]);
-        sum.y = num_merge(old.y, rows->old_factor[0], x[1], rows->new_factor[0]);
-        sum.z = num_merge(old.z, rows->old_factor[0], x[2], rows->new_factor[0]);
-        sum.w = num_merge(old.w, rows->old_factor[0], x[3], rows->new_factor[0]);
-        o[i * THREADS] = sum;
+        if (has_sums) {
+            const float4 old = o[i * THREADS];
+            x[0] = num_merge(old.x, rows->old_factor[0], x[0], rows->new_factor[0]);
+            x[1] = num_merge(old.y, rows->old_factor[0], x[1], rows->new_factor[0]);
+            x[2] = num_merge(old.z, rows->old_factor[0], x[2], rows->new_factor[0]);
+            x[3] = num_merge(old.w, rows->old_factor[0], x[3], rows->new_factor[0]);
+        }
+        o[i * THREADS] = make_float4(x[0], x[1], x[2], x[3]);
     }
 }
 
