@@ -3,6 +3,7 @@
  * error of each. num_row_exponent of every float, and mantissas by a fused operation, which kernels
  * use. num_divide_near of every quotient that could be rounded to the wrong side. */
 #include "model/attention/numerics.h"
+#include "model/attention/quotient.h"
 #include "tests/oracle.h"
 
 #include <pthread.h>

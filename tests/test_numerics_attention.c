@@ -1,6 +1,7 @@
 /* model/attention/numerics.h against exact arithmetic: integers, or long double where each step is
  * exact in its 64 bits. */
 #include "model/attention/kv_type.h"
+#include "model/attention/quotient.h"
 #include "tests/assert_bits.h"
 #include "tests/oracle.h"
 #include "tests/random.h"
