@@ -8,7 +8,6 @@
 #define SAMEBITS_GPU_ATTENTION_H
 
 #include "gpu/gpu.h"
-#include "model/attention/quotient.h"
 
 /* The arguments of the op, as a kernel gets them. */
 struct attention_arguments {

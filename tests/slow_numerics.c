@@ -3,7 +3,6 @@
  * error of each. num_row_exponent of every float, and mantissas by a fused operation, which kernels
  * use. num_divide_near of every quotient that could be rounded to the wrong side. */
 #include "model/attention/numerics.h"
-#include "model/attention/quotient.h"
 #include "tests/oracle.h"
 
 #include <pthread.h>
@@ -171,7 +170,7 @@ static long divide_by(uint64_t b, long *n) {
                 float x = ldexpf((float)a, -23), l = ldexpf((float)b, -23);
                 if (a < TOP / 2)
                     continue;
-                wrong += num_bits(num_divide_near(x, l, num_reciprocal_of(l))) != num_bits(x / l);
+                wrong += num_bits(num_divide_near(x, l, 1 / l)) != num_bits(x / l);
                 (*n)++;
             }
         }

@@ -141,6 +141,20 @@ NUM_FN float num_weighted_value(float sum, int e) {
     return sum * (float)num_pow2(e - 30);
 }
 
+/*
+ * x / l, rounded as a division is, for magnitudes of 2^-60 to 2^60: x times the reciprocal, 1 / l,
+ * and a correction (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+ * processor", 1990). For kernels: a GPU can't divide in one instruction.
+ *
+ * The product is off by up to two units in the last place, of which the correction, itself rounded,
+ * leaves up to 2^-22. So a quotient could be wrong only within that of the middle between two
+ * floats: tests/slow_numerics.c tries all of these.
+ */
+NUM_FN float num_divide_near(float x, float l, float reciprocal) {
+    float q = x * reciprocal;
+    return fmaf(fmaf(-q, l, x), reciprocal, q);
+}
+
 /* Two values, or two sums, as one: each times its factor. */
 NUM_FN float num_merge(float before, float old_factor, float fresh, float new_factor) {
     return fmaf(fresh, new_factor, before * old_factor);

@@ -170,8 +170,7 @@ write_result(struct merged_tiles<size> *s, const struct tile_cursor *at,
             attention_note_sums(variant, place / (size_t)a->head_dim, s->m, s->l);
     }
     /* num_divide_near takes fewer instructions than divisions, and seldom may not be used. */
-    float l = s->l > 0 && !(VARIANT && variant->m) ? s->l : 1;
-    struct num_reciprocal reciprocal = num_reciprocal_of(l);
+    float l = s->l > 0 && !(VARIANT && variant->m) ? s->l : 1, reciprocal = 1 / l;
     uint32_t farness = 0;
     UNROLL
     for (int i = 0; i < size::SHARE; i++)

@@ -291,7 +291,7 @@ static __device__ __forceinline__ void keep_tile(const struct item_task *t,
 template <class value_sums, class sums_of>
 static __device__ __forceinline__ bool divide_near(float *y, int dim, float l, float v_scale,
                                                    sums_of get) {
-    struct num_reciprocal reciprocal = num_reciprocal_of(l);
+    float reciprocal = 1 / l;
     uint32_t farness = 0;
     UNROLL_4
     for (int d = 0; d < dim; d += 16) {

@@ -88,7 +88,7 @@ template <int DIM> struct value_sums {
         int column = (int)threadIdx.x % 32 / 4;
         return column / 2 * 4 + column % 2;
     }
-    __device__ __forceinline__ float *at(int i) const {
+    __device__ __forceinline__ float *at(int i) const { /* column g of the 8 from 8 i on */
         return o + (8 * i + (int)threadIdx.x % 32 / 4) * 8;
     }
     __device__ __forceinline__ void get(float to[SHARE], int i, int r) const {

@@ -186,8 +186,7 @@ static __device__ __forceinline__ void finish_dims(const struct attention_argume
                                                    const struct thread_rows<1> *row,
                                                    const int32_t (&sums)[VALUE_DIMS / 4],
                                                    int first) {
-    float l = row->tile_l[0], unit = row->unit[0];
-    struct num_reciprocal reciprocal = num_reciprocal_of(l);
+    float l = row->tile_l[0], unit = row->unit[0], reciprocal = 1 / l;
     bool near = l > 0 && farness_of(unit) <= farness_of(0x1p60f);
     float x[VALUE_DIMS / 4];
     UNROLL
